@@ -1,0 +1,341 @@
+"""MXNet's graph layer: symbols as lists of nodes, and the gradient of one op.
+
+Wraps the few C-API calls that MXNet's own Python does not offer. All gradients come from MXNet's
+registry; nothing here knows what an operator computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, MXNetError, check_call
+
+from memplan.errors import TraceError
+
+VARIABLE = "null"
+VERSION = {"mxnet_version": ["int", 10901]}
+
+Attrs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """Shape and dtype of one output of a node."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def nelements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.nelements * self.itemsize
+
+
+@dataclass(frozen=True)
+class Infos:
+    """Shapes and dtypes of a node's inputs and outputs; None where MXNet does not know them."""
+
+    inputs: tuple[EntryInfo | None, ...]
+    outputs: tuple[EntryInfo | None, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of MXNet's graph: a variable (``op`` is "null") or an operator call.
+
+    ``entry`` pairs (node, k) name its k-th output; ``noutputs`` counts hidden outputs too.
+    ``forward`` is the node that a backward node differentiates. ``infos`` is filled by
+    :func:`infer`. ``merged`` are the equal nodes that this one replaced.
+    """
+
+    op: str
+    name: str
+    attrs: dict[str, str] = field(default_factory=dict)
+    inputs: list[tuple[Node, int]] = field(default_factory=list)
+    control: list[Node] = field(default_factory=list)
+    noutputs: int = 1
+    subgraphs: Any = None
+    forward: Node | None = None
+    infos: Infos = field(default_factory=lambda: Infos((), ()))
+    merged: list[Node] = field(default_factory=list)
+
+    @property
+    def is_variable(self) -> bool:
+        return self.op == VARIABLE
+
+    @property
+    def key(self) -> Attrs:
+        """The attributes that matter to the operator, hashable."""
+        return tuple(sorted((k, v) for k, v in self.attrs.items() if not is_hidden(k)))
+
+
+Entry = tuple[Node, int]
+
+
+def is_hidden(attribute: str) -> bool:
+    """Is this an attribute that operators do not see (``__name__``)?"""
+    return attribute.startswith("__") and attribute.endswith("__")
+
+
+def depth_first(entries: Iterable[Entry]) -> list[Node]:
+    """Nodes in the order in which MXNet indexes and runs them: post-order, inputs first."""
+    order: list[Node] = []
+    visited: set[int] = set()
+    for root, _ in entries:
+        if id(root) in visited:
+            continue
+        visited.add(id(root))
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, _dependencies(root))]
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if id(child) not in visited:
+                    visited.add(id(child))
+                    stack.append((child, _dependencies(child)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def _dependencies(node: Node) -> Iterator[Node]:
+    for child, _ in node.inputs:
+        yield child
+    yield from node.control
+
+
+def copy_repeats(entries: Sequence[Entry]) -> list[Entry]:
+    """``entries`` with a node ``_copy`` for every repeated one, as MXNet inserts it."""
+    seen: set[tuple[int, int]] = set()
+    result = []
+    for node, k in entries:
+        if (id(node), k) in seen:
+            node, k = Node("_copy", f"{node.name}_copy", inputs=[(node, k)]), 0
+        seen.add((id(node), k))
+        result.append((node, k))
+    return result
+
+
+def from_json(text: str) -> tuple[list[Node], list[Entry]]:
+    """Nodes (in file order) and heads of a symbol's JSON as MXNet 1.9 writes it."""
+    data = json.loads(text)
+    rows = data["node_row_ptr"]
+    nodes: list[Node] = []
+    for index, item in enumerate(data["nodes"]):
+        nodes.append(
+            Node(
+                op=item["op"],
+                name=item["name"],
+                attrs=dict(item.get("attrs", {})),
+                inputs=[(nodes[i], k) for i, k, *_ in item["inputs"]],
+                control=[nodes[i] for i in item.get("control_deps", ())],
+                noutputs=rows[index + 1] - rows[index],
+                subgraphs=item.get("subgraphs"),
+            )
+        )
+    return nodes, [(nodes[i], k) for i, k, *_ in data["heads"]]
+
+
+def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
+    """The symbol whose outputs are ``heads`` (hidden outputs may be named)."""
+    order = depth_first(heads)
+    index = {id(node): i for i, node in enumerate(order)}
+    nodes = []
+    for node in order:
+        item: dict[str, Any] = {
+            "op": node.op,
+            "name": node.name,
+            "inputs": [[index[id(child)], k, 0] for child, k in node.inputs],
+        }
+        if node.attrs:
+            item["attrs"] = node.attrs
+        if node.control:
+            item["control_deps"] = [index[id(child)] for child in node.control]
+        if node.subgraphs is not None:
+            item["subgraphs"] = node.subgraphs
+        nodes.append(item)
+    data = {
+        "nodes": nodes,
+        "arg_nodes": [i for i, node in enumerate(order) if node.is_variable],
+        "heads": [[index[id(node)], k, 0] for node, k in heads],
+        "attrs": VERSION,
+    }
+    return mx.sym.load_json(json.dumps(data))
+
+
+@dataclass(frozen=True)
+class Template:
+    """The gradient of one op, over placeholders: input i, output k of the op, output gradient k.
+
+    ``nodes`` are in depth-first order; entries in them are ("in", i), ("out", k), ("ograd", k)
+    or ("node", n, k). ``gradients[i]`` is the entry of the gradient of input i.
+    """
+
+    nodes: tuple[TemplateNode, ...]
+    gradients: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class TemplateNode:
+    """One node of a Template; ``waits`` tells whether it has a control dependency on the op."""
+
+    op: str
+    suffix: str
+    attrs: Attrs
+    inputs: tuple[tuple[Any, ...], ...]
+    waits: bool
+    noutputs: int
+
+
+def gradient(node: Node, zero_ograds: Sequence[bool]) -> Template:
+    """The gradient of ``node``'s op by MXNet's registry (pass MXGradient).
+
+    ``zero_ograds[k]`` tells whether the gradient of output k is known to be zero, which some
+    operators look at. Raises TraceError if the op has no gradient.
+    """
+    try:
+        return _gradient(
+            node.op,
+            tuple(sorted(node.attrs.items())),
+            json.dumps(node.subgraphs),
+            len(node.inputs),
+            node.noutputs,
+            tuple(zero_ograds),
+        )
+    except MXNetError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise TraceError(
+            f"op {node.name!r} ({node.op}) cannot be differentiated: {reason}. "
+            f"Wrap its input in BlockGrad, or leave it out of the training network."
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def _gradient(
+    op: str, attrs: Attrs, subgraphs: str, ninputs: int, noutputs: int, zero: tuple[bool, ...]
+) -> Template:
+    variables = [Node(VARIABLE, f"in{i}") for i in range(ninputs)]
+    call = Node(
+        op,
+        "op",
+        dict(attrs),
+        [(v, 0) for v in variables],
+        noutputs=noutputs,
+        subgraphs=json.loads(subgraphs),
+    )
+    ys = to_symbol([(call, k) for k in range(noutputs)])
+    xs = _inputs_of(ys)
+    # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
+    ograds = mx.sym.Group(
+        [
+            mx.sym.zeros(shape=(1,), name=f"ograd{k}") if z else mx.sym.Variable(f"ograd{k}")
+            for k, z in enumerate(zero)
+        ]
+    )
+    nodes, heads = from_json(_apply_gradient_pass(ys, xs, ograds).tojson())
+    kept = [n for n in nodes if not _placeholder(n)]
+    index = {id(n): i for i, n in enumerate(kept)}
+
+    def entry(item: Entry) -> tuple[Any, ...]:
+        source, k = item
+        if source.name == "op":
+            return ("out", k)
+        if source.name.startswith("ograd"):
+            return ("ograd", int(source.name[5:]))
+        if source.is_variable:
+            return ("in", int(source.name[2:]))
+        return ("node", index[id(source)], k)
+
+    return Template(
+        tuple(
+            TemplateNode(
+                n.op,
+                n.name.removeprefix("op"),
+                tuple(n.attrs.items()),
+                tuple(map(entry, n.inputs)),
+                any(c.name == "op" for c in n.control),
+                n.noutputs,
+            )
+            for n in kept
+        ),
+        tuple(map(entry, heads)),
+    )
+
+
+def _placeholder(node: Node) -> bool:
+    return node.is_variable or node.name == "op" or node.name.startswith("ograd")
+
+
+def _inputs_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """The variables of a one-op symbol, in the op's order (repeated inputs included)."""
+    first = symbol[0] if len(symbol.list_outputs()) > 1 else symbol
+    return first.get_children()
+
+
+def _apply_gradient_pass(
+    ys: mx.sym.Symbol, xs: mx.sym.Symbol, ograds: mx.sym.Symbol
+) -> mx.sym.Symbol:
+    graph = ctypes.c_void_p()
+    check_call(_LIB.NNGraphCreate(ys.handle, ctypes.byref(graph)))
+    result = ctypes.c_void_p()
+    try:
+        for name, entries in (("grad_ys", ys), ("grad_xs", xs), ("grad_ys_out_grad", ograds)):
+            check_call(_LIB.NNGraphSetNodeEntryListAttr_(graph, name.encode(), entries.handle))
+        passes = (ctypes.c_char_p * 1)(b"MXGradient")
+        check_call(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(result)))
+        symbol = ctypes.c_void_p()
+        check_call(_LIB.NNGraphGetSymbol(result, ctypes.byref(symbol)))
+        return mx.sym.Symbol(symbol)
+    finally:
+        for handle in (graph, result):
+            if handle.value:
+                check_call(_LIB.NNGraphFree(handle))
+
+
+def infer(
+    heads: Sequence[Entry], shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any]
+) -> None:
+    """Fill ``infos`` of every node behind ``heads`` with what MXNet infers.
+
+    ``shapes`` and ``dtypes`` belong to named variables.
+    """
+    order = depth_first(heads)
+    entries = [(node, k) for node in order for k in range(node.noutputs)]
+    symbol = to_symbol(entries)
+    _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
+    _, out_types, _ = symbol.infer_type_partial(**dtypes)
+    found: dict[tuple[int, int], EntryInfo] = {}
+    for (node, k), shape, dtype in zip(entries, out_shapes, out_types, strict=True):
+        if shape_is_known(shape) and dtype is not None:
+            known = np.dtype(dtype)
+            found[id(node), k] = EntryInfo(tuple(shape), known.name, known.itemsize)
+    for node in order:
+        node.infos = Infos(
+            tuple(found.get((id(source), k)) for source, k in node.inputs),
+            tuple(found.get((id(node), k)) for k in range(node.noutputs)),
+        )
+
+
+def shape_is_known(shape: Sequence[int] | None) -> bool:
+    """Does MXNet know every dimension of ``shape``?
+
+    An unknown dimension is 0, or -1 with NumPy semantics, where () is a scalar.
+    """
+    if shape is None:
+        return False
+    if mx.util.is_np_shape():
+        return all(size >= 0 for size in shape)
+    return len(shape) > 0 and all(size > 0 for size in shape)

@@ -1,0 +1,62 @@
+"""What memplan knows of MXNet's operators that MXNet does not tell: read in its source, 1.9.1."""
+
+from __future__ import annotations
+
+import re
+
+from memplan.mxnet.nnvm import Node
+
+# FIgnoreInputs: inputs that the operator looks at for their shape only.
+_IGNORED_INPUTS = {
+    "_identity_with_attr_like_rhs": (1,),
+    "reshape_like": (1,),
+    "zeros_like": (0,),
+    "ones_like": (0,),
+    "_contrib_arange_like": (0,),
+    "_npi_full_like": (0,),
+}
+
+_RANDOM = re.compile(
+    r"random|sample_|shuffle|multinomial|[Dd]ropout|_npi_(normal|uniform|bernoulli|exponential|"
+    r"gamma|laplace|logistic|gumbel|rayleigh|weibull|pareto|power|choice|permutation)(_n)?$"
+    r"|^(normal|uniform)$"
+)
+
+# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
+# or holds state or user code that must not run twice.
+_NEVER_MIRRORED = frozenset(
+    """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
+    one_hot _histogram RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp
+    _contrib_SyncBatchNorm BatchNorm_v1 CTCLoss IdentityAttachKLSparseReg _Native _NDArray
+    _CrossDeviceCopy _npx_layer_norm _npx_embedding _npx_pick""".split()
+)
+
+# Operators with several outputs whose copies were seen to be right (tests/test_mirror.py): any
+# other one may skip its hidden outputs where a copy's main output is not read.
+_SEVERAL_OUTPUTS_SAFE = frozenset(
+    "BatchNorm Pooling LeakyReLU SliceChannel LRN L2Normalization InstanceNorm".split()
+)
+
+# Operators that update an input (FMutateInputs), such as optimizers.
+_MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
+
+
+def ignored_inputs(node: Node) -> tuple[int, ...]:
+    """Positions of the inputs of which ``node`` reads only the shape."""
+    if node.op.startswith(("_random_", "_sample_")) and node.op.endswith("_like"):
+        return (0,)
+    return _IGNORED_INPUTS.get(node.op, ())
+
+
+def is_random(node: Node) -> bool:
+    """Does ``node`` draw random numbers?"""
+    if node.op == "LeakyReLU":
+        return node.attrs.get("act_type") == "rrelu"
+    return _RANDOM.search(node.op) is not None
+
+
+def may_be_mirrored(node: Node) -> bool:
+    """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
+    if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
+        return False
+    return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
