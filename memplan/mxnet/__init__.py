@@ -1,0 +1,16 @@
+"""The only room that knows MXNet; importing it without a usable one raises DependencyError."""
+
+from memplan.errors import DependencyError
+
+SUPPORTED = "1.9.1"
+_HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVIDIA GPUs)"
+
+try:
+    import mxnet
+except Exception as error:  # a missing libcuda or a too new NumPy raise whatever they like
+    raise DependencyError(f"MXNet {SUPPORTED} cannot be imported: {error}; {_HOW}") from error
+
+if mxnet.__version__ != SUPPORTED:
+    raise DependencyError(
+        f"memplan plans for MXNet {SUPPORTED}, but {mxnet.__version__} is installed; {_HOW}"
+    )

@@ -1,0 +1,94 @@
+"""Numbers of bytes as users write and read them."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from fractions import Fraction
+
+from memplan.errors import ArgumentError
+
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+# Besides the proper spelling all upper and all lower case: "Gb" may well mean bits.
+_NBYTES_OF_UNIT = {
+    spelling: nbytes
+    for unit, nbytes in {"": 1, "B": 1, **_BINARY, **_DECIMAL}.items()
+    for spelling in (unit, unit.upper(), unit.lower())
+}
+
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*", re.ASCII)
+
+_ACCEPTED = (
+    "a budget is a whole number of bytes (4294967296), a string with a unit of bytes ('4GiB', "
+    "'900 MB'), or a share of the unplanned step (0.6 or '60%')"
+)
+
+
+def parse_budget(budget: int | float | str | None, unplanned_total_nbytes: int) -> int | None:
+    """Bytes that ``budget`` stands for, rounded down; None stays None.
+
+    An integer is bytes. A float in (0, 1], or a string such as "60%", is a share of
+    ``unplanned_total_nbytes``. Another string is a number with one of the units B, KiB, MiB, GiB,
+    TiB (powers of 1024), kB, MB, GB, TB (powers of 1000), or with none for bytes. Raises
+    ArgumentError for anything else and for less than one byte.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        nbytes = _parse_text(budget, unplanned_total_nbytes)
+    elif isinstance(budget, bool):
+        raise _error(budget)
+    elif isinstance(budget, numbers.Integral):
+        nbytes = Fraction(int(budget))
+    elif isinstance(budget, numbers.Real):
+        nbytes = _share(budget, _decimal(float(budget)), unplanned_total_nbytes)
+    else:
+        raise _error(budget)
+    if nbytes < 1:
+        raise _error(budget, "it is less than one byte")
+    return math.floor(nbytes)
+
+
+def format_nbytes(nbytes: int) -> str:
+    """``nbytes`` for people, in powers of 1024: "1.25 GiB", "512 B"."""
+    if abs(nbytes) < 2**10:
+        return f"{nbytes} B"
+    # What would be printed as 1024.00 belongs to the next unit.
+    fitting = [u for u, size in _BINARY.items() if round(abs(nbytes) / size, 2) < 1024]
+    unit = fitting[0] if fitting else "TiB"
+    return f"{nbytes / _BINARY[unit]:.2f} {unit}"
+
+
+def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise _error(text)
+    number, unit = Fraction(found[1]), found[2]
+    if unit == "%":
+        return _share(text, number / 100, unplanned_total_nbytes)
+    if unit not in _NBYTES_OF_UNIT:
+        raise _error(text, f"{unit!r} is no unit of bytes; {_units()}")
+    return number * _NBYTES_OF_UNIT[unit]
+
+
+def _decimal(value: float) -> Fraction | None:
+    """What the user wrote: 0.6 is 6/10 here, not the binary number next to it."""
+    return Fraction(repr(value)) if math.isfinite(value) else None
+
+
+def _share(budget: object, share: Fraction | None, unplanned_total_nbytes: int) -> Fraction:
+    if share is None or not 0 < share <= 1:
+        raise _error(budget, "a share of the unplanned step lies above 0 and at most at 1 (100%)")
+    return share * unplanned_total_nbytes
+
+
+def _units() -> str:
+    return f"the units are B, {', '.join([*_BINARY, *_DECIMAL])}"
+
+
+def _error(budget: object, reason: str = "") -> ArgumentError:
+    problem = f"the budget {budget!r} cannot be used"
+    return ArgumentError(": ".join(filter(None, (problem, reason))) + f"; {_ACCEPTED}")

@@ -1,0 +1,175 @@
+"""What the user gets: a plan, its figures beside those of the unplanned step, its summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.budget import format_nbytes
+from memplan.schedule import Schedule
+from memplan.strategies.base import Status
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a training step on the device, and its seconds.
+
+    ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
+    allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
+    ``reserve_nbytes``: the room that the user asked to leave.
+    """
+
+    peak_nbytes: int
+    allocated_nbytes: int
+    fixed_nbytes: int
+    reserve_nbytes: int
+    seconds: float
+
+    @property
+    def total_nbytes(self) -> int:
+        """Everything that the step holds on the device, the reserve included."""
+        return self.fixed_nbytes + self.allocated_nbytes + self.reserve_nbytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network that trains within a budget.
+
+    ``symbol`` is the network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training
+    script. ``lower_bound`` is proven: no plan of this realisation within the budget has less
+    ``overhead`` (None: nothing was proved). ``unplanned`` holds the same figures for the step
+    without a plan.
+    """
+
+    status: Status
+    symbol: Any = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    strategy: str
+    costs: str
+    budget_nbytes: int | None
+    footprint: Footprint
+    unplanned: Footprint
+    lower_bound: float | None
+    planning_seconds: float
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Simulated peak of the activations alive."""
+        return self.footprint.peak_nbytes
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """What MXNet allocates for activations."""
+        return self.footprint.allocated_nbytes
+
+    @property
+    def fixed_nbytes(self) -> int:
+        """Arguments, their gradients and auxiliary states."""
+        return self.footprint.fixed_nbytes
+
+    @property
+    def total_nbytes(self) -> int:
+        """fixed + allocated + reserve: what must fit the budget."""
+        return self.footprint.total_nbytes
+
+    @property
+    def overhead(self) -> float:
+        """Extra seconds of recomputation / seconds of the unplanned step."""
+        return self.schedule.overhead
+
+    def __str__(self) -> str:
+        budget = "" if self.budget_nbytes is None else f" in {format_nbytes(self.budget_nbytes)}"
+        lines = [
+            f"Fits{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
+            f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
+            "",
+            f"{'':28}{'unplanned':>14}{'planned':>14}",
+        ]
+        for label, name in (
+            ("activations alive, peak", "peak_nbytes"),
+            ("activations, as allocated", "allocated_nbytes"),
+            ("arguments and gradients", "fixed_nbytes"),
+            ("reserve", "reserve_nbytes"),
+            ("whole step", "total_nbytes"),
+        ):
+            before, after = getattr(self.unplanned, name), getattr(self.footprint, name)
+            lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
+        lines += [
+            "",
+            f"{len(self.schedule.recomputed)} of {self.schedule.graph.nforward} forward ops are "
+            f"recomputed; {self._proof()}.",
+            f"strategy {self.strategy}, costs {self.costs}, "
+            f"planned in {self.planning_seconds:.1f} s",
+        ]
+        return "\n".join(lines)
+
+    def _proof(self) -> str:
+        if self.status is Status.OPTIMAL:
+            return "no cheaper plan exists"
+        if self.lower_bound:
+            return f"no plan within the budget costs less than {self.lower_bound:+.1%} (proved)"
+        return "a cheaper plan may exist"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One row of a comparison; ``plan`` is None where the strategy found none."""
+
+    strategy: str
+    budget_nbytes: int | None
+    status: Status
+    plan: Plan | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans of several strategies at several budgets."""
+
+    rows: tuple[Attempt, ...]
+
+    HEADER = ("strategy", "budget", "status", "total", "allocated", "peak", "overhead", "bound")
+
+    def __str__(self) -> str:
+        table = [self.HEADER, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADER))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in table
+        )
+
+    def to_csv(self) -> str:
+        """The table as CSV: bytes as integers, overhead and bound as fractions."""
+        names = ["strategy", "budget_nbytes", "status", "total_nbytes", "allocated_nbytes"]
+        names += ["peak_nbytes", "overhead", "lower_bound", "planning_seconds"]
+        lines = [",".join(names)]
+        for row in self.rows:
+            plan = row.plan
+            figures = ["", "", "", "", ""]
+            if plan is not None:
+                bound = "" if plan.lower_bound is None else f"{plan.lower_bound:.6f}"
+                figures = [
+                    str(plan.total_nbytes),
+                    str(plan.allocated_nbytes),
+                    str(plan.peak_nbytes),
+                    f"{plan.overhead:.6f}",
+                    bound,
+                ]
+            budget = "" if row.budget_nbytes is None else str(row.budget_nbytes)
+            cells = [row.strategy, budget, row.status.value, *figures, f"{row.seconds:.3f}"]
+            lines.append(",".join(cells))
+        return "\n".join(lines) + "\n"
+
+
+def _cells(row: Attempt) -> tuple[str, ...]:
+    budget = "least" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)
+    if row.plan is None:
+        return (row.strategy, budget, row.status.value, "-", "-", "-", "-", "-")
+    plan = row.plan
+    bound = "-" if plan.lower_bound is None else f"{plan.lower_bound:.1%}"
+    sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
+    figures = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
+    return (row.strategy, budget, row.status.value, *figures)

@@ -1,0 +1,39 @@
+"""Every set of flags, one by one: the oracle of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from memplan.errors import ArgumentError
+from memplan.graph import TrainingGraph
+from memplan.mirroring import flaggable, mirror
+from memplan.schedule import Schedule
+from memplan.strategies.base import Outcome, Status, best_of
+
+
+@dataclass(frozen=True)
+class BruteForce:
+    """Tries all sets of at most ``max_ops`` ops that may be flagged."""
+
+    max_ops: int = 16
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        """The optimum among all mirrored schedules; ArgumentError if the graph is too large."""
+        candidates = flaggable(graph)
+        if len(candidates) > self.max_ops:
+            raise ArgumentError(
+                f"brute_force would try 2**{len(candidates)} plans; it takes at most "
+                f"{self.max_ops} ops that can be recomputed. Use another strategy."
+            )
+        outcome = best_of(_all_plans(graph, candidates), budget_nbytes)
+        if outcome.schedule is None:
+            return Outcome(Status.INFEASIBLE)
+        return Outcome(Status.OPTIMAL, outcome.schedule, outcome.schedule.seconds)
+
+
+def _all_plans(graph: TrainingGraph, candidates: tuple[int, ...]) -> Iterator[Schedule]:
+    for size in range(len(candidates) + 1):
+        for flags in combinations(candidates, size):
+            yield mirror(graph, frozenset(flags))
