@@ -9,9 +9,6 @@ from memplan.graph import Tensor
 from memplan.schedule import Schedule
 from memplan.simulate import replay
 
-MATCH_RANGE = 16
-"""MXNet's default of NNVM_EXEC_MATCH_RANGE."""
-
 PLANNER_ELEMENT_NBYTES = 4
 """MXNet's planner counts every element as 4 bytes, whatever its dtype."""
 
@@ -74,8 +71,11 @@ class _Blocks:
         pass
 
 
-def allocate(schedule: Schedule, *, match_range: int = MATCH_RANGE) -> Allocation:
-    """The blocks in which MXNet places ``schedule`` under NNVM_EXEC_MATCH_RANGE ``match_range``."""
-    blocks = _Blocks(match_range)
+def allocate(schedule: Schedule, *, match_range: int | None = None) -> Allocation:
+    """The blocks in which MXNet places ``schedule``.
+
+    ``match_range`` is NNVM_EXEC_MATCH_RANGE; None means that of the graph.
+    """
+    blocks = _Blocks(schedule.graph.match_range if match_range is None else match_range)
     replay(schedule, blocks)
     return Allocation(sum(blocks.true), sum(blocks.reported))

@@ -9,28 +9,18 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass
 
-from memplan.allocator import allocate
+from memplan.compiled import Array, Cost, Evaluator
 from memplan.graph import TrainingGraph
-from memplan.mirroring import flaggable, mirror
+from memplan.mirroring import mirror
 from memplan.schedule import Schedule
 
 # Cost is overhead (extra seconds / unplanned seconds) plus this for every 100% over the budget.
-PENALTY = 2.0
+PENALTY = 1.0
 # Temperatures, in units of that cost, from the first to the last step.
-HOT, COLD = 0.01, 0.0003
+HOT, COLD = 0.01, 0.0001
 
-
-@dataclass(frozen=True)
-class _Evaluated:
-    """A set of flags and what it costs; ``cost`` is the annealing's, ``fits`` the budget's word."""
-
-    flags: frozenset[int]
-    schedule: Schedule
-    nbytes: int
-    cost: float
-    fits: bool
+MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 16
 
 
 def anneal(
@@ -45,52 +35,51 @@ def anneal(
 
     Without a budget: the one with the fewest bytes. Runs for about ``seconds``.
     """
-    candidates = flaggable(graph)
+    evaluate = Evaluator(graph)
+    candidates = evaluate.flaggable
     if not candidates:
         return None
     rng = random.Random(seed)
     begin = time.monotonic()
-    current = _evaluate(graph, start & frozenset(candidates), budget_nbytes)
-    best = current if current.fits else None
+    current = evaluate.flags(start)
+    cost, fits = _cost(evaluate(current), graph.seconds, budget_nbytes)
+    best, best_cost = (current, cost) if fits else (None, math.inf)
     while (elapsed := time.monotonic() - begin) < seconds:
         temperature = HOT * (COLD / HOT) ** (elapsed / seconds)
-        flags = _neighbour(current.flags, candidates, rng)
-        if flags is None:
-            continue
-        other = _evaluate(graph, flags, budget_nbytes)
-        if other.fits and (best is None or other.cost < best.cost):
-            best = other
-        if other.cost <= current.cost or rng.random() < math.exp(
-            (current.cost - other.cost) / temperature
-        ):
-            current = other
-    return None if best is None else best.schedule
+        for _ in range(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK):
+            other = _neighbour(current, candidates, rng)
+            other_cost, fits = _cost(evaluate(other), graph.seconds, budget_nbytes)
+            if fits and other_cost < best_cost:
+                best, best_cost = other, other_cost
+            if other_cost <= cost or rng.random() < math.exp((cost - other_cost) / temperature):
+                current, cost = other, other_cost
+    if best is None:
+        return None
+    return mirror(graph, frozenset(int(op) for op in best.nonzero()[0]))
 
 
-def _evaluate(graph: TrainingGraph, flags: frozenset[int], budget_nbytes: int | None) -> _Evaluated:
-    schedule = mirror(graph, flags)
-    nbytes = allocate(schedule).nbytes
+def _cost(cost: Cost, unplanned_seconds: float, budget_nbytes: int | None) -> tuple[float, bool]:
+    """What annealing minimises, and whether the budget is kept."""
+    overhead = cost.seconds / unplanned_seconds - 1.0 if unplanned_seconds else 0.0
     if budget_nbytes is None:
         # Relative change is what counts, and a little for time, so that ties go to the cheaper.
-        cost = math.log(max(1, nbytes)) + 0.01 * schedule.overhead
-        return _Evaluated(flags, schedule, nbytes, cost, True)
-    over = max(0.0, nbytes / max(1, budget_nbytes) - 1.0)
-    return _Evaluated(flags, schedule, nbytes, schedule.overhead + PENALTY * over, over == 0.0)
+        return math.log(max(1, cost.allocated_nbytes)) + 0.01 * overhead, True
+    over = max(0.0, cost.allocated_nbytes / max(1, budget_nbytes) - 1.0)
+    return overhead + PENALTY * over, over == 0.0
 
 
-def _neighbour(
-    flags: frozenset[int], candidates: tuple[int, ...], rng: random.Random
-) -> frozenset[int] | None:
+def _neighbour(flags: Array, candidates: tuple[int, ...], rng: random.Random) -> Array:
     """``flags`` after one random move: one op toggled, a run set alike, or a checkpoint moved."""
-    place = rng.randrange(len(candidates))
+    result = flags.copy()
+    place = int(rng.random() * len(candidates))
     op = candidates[place]
     kind = rng.random()
     if kind < 0.45:
-        return flags ^ {op}
-    if kind < 0.75:
-        run = candidates[place : place + rng.choice((2, 3, 4, 8))]
-        return flags.difference(run) if op in flags else flags.union(run)
-    other = place + rng.choice((-4, -3, -2, -1, 1, 2, 3, 4))
-    if not 0 <= other < len(candidates) or (op in flags) == (candidates[other] in flags):
-        return None
-    return flags ^ {op, candidates[other]}
+        result[op] = not flags[op]
+    elif kind < 0.75:
+        for other in candidates[place : place + rng.choice((2, 3, 4, 8))]:
+            result[other] = not flags[op]
+    else:
+        other = candidates[(place + rng.choice((-4, -3, -2, -1, 1, 2, 3, 4))) % len(candidates)]
+        result[op], result[other] = flags[other], flags[op]
+    return result

@@ -37,6 +37,10 @@ class Tensor:
                 raise GraphError(
                     f"tensor {self.name!r}: {field} must be an integer >= 0, got {value!r}"
                 )
+        if (self.nbytes == 0) != (self.nelements == 0):
+            raise GraphError(
+                f"tensor {self.name!r} has {self.nbytes} bytes, but {self.nelements} elements"
+            )
 
 
 class Handover(NamedTuple):
@@ -60,6 +64,7 @@ class Op:
     the forward op of a backward op. ``recomputable``: may it run twice? ``seconds`` is its time;
     ``flops`` and ``traffic_nbytes`` (all bytes read and written, parameters included) feed a
     roofline; ``signature`` names operator, attributes, shapes and dtypes in a table of costs.
+    ``mirror_stage`` is the user's hint that this is a good place to keep (memonger's attribute).
     """
 
     name: str
@@ -74,12 +79,15 @@ class Op:
     flops: int = 0
     traffic_nbytes: int = 0
     signature: str = ""
+    mirror_stage: str | None = None
 
     def __post_init__(self) -> None:
         if not self.seconds >= 0.0:
             raise GraphError(f"op {self.name!r}: seconds must be >= 0, got {self.seconds!r}")
         for handover in self.handovers:
-            if handover.input >= len(self.inputs) or handover.output >= len(self.outputs):
+            if handover.input not in range(len(self.inputs)) or handover.output not in range(
+                len(self.outputs)
+            ):
                 raise GraphError(f"op {self.name!r}: {handover} points outside the op")
 
 
@@ -89,7 +97,8 @@ class TrainingGraph:
 
     ``heads`` index the tensors that must survive to the end of the step, in the order in which
     MXNet visits them: the network's outputs, then the gradients. ``fixed_nbytes`` is held beside
-    the tensors whatever the plan: arguments, their gradients, auxiliary states.
+    the tensors whatever the plan: arguments, their gradients, auxiliary states. ``match_range``
+    is the NNVM_EXEC_MATCH_RANGE under which MXNet will place them (its default is 16).
     """
 
     ops: tuple[Op, ...]
@@ -97,12 +106,14 @@ class TrainingGraph:
     heads: tuple[int, ...]
     nforward: int
     fixed_nbytes: int = 0
+    match_range: int = 16
 
     def __post_init__(self) -> None:
         if not 0 <= self.nforward <= len(self.ops):
             raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
         self._check_producers()
         self._check_order()
+        self._check_handovers()
 
     def _check_producers(self) -> None:
         seen: set[int] = set()
@@ -128,11 +139,22 @@ class TrainingGraph:
                     )
             for other in (*op.after, *(() if op.differentiates is None else (op.differentiates,))):
                 if not 0 <= other < index:
-                    raise GraphError(f"op {op.name!r} must follow op {other}, which is not before it")
+                    raise GraphError(
+                        f"op {op.name!r} must follow op {other}, which is not before it"
+                    )
             ready.update(op.outputs)
         for tensor in self.heads:
             if tensor not in ready:
                 raise GraphError(f"head {tensor} is no tensor of the graph")
+
+    def _check_handovers(self) -> None:
+        for op in self.ops:
+            for place, target, _ in op.handovers:
+                pair = [self.tensors[t] for t in (op.inputs[place], op.outputs[target])]
+                sizes = {(t.nbytes, t.nelements) for t in pair if t.nbytes}
+                if len(sizes) > 1:
+                    names = " to ".join(repr(t.name) for t in pair)
+                    raise GraphError(f"op {op.name!r} hands over {names}, which differ in size")
 
     @cached_property
     def producer(self) -> tuple[int, ...]:
@@ -161,7 +183,24 @@ class TrainingGraph:
                 result[tensor].append(index)
         return tuple(map(tuple, result))
 
-    @property
+    @cached_property
+    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the ops it depends on, in the order in which MXNet visits them."""
+        return tuple((*(self.producer[t] for t in op.inputs), *op.after) for op in self.ops)
+
+    @cached_property
+    def placements(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the places of its outputs that occupy memory, as MXNet requests them.
+
+        The largest first; of equal ones the last.
+        """
+        sizes = [[self.tensors[t].nelements for t in op.outputs] for op in self.ops]
+        return tuple(
+            tuple(sorted((p for p, n in enumerate(s) if n), key=lambda p: (s[p], p), reverse=True))
+            for s in sizes
+        )
+
+    @cached_property
     def seconds(self) -> float:
         """Seconds of the unplanned step."""
         return sum(op.seconds for op in self.ops)
@@ -185,10 +224,13 @@ class TrainingGraph:
         try:
             data: Mapping[str, Any] = json.loads(text)
             if data["format"] != FORMAT:
-                raise GraphError(f"not a memplan graph: format is {data['format']!r}, not {FORMAT!r}")
+                raise GraphError(
+                    f"not a memplan graph: format is {data['format']!r}, not {FORMAT!r}"
+                )
             ops = tuple(_op_from_json(op) for op in data["ops"])
             tensors = tuple(Tensor(**tensor) for tensor in data["tensors"])
-            return cls(ops, tensors, tuple(data["heads"]), data["nforward"], data["fixed_nbytes"])
+            rest = {name: data[name] for name in ("nforward", "fixed_nbytes", "match_range")}
+            return cls(ops, tensors, tuple(data["heads"]), **rest)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise GraphError(f"not a memplan graph: {error}") from error
 
@@ -205,7 +247,7 @@ class TrainingGraph:
 
 
 def _op_from_json(data: Mapping[str, Any]) -> Op:
-    fields = dict(data)
+    fields = {**data}
     for name in ("inputs", "outputs", "after"):
         fields[name] = tuple(fields[name])
     fields["handovers"] = tuple(Handover(*handover) for handover in fields["handovers"])

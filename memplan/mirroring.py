@@ -30,40 +30,36 @@ def mirror(graph: TrainingGraph, flags: AbstractSet[int]) -> Schedule:
         if not (0 <= op < graph.nforward and graph.ops[op].recomputable):
             name = graph.ops[op].name if 0 <= op < len(graph.ops) else op
             raise ScheduleError(f"op {name!r} cannot be flagged: it must not be recomputed")
-    producer = graph.producer
-    # A node is an op, or an op's copy: op + ncopies.
+    producer, dependencies = graph.producer, graph.dependencies
+    # A node is an op, or an op's copy: op + shift.
     shift = len(graph.ops)
     step_of: dict[int, int] = {}
     ops: list[int] = []
     reads: list[tuple[int, ...]] = []
-
-    def version(reader: int, op: int) -> int:
-        """The node that ``reader`` gets when it refers to ``op``."""
-        if reader >= shift or graph.ops[reader].differentiates in flags:
-            return op + shift if op in flags else op
-        return op
-
     for root in (producer[head] for head in graph.heads):
-        if root in step_of:
-            continue
-        stack = [(root, False)]
+        stack = [root]
         while stack:
-            node, expanded = stack.pop()
+            node = stack[-1]
             if node in step_of:
+                stack.pop()
                 continue
-            call = graph.ops[node % shift]
-            if expanded:
-                step_of[node] = len(ops)
-                ops.append(node % shift)
-                reads.append(tuple(step_of[version(node, producer[t])] for t in call.inputs))
+            op = node % shift
+            call = graph.ops[op]
+            # A copy, and the backward op of a flagged op, refer to copies where there are any.
+            if node >= shift or call.differentiates in flags:
+                needed = [d + shift if d in flags else d for d in dependencies[op]]
+            else:
+                needed = list(dependencies[op])
+            waiting = [d for d in needed if d not in step_of]
+            if waiting:
+                stack.extend(reversed(waiting))
                 continue
-            stack.append((node, True))
-            for op in reversed((*(producer[t] for t in call.inputs), *call.after)):
-                needed = version(node, op)
-                if needed not in step_of:
-                    stack.append((needed, False))
+            stack.pop()
+            step_of[node] = len(ops)
+            ops.append(op)
+            reads.append(tuple([step_of[d] for d in needed[: len(call.inputs)]]))
     heads = tuple(step_of[producer[head]] for head in graph.heads)
-    return Schedule(graph, tuple(ops), tuple(reads), heads)
+    return Schedule.trusted(graph, tuple(ops), tuple(reads), heads)
 
 
 def flags_of(schedule: Schedule) -> frozenset[int]:

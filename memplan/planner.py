@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memplan.allocator import allocate
 from memplan.budget import format_nbytes, parse_budget
 from memplan.cost import Costs, CostTable, with_costs
-from memplan.errors import ArgumentError, BudgetError, ScheduleError
+from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError
 from memplan.graph import TrainingGraph
 from memplan.mirroring import flags_of
 from memplan.result import Attempt, Comparison, Footprint, Plan
@@ -169,7 +169,7 @@ class _Job:
         shapes: Mapping[str, Shape],
     ) -> _Job:
         from memplan.mxnet.mirror import warn_if_overridden
-        from memplan.mxnet.profile import device_name, profile
+        from memplan.mxnet.profile import profile
         from memplan.mxnet.trace import trace
 
         _check_options(realisation, time_limit)
@@ -182,8 +182,7 @@ class _Job:
             costs = profile(net, ctx=ctx, **options)
         elif costs is None:
             costs = "roofline:v100" if ctx is None else "roofline:cpu"
-        device = None if ctx is None else device_name(ctx)
-        graph = with_costs(traced.graph, costs, device=device)
+        graph = with_costs(traced.graph, costs, device=_device(ctx))
         job = cls(
             trace=traced,
             graph=graph,
@@ -332,6 +331,18 @@ def _check_options(realisation: str, time_limit: float) -> None:
         raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+
+
+def _device(ctx: Context | None) -> str | None:
+    """Where costs must come from; only the kind of device, for a GPU not in this machine."""
+    from memplan.mxnet.profile import device_name
+
+    if ctx is None:
+        return None
+    try:
+        return device_name(ctx)
+    except CostError:
+        return str(ctx.device_type)
 
 
 def _name_of(costs: Costs) -> str:

@@ -38,17 +38,17 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     released, and at once those of outputs that nobody reads.
     """
     graph = schedule.graph
-    ops, tensors, position = graph.ops, graph.tensors, graph.position
+    ops, tensors, position, placements = graph.ops, graph.tensors, graph.position, graph.placements
     first = [0, *accumulate(len(ops[op].outputs) for op in schedule.ops)]
     sources = [
-        [first[step] + position[t] for step, t in zip(reads, ops[op].inputs)]
-        for op, reads in zip(schedule.ops, schedule.reads)
+        [first[step] + position[t] for step, t in zip(reads, ops[op].inputs, strict=True)]
+        for op, reads in zip(schedule.ops, schedule.reads, strict=True)
     ]
     unread = [0] * first[-1]
     for step_sources in sources:
         for source in step_sources:
             unread[source] += 1
-    for step, tensor in zip(schedule.heads, graph.heads):
+    for step, tensor in zip(schedule.heads, graph.heads, strict=True):
         unread[first[step] + position[tensor]] += 1
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
@@ -72,15 +72,11 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                     buffer_of[output] = buffer
                     users[buffer] += unread[output]
                     arena.share(buffer, tensors[op.outputs[place]])
-        requests = [
-            (tensors[t].nelements, place)
-            for place, t in enumerate(op.outputs)
-            if buffer_of[base + place] < 0 and tensors[t].nelements
-        ]
-        for _, place in sorted(requests, reverse=True):
-            buffer = arena.request(tensors[op.outputs[place]])
-            buffer_of[base + place] = buffer
-            users[buffer] = unread[base + place]
+        for place in placements[index]:
+            if buffer_of[base + place] < 0:
+                buffer = arena.request(tensors[op.outputs[place]])
+                buffer_of[base + place] = buffer
+                users[buffer] = unread[base + place]
         arena.end_of_requests()
         for source in step_sources:
             buffer = buffer_of[source]
@@ -88,10 +84,9 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                 users[buffer] -= 1
                 if users[buffer] == 0:
                     arena.release(buffer)
-        for place in range(len(op.outputs)):
-            buffer = buffer_of[base + place]
-            if buffer >= 0 and users[buffer] == 0:
-                arena.release(buffer)
+        for output in range(base, first[step + 1]):
+            if not unread[output] and buffer_of[output] >= 0:
+                arena.release(buffer_of[output])
 
 
 @dataclass(frozen=True)

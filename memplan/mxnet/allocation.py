@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import mxnet as mx
 
-from memplan.allocator import MATCH_RANGE
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import Trace
 
@@ -36,8 +33,3 @@ def executor_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
 def reported_mib(symbol: mx.sym.Symbol, trace: Trace) -> int:
     """Whole MiB that MXNet says it allocates for activations (4 bytes for any element)."""
     return allocated_mib(executor_description(symbol, trace))
-
-
-def current_match_range() -> int:
-    """NNVM_EXEC_MATCH_RANGE, under which MXNet will bind in this process."""
-    return int(os.environ.get("NNVM_EXEC_MATCH_RANGE", MATCH_RANGE))

@@ -39,7 +39,7 @@ class Checkmate:
     time_limit: float = 60.0
     solver: str = "CBC"
     threads: int = 2
-    program_share: float = 0.5
+    program_share: float = 0.3
     seed: int = 0
     start: Schedule | None = None
 

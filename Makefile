@@ -1,0 +1,35 @@
+# Everything runs in .venv, which the first call makes: a minute, 1.1 GB.
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: example test lint clean
+
+example: $(STAMP)
+	$(BIN)/python examples/resnet.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Another interpreter: make test PYTHON=/path/to/python3.10
+PYTHON ?= $(shell for python in python3.11 python3.10 python3 python; do \
+	$$python -c 'import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' \
+	2>/dev/null && { echo $$python; break; }; done)
+
+$(STAMP): setup.py
+	@test -n "$(PYTHON)" || { echo "memplan needs Python 3.10 or 3.11 with its venv module" \
+		"(on Debian: apt-get install python3.11-venv); found neither." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@echo "Installing memplan and all it needs into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,highs,test]'
+	@$(BIN)/python -c 'import mxnet' || { echo "MXNet is installed but does not load. If a library" \
+		"is missing above, on Debian: apt-get install libgomp1 libquadmath0" >&2; exit 1; }
+	@touch $@

@@ -1,0 +1,316 @@
+"""Measures what every op of a training step costs on a device, in the place where it runs.
+
+MXNet runs a monitored executor op by op and calls back after each: the time between two
+callbacks is the op's, with the memory layouts that it meets in the network (oneDNN converts
+where two neighbours disagree, and equal ops alone do not show that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError, NDArrayHandle
+
+from memplan.allocator import allocate
+from memplan.cost import CostTable
+from memplan.errors import ArgumentError, CostError
+from memplan.graph import TrainingGraph
+from memplan.mirroring import mirror
+from memplan.mxnet.mirror import annotate
+from memplan.mxnet.trace import GradReq, Trace, trace
+from memplan.schedule import Schedule
+from memplan.segments import articulation_points, flags_keeping, threshold_cuts
+
+
+def profile(
+    net: mx.sym.Symbol,
+    *,
+    ctx: mx.Context | None = None,
+    type_dict: Mapping[str, Any] | None = None,
+    grad_req: GradReq = None,
+    repeats: int = 5,
+    warmup: int = 2,
+    **shapes: Sequence[int],
+) -> CostTable:
+    """Measured seconds of every op of a training step of ``net`` on ``ctx``.
+
+    ``shapes`` names the input shapes, as in ``simple_bind``; ``type_dict`` and ``grad_req`` are
+    those of :func:`memplan.mxnet.trace.trace`; ``ctx`` is the current context if None. The step
+    runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
+    segments so that it takes little memory: a network that does not fit unplanned can mostly be
+    profiled still. The network's own arrays are not touched.
+
+    An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
+    over the step stays true where one of several equal ops pays for a change of layout. Ops of a
+    few microseconds come out up to twice too dear. Raises CostError if MXNet cannot run the step,
+    and all that :func:`trace` raises.
+    """
+    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
+    ctx = mx.current_context() if ctx is None else ctx
+    traced = trace(net, shapes=shapes, type_dict=type_dict, grad_req=grad_req)
+    graph = traced.graph
+    schedule = frugal_schedule(graph)
+    try:
+        floor, overhead = _callback_seconds(ctx)
+        names, passes = _measure(traced, schedule, ctx, warmup, repeats)
+    except MXNetError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise CostError(f"MXNet cannot run a step of this network on {ctx}: {reason}") from error
+    costs = defaultdict(list)
+    for op, place in enumerate(_places(traced, schedule, names)):
+        if place is None:
+            seconds = 0.0
+        else:
+            seconds = max(statistics.median(row[place] for row in passes) - overhead, floor)
+        costs[graph.ops[op].signature].append(seconds)
+    return CostTable(
+        device=device_name(ctx),
+        seconds={signature: statistics.fmean(found) for signature, found in costs.items()},
+        shapes={name: traced.shapes[name] for name in shapes},
+    )
+
+
+def device_name(ctx: mx.Context) -> str:
+    """The device behind ``ctx`` as cost tables name it: "cpu(AMD EPYC)", "gpu(Tesla T4)"."""
+    name = _gpu_model(ctx.device_id) if ctx.device_type == "gpu" else _cpu_model()
+    return f"{ctx.device_type}({name})"
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE):
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def _gpu_model(device_id: int) -> str:
+    """By the driver, which MXNet has loaded: unlike nvidia-smi it minds CUDA_VISIBLE_DEVICES."""
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CostError(f"mx.gpu({device_id}) cannot be used: {error}") from error
+    if (
+        cuda.cuInit(0)
+        or cuda.cuDeviceGet(ctypes.byref(device), device_id)
+        or cuda.cuDeviceGetName(name, len(name), device)
+    ):
+        raise CostError(f"mx.gpu({device_id}) cannot be used: the driver knows no such device")
+    return name.value.decode()
+
+
+def frugal_schedule(graph: TrainingGraph) -> Schedule:
+    """Of a few mirrored schedules and the unplanned one, the one that MXNet allocates least for."""
+    candidates = [frozenset[int]()]
+    for points in (articulation_points(graph), range(graph.nforward)):
+        candidates += [
+            flags_keeping(graph, cut) for cut in threshold_cuts(graph, points, at_most=16)
+        ]
+    schedules = (mirror(graph, flags) for flags in candidates)
+    return min(schedules, key=lambda schedule: allocate(schedule).nbytes)
+
+
+def _measure(
+    traced: Trace, schedule: Schedule, ctx: mx.Context, warmup: int, repeats: int
+) -> tuple[list[str], list[list[float]]]:
+    """The outputs that a step computes, in order, and the seconds before each, for each repeat."""
+    symbol = annotate(traced, frozenset(schedule.recomputed))
+    # A plan is made of ops, not of the kernels into which MXNet fuses them on a GPU.
+    with _environment("MXNET_USE_FUSION", "0"):
+        executor = bind(traced, symbol, ctx)
+    head_gradients = [mx.nd.ones_like(output) for output in executor.outputs]
+    stopwatch = _Stopwatch(executor)
+    passes = []
+    for number in range(warmup + repeats):
+        with _progress(f"profiling, step {number + 1} of {warmup + repeats}"):
+            with stopwatch.running():
+                executor.forward(is_train=True)
+            with stopwatch.running():
+                executor.backward(head_gradients)
+        names, seconds = stopwatch.take()
+        if number >= warmup:
+            passes.append(seconds)
+    return names, passes
+
+
+def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.Executor:
+    """``symbol``, the traced network or its flagged copy, bound on ``ctx`` to random numbers."""
+    arguments = symbol.list_arguments()
+    random = np.random.default_rng(0)
+
+    def values(names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
+        return {
+            name: mx.nd.array(_numbers(traced, name, random), ctx, traced.dtypes[name])
+            for name in names
+        }
+
+    gradients = {
+        name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name])
+        for name in arguments
+        if traced.grad_req[name] != "null"
+    }
+    return symbol.bind(
+        ctx,
+        values(arguments),
+        args_grad=gradients,
+        grad_req=dict(traced.grad_req),
+        aux_states=values(symbol.list_auxiliary_states()),
+    )
+
+
+def _numbers(traced: Trace, name: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Numbers on which any network runs at its usual speed.
+
+    From [0, 1), and so 0 as integers, they are valid labels, tokens and indices. Weights are
+    scaled by their fan-in: no value in a deep network comes near the slow subnormal ones.
+    """
+    shape = traced.shapes[name]
+    numbers = random.random(shape, np.float32)
+    if len(shape) > 1 and traced.grad_req.get(name, "null") != "null":
+        numbers -= 0.5
+        numbers *= np.float32((24 / np.prod(shape[1:])) ** 0.5)
+    return numbers.astype(traced.dtypes[name], copy=False)
+
+
+class _Stopwatch:
+    """Notes the time of every output that an executor computes, one op after the other."""
+
+    def __init__(self, executor: mx.executor.Executor) -> None:
+        self._names: list[str] = []
+        self._seconds: list[float] = []
+        self._start = 0.0
+        self._error: BaseException | None = None
+        executor.set_monitor_callback(self._computed)
+
+    def _computed(self, name: bytes, handle: int) -> None:
+        # The handle is ours to free, or the executor's memory is never returned.
+        array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+        if self._error is None:
+            try:
+                mx.nd.waitall()
+                self._seconds.append(time.perf_counter() - self._start)
+                self._names.append(name.decode())
+            except BaseException as error:  # ctypes would print it and go on
+                self._error = error
+        del array
+        self._start = time.perf_counter()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within this the executor may run; raises what went wrong in it."""
+        mx.nd.waitall()
+        self._start = time.perf_counter()
+        yield
+        mx.nd.waitall()
+        if self._error is not None:
+            raise self._error
+
+    def take(self) -> tuple[list[str], list[float]]:
+        """Names and seconds of the outputs computed since the last call."""
+        taken = self._names, self._seconds
+        self._names, self._seconds = [], []
+        return taken
+
+
+def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int | None]:
+    """For each op, the place in ``names`` of the first output of its first execution.
+
+    Not of a copy, which may run with its outputs unwanted and then does nothing. None where
+    MXNet skips the op: a ``_grad_add`` whose summand is added in place by the op that computes
+    it. MXNet calls back for all other steps of the schedule, once for each output. Raises
+    CostError if it did not.
+    """
+    # Copies, and the backward ops of flagged ops, carry this in their names.
+    found = [name.replace("_mirror", "") for name in names]
+    places: dict[int, int | None] = {}
+    place = 0
+    for op in schedule.ops:
+        node = traced.nodes[op]
+        prefix = node.name.replace("_mirror", "") + "_"
+        outputs = found[place : place + node.noutputs]
+        if len(outputs) == node.noutputs and all(name.startswith(prefix) for name in outputs):
+            places.setdefault(op, place)
+            place += node.noutputs
+        elif node.op == "_grad_add":
+            places[op] = None
+        else:
+            _disagree(outputs, prefix + "...")
+    if place != len(found):
+        _disagree(found[place:], "nothing more")
+    return [places[op] for op in range(len(traced.graph.ops))]
+
+
+def _disagree(found: Sequence[str], expected: str) -> None:
+    raise CostError(
+        f"MXNet computed {found[0] if found else 'nothing more'!r} where memplan expected "
+        f"{expected!r}: the costs would be those of other ops. Unset MXNET_BACKWARD_DO_MIRROR and "
+        f"MXNET_SUBGRAPH_BACKEND if they are set; otherwise please report this network"
+    )
+
+
+def _callback_seconds(ctx: mx.Context, nops: int = 100, repeats: int = 9) -> tuple[float, float]:
+    """Seconds of the smallest op in a running executor, and what being monitored adds to it."""
+    symbol = mx.sym.Variable("data")
+    for _ in range(nops):
+        symbol = symbol + 1
+    data, gradient = mx.nd.zeros((1,), ctx), mx.nd.zeros((1,), ctx)
+    executor = symbol.bind(ctx, {"data": data}, args_grad={"data": gradient})
+
+    def step() -> float:
+        mx.nd.waitall()
+        start = time.perf_counter()
+        executor.forward(is_train=True)
+        mx.nd.waitall()
+        return (time.perf_counter() - start) / nops
+
+    alone = statistics.median(step() for _ in range(repeats))
+    stopwatch = _Stopwatch(executor)
+    monitored = []
+    for _ in range(repeats):
+        with stopwatch.running():
+            executor.forward(is_train=True)
+        monitored += stopwatch.take()[1]
+    return alone, max(statistics.median(monitored) - alone, 0.0)
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Shows ``text`` on a terminal while the block runs."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r" + " " * len(text) + "\r", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Environment variable ``name`` is ``value`` within, and what it was afterwards."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,50 @@
+"""The package memplan and what it needs. Settings of its tools are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# The libraries that libmxnet.so of mxnet-cu112 loads; libcuda.so.1 comes with the driver.
+CUDA_LIBRARIES = [
+    "nvidia-cublas-cu11",
+    "nvidia-cuda-nvrtc-cu11",
+    "nvidia-cuda-runtime-cu11",
+    "nvidia-cudnn-cu11>=8.5,<9",
+    "nvidia-cufft-cu11",
+    "nvidia-curand-cu11",
+    "nvidia-cusolver-cu11",
+    "nvidia-nccl-cu11",
+    "nvidia-nvtx-cu11",
+]
+
+setup(
+    name="memplan",
+    version="0.1.0",
+    description="Plans the activation memory of MXNet 1.9.1 training by recomputation",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["memplan", "memplan.*"]),
+    package_data={"memplan": ["py.typed"]},
+    # MXNet 1.9.1 needs distutils (gone in 3.12) and breaks at import with numpy 1.24;
+    # python-mip 1.17 needs Python 3.10.
+    python_requires=">=3.10,<3.12",
+    install_requires=[
+        "numpy>=1.23.2,<1.24",
+        "networkx>=3.0,<4",
+        "mip>=1.17,<3",
+        "numba>=0.59,<1",
+    ],
+    extras_require={
+        "cpu": ["mxnet==1.9.1"],
+        "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
+        "highs": ["mip[highs]"],
+        "plot": ["matplotlib>=3.7,<4"],
+        "test": [
+            "hypothesis>=6.100,<7",
+            "mypy>=2.4,<2.5",
+            "pytest>=8,<10",
+            "ruff>=0.17,<0.18",
+        ],
+    },
+)
