@@ -96,7 +96,7 @@ def plan(
         type_dict=type_dict,
         reserve=reserve,
         grad_req=grad_req,
-        shapes=shapes,
+        **shapes,
     )
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     attempt = job.attempt(strategy, budget_nbytes)
@@ -110,31 +110,14 @@ def compare(
     *,
     strategies: Iterable[str | Strategy] = ("memonger", "chen_greedy", "checkmate"),
     budgets: Iterable[Budget] = (0.75, 0.5, None),
-    realisation: str = "mirror",
-    ctx: Context | None = None,
-    costs: Costs | None = None,
-    time_limit: float = 60,
-    type_dict: Mapping[str, Any] | None = None,
-    reserve: int | str = 0,
-    grad_req: GradReq = None,
-    **shapes: Shape,
+    **options: Any,
 ) -> Comparison:
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
 
-    The arguments are those of :func:`plan`. A budget that a strategy cannot meet is a row, not
-    an error.
+    ``options`` are the other arguments of :func:`plan`. A budget that a strategy cannot meet is a
+    row, not an error.
     """
-    job = _Job.prepare(
-        net,
-        realisation=realisation,
-        ctx=ctx,
-        costs=costs,
-        time_limit=time_limit,
-        type_dict=type_dict,
-        reserve=reserve,
-        grad_req=grad_req,
-        shapes=shapes,
-    )
+    job = _Job.prepare(net, **options)
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets]
     chosen = list(strategies)
     for strategy in chosen:
@@ -159,15 +142,16 @@ class _Job:
         cls,
         net: Symbol,
         *,
-        realisation: str,
-        ctx: Context | None,
-        costs: Costs | None,
-        time_limit: float,
-        type_dict: Mapping[str, Any] | None,
-        reserve: int | str,
-        grad_req: GradReq,
-        shapes: Mapping[str, Shape],
+        realisation: str = "mirror",
+        ctx: Context | None = None,
+        costs: Costs | None = None,
+        time_limit: float = 60,
+        type_dict: Mapping[str, Any] | None = None,
+        reserve: int | str = 0,
+        grad_req: GradReq = None,
+        **shapes: Shape,
     ) -> _Job:
+        """Trace ``net`` and cost it; the arguments are those of :func:`plan`."""
         from memplan.mxnet.mirror import warn_if_overridden
         from memplan.mxnet.profile import profile
         from memplan.mxnet.trace import trace
@@ -276,7 +260,20 @@ class _Job:
                 return Outcome(Status.NO_PLAN_FOUND), None
 
     def _solve(self, strategy: str | Strategy, limit: int | None, seconds: float) -> Outcome:
+        """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
         solver = create(strategy)
+        everything = Schedule.unplanned(self.graph)
+        unplanned_nbytes = allocate(everything).nbytes
+        if limit is not None and unplanned_nbytes <= limit:
+            return Outcome(Status.OPTIMAL, everything, self.graph.seconds)
+        outcome = self._ask(solver, limit, seconds)
+        found = outcome.schedule
+        if limit is None and found is not None and allocate(found).nbytes >= unplanned_nbytes:
+            return Outcome(Status.FEASIBLE, everything)
+        return outcome
+
+    def _ask(self, solver: Strategy, limit: int | None, seconds: float) -> Outcome:
+        """Give the strategy its time and its start, and let it solve."""
         fields = {field.name for field in dataclasses.fields(solver)}  # type: ignore[arg-type]
         given: dict[str, Any] = {}
         if "start" in fields:

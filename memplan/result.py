@@ -94,10 +94,11 @@ class Plan:
         ):
             before, after = getattr(self.unplanned, name), getattr(self.footprint, name)
             lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
+        recomputed = len(self.schedule.recomputed)
         lines += [
             "",
-            f"{len(self.schedule.recomputed)} of {self.schedule.graph.nforward} forward ops are "
-            f"recomputed; {self._proof()}.",
+            f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
+            f"{f'; {self._proof()}' if recomputed else ''}.",
             f"strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mxnet as mx
+from mxnet.base import MXNetError
 
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import Trace
@@ -20,13 +21,20 @@ def executor_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
     def arrays(names: list[str]) -> dict[str, mx.nd.NDArray]:
         return {n: mx.nd.empty(trace.shapes[n], CONTEXT, trace.dtypes[n]) for n in names}
 
-    executor = symbol.bind(
-        CONTEXT,
-        arrays(arguments),
-        args_grad=arrays([n for n in arguments if trace.grad_req[n] != "null"]),
-        grad_req=dict(trace.grad_req),
-        aux_states=arrays(symbol.list_auxiliary_states()),
-    )
+    requests = dict(trace.grad_req)
+    try:
+        executor = symbol.bind(
+            CONTEXT,
+            arrays(arguments),
+            args_grad=arrays([n for n in arguments if requests[n] != "null"]),
+            grad_req=requests,
+            aux_states=arrays(symbol.list_auxiliary_states()),
+        )
+    except MXNetError:
+        # Sparse arguments or gradients: only MXNet knows which, and makes (and fills) them itself.
+        executor = symbol.simple_bind(
+            CONTEXT, grad_req=requests, type_dict=dict(trace.dtypes), **trace.shapes
+        )
     return executor.debug_str()
 
 
