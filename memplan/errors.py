@@ -11,6 +11,10 @@ class ArgumentError(MemplanError, ValueError):
     """An argument has a value that memplan cannot use; the message names the argument."""
 
 
+class UsageError(MemplanError, RuntimeError):
+    """Something was called out of turn; the message says what to call instead, or before."""
+
+
 class GraphError(MemplanError, ValueError):
     """A training graph is inconsistent; the message names the op or tensor."""
 

@@ -6,26 +6,28 @@ what is alive at a moment of the step follows from them by linear constraints. M
 one by one: a program with some of them is a relaxation, so its bound holds for all of them, and a
 solution that an exact replay finds within the budget is optimal.
 
-Notation, for a forward op u and the moment at which backward op k runs:
+Flags leave the order of the backward ops as it is; stage k is the time from the end of backward
+op k - 1 to the end of backward op k. Notation, for a forward op u:
 
 - F[u]: u is flagged. C[u]: its copy is executed at some time.
-- E[k, u]: the copy of u has been executed when k runs.
+- E[k, u]: the copy of u has been executed when backward op k runs.
 - O[k, a], P[k, a]: the original of tensor a, its copy, is alive while k runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from memplan.errors import DependencyError
-from memplan.graph import TrainingGraph
+from memplan.errors import DependencyError, ScheduleError
+from memplan.graph import Tensor, TrainingGraph
 from memplan.mirroring import flaggable
 from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.simulate import replay
 
 try:
     import mip
@@ -45,14 +47,13 @@ Expr = Any
 class _View:
     """How far the step is: what counts for liveness at one moment.
 
-    Backward ops from ``since`` on have not read yet; copies ``executed`` exist (with this value),
-    copies ``pending`` will read; only forward ops up to ``until`` have run.
+    Ops from ``since`` on have not read yet; copies ``executed`` exist (with this value), copies
+    ``pending`` will read.
     """
 
     since: int
     executed: Mapping[int, Expr]
     pending: Mapping[int, Expr]
-    until: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Solution:
 
 
 class MirrorProgram:
-    """A relaxation of the program, with the moments added so far."""
+    """A relaxation of the program, with the moments added so far.
+
+    Raises ScheduleError for a graph whose base order is not the one in which MXNet runs it.
+    """
 
     def __init__(
         self, graph: TrainingGraph, budget_nbytes: int, *, solver: str, threads: int
@@ -77,43 +81,31 @@ class MirrorProgram:
         self.model.threads = threads
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
         self.budget = self.model.add_var(name="budget", lb=0.0, ub=budget_nbytes / MIB)
-        self._read_structure()
         self.flag = {u: self.model.add_var(var_type=mip.BINARY) for u in flaggable(graph)}
+        self.consumers = _consumers(graph)
+        self.reasons = _reasons(graph, self.consumers)
+        self.aliases = _Aliases.of(graph)
+        self.gradients = _gradients(graph, self.aliases)
         self.copied = self._copied()
         self.model.objective = mip.xsum(
             self.scale * graph.ops[u].seconds * copied for u, copied in self.copied.items()
         )
-        self.gradient_nbytes = _gradient_nbytes(graph)
-        self.held_nbytes = _held_nbytes(graph)
         self.moments: set[tuple[int, int | None]] = set()
         self._executed: dict[int, dict[int, Expr]] = {}
-
-    def _read_structure(self) -> None:
-        """Which forward ops wait for, and which backward ops differentiate, each forward op."""
-        graph = self.graph
-        self.consumers: dict[int, list[int]] = defaultdict(list)
-        self.first_backward: dict[int, int] = {}
-        for index, op in enumerate(graph.ops):
-            if index < graph.nforward:
-                for source in dict.fromkeys((*(graph.producer[t] for t in op.inputs), *op.after)):
-                    self.consumers[source].append(index)
-            elif op.differentiates is not None:
-                self.first_backward.setdefault(op.differentiates, index)
-        self.alias_of = {
-            op.outputs[handover.output]: op.inputs[handover.input]
-            for op in graph.ops[: graph.nforward]
-            for handover in op.handovers
-            if handover.alias
-        }
+        self._maxima: dict[Any, Expr] = {}
 
     def _copied(self) -> dict[int, Expr]:
-        """C[u] = F[u] where a backward op waits for u's copy; else C[u] >= F[u] + C[x] - 1."""
+        """C[u] = F[u] where u's own backward op asks for the copy; else, for every other op v
+        whose backward op asks for it and every reader x of u:
+        C[u] >= F[u] + F[v] - 1,  C[u] >= F[u] + C[x] - 1.
+        """
         copied: dict[int, Expr] = {}
         for u in sorted(self.flag, reverse=True):
-            if u in self.first_backward:
+            if u in self.reasons[u]:
                 copied[u] = self.flag[u]
                 continue
             users = [copied[x] for x in self.consumers[u] if x in copied]
+            users += [self.flag[v] for v in self.reasons[u] if v in self.flag]
             if users:
                 copied[u] = self.model.add_var(lb=0.0, ub=1.0)
                 for used in users:
@@ -123,19 +115,21 @@ class MirrorProgram:
     def executed(self, k: int) -> Mapping[int, Expr]:
         """E[k, ·]; ops whose copy cannot have been executed yet are left out.
 
-        E[k, u] = C[u] from the first backward op of u on; before it, u's copy runs if and only if
-        u is flagged and the copy of some op that reads u has run:
-        E[k, u] >= E[k, x] + F[u] - 1,  E[k, u] <= F[u],  E[k, u] <= sum over x of E[k, x].
+        E[k, u] = F[u] once u's own backward op has asked for the copy. Before, u's copy has run
+        if and only if u is flagged and somebody has needed it, by the terms n of _copied:
+        E[k, u] >= n + F[u] - 1,  E[k, u] <= F[u],  E[k, u] <= sum of all n.
         """
         if k < self.graph.nforward:
             return {}
         if k not in self._executed:
             result: dict[int, Expr] = {}
             for u in sorted(self.flag, reverse=True):
-                if self.first_backward.get(u, len(self.graph.ops)) <= k:
+                asked = [v for v, stage in self.reasons[u].items() if stage <= k]
+                if u in asked:
                     result[u] = self.flag[u]
                     continue
                 users = [result[x] for x in self.consumers[u] if x in result]
+                users += [self.flag[v] for v in asked if v in self.flag]
                 if users:
                     e = self.model.add_var(lb=0.0, ub=1.0)
                     self.model.add_constr(e <= self.flag[u])
@@ -149,50 +143,31 @@ class MirrorProgram:
     def add_moment(self, k: int, copy: int | None = None) -> bool:
         """Demand that what is alive fits the budget while op ``k`` runs.
 
-        With ``copy``: while the copy of that forward op runs, if it does so right before backward
-        op ``k``. Returns False if that moment was there already.
+        With ``copy``: while the copy of that forward op runs, if it does so in stage ``k``.
+        Returns False if that moment was there already.
         """
         if (k, copy) in self.moments:
             return False
         self.moments.add((k, copy))
-        if k < self.graph.nforward:
-            self._add_forward_row(k)
-        elif copy is None:
-            self._add_backward_row(k)
+        if copy is None:
+            self._add_row_of_op(k)
         else:
-            self._add_copy_row(k, copy)
+            self._add_row_of_copy(k, copy)
         return True
 
-    def _add_forward_row(self, k: int) -> None:
-        graph = self.graph
-        first = graph.nforward
-        view = _View(first, {}, dict(self.copied), until=k)
-        original, _ = self._alive(view)
-        terms: list[Expr] = []
-        for a, alive in original.items():
-            used_now = graph.producer[a] == k or any(k <= r < first for r in graph.readers[a])
-            if a not in self.alias_of:
-                terms.append(graph.tensors[a].nbytes / MIB * (1 if used_now else alive))
-        later = {a for a in graph.ops[k].inputs if any(k < r < first for r in graph.readers[a])}
-        surviving = {a: 1 if a in later else alive for a, alive in original.items()}
-        terms += self._handed_over(k, 0, surviving, {})
-        self._add_row(mip.xsum(terms))
-
-    def _add_backward_row(self, k: int) -> None:
+    def _add_row_of_op(self, k: int) -> None:
+        """The row for the moment at which op ``k``, forward or backward, runs in its place."""
         now = self.executed(k)
         pending = {x: _minus(copied, now.get(x, 0)) for x, copied in self.copied.items()}
         view = _View(k, now, pending)
-        terms = self._live_terms(view)
         differentiated = self.graph.ops[k].differentiates
-        if self._candidates(k):
-            after = dataclasses.replace(view, since=k + 1)
-            reader = 0 if differentiated is None else self.flag.get(differentiated, 0)
-            terms += self._handed_over(k, reader, *self._alive(after))
-        self._add_row(mip.xsum(terms) + self.gradient_nbytes[k] / MIB)
+        reads_copies = 0 if differentiated is None else self.flag.get(differentiated, 0)
+        saved = self._saved(k, reads_copies, dataclasses.replace(view, since=k + 1))
+        terms = [nbytes / MIB * alive for nbytes, alive in self._live(view)]
+        self._add_row(mip.xsum(terms) - saved + self.gradients[k].during_nbytes / MIB)
 
-    def _add_copy_row(self, k: int, copy: int) -> None:
+    def _add_row_of_copy(self, k: int, copy: int) -> None:
         """The row for the moment at which ``copy`` runs, where it does so in stage ``k``."""
-        graph = self.graph
         now, before = self.executed(k), self.executed(k - 1)
         executed = dict(before)
         # Of what runs in the same stage, only what the copy reads through flagged ops is known to
@@ -209,73 +184,112 @@ class MirrorProgram:
             for x, copied in self.copied.items()
         }
         view = _View(k, executed, pending)
-        terms = self._live_terms(view)
-        if self._candidates(copy):
-            others = {x: expr for x, expr in pending.items() if x != copy}
-            terms += self._handed_over(
-                copy, 1, *self._alive(dataclasses.replace(view, pending=others))
-            )
-        held = self.held_nbytes[k]
+        others = {x: expr for x, expr in pending.items() if x != copy}
+        saved = self._saved(copy, 1, dataclasses.replace(view, pending=others))
+        live = self._live(view)
+        held = self.gradients[k].before_nbytes / MIB
+        # Where the copy does not run here, the row must hold whatever is alive.
+        most = sum(nbytes for nbytes, _ in live) / MIB + held
         runs_here = _minus(now.get(copy, 0), before.get(copy, 0))
-        most = sum(t.nbytes for t in graph.tensors) / MIB
-        self._add_row(mip.xsum(terms) + held / MIB - most * (1 - runs_here))
+        terms = [nbytes / MIB * alive for nbytes, alive in live]
+        self._add_row(mip.xsum(terms) - saved + held - most * (1 - runs_here))
 
     def _add_row(self, mib: Expr) -> None:
         self.model.add_constr(mib - self.budget <= 0)
 
-    def _live_terms(self, view: _View) -> list[Expr]:
+    def _live(self, view: _View) -> list[tuple[int, Expr]]:
+        """(bytes, alive) for every buffer of forward tensors that may be alive."""
         return [
-            self.graph.tensors[a].nbytes / MIB * alive
+            (self.graph.tensors[a].nbytes, alive)
             for side in self._alive(view)
             for a, alive in side.items()
-            if a not in self.alias_of
+            if a not in self.aliases.source
         ]
 
-    def _candidates(self, op: int) -> dict[int, list[int]]:
-        """For each output of ``op``, the forward tensors whose buffers it may take over."""
-        graph = self.graph
-        call = graph.ops[op]
-        result: dict[int, list[int]] = defaultdict(list)
-        for handover in call.handovers:
-            source, target = call.inputs[handover.input], call.outputs[handover.output]
-            if not handover.alias and graph.producer[source] < graph.nforward:
-                result[target].append(source)
-        return result
+    def _saved(self, op: int, reads_copies: Expr, after: _View) -> Expr:
+        """MiB that ``op`` saves by writing into forward tensors that die at it.
 
-    def _handed_over(
-        self, op: int, reader: Expr, original: Mapping[int, Expr], copies: Mapping[int, Expr]
+        ``after`` is the view once it has read. An output with m candidates saves its size unless
+        all of them survive: w >= sum of survivors - (m - 1),  saved = nbytes (1 - w). Where there
+        are fewer candidates than outputs, each candidate saves its size once.
+        """
+        graph, aliases = self.graph, self.aliases
+        only_originals = isinstance(reads_copies, int) and not reads_copies
+        candidates = self._candidates(op, only_originals)
+        if not candidates:
+            return 0
+        original, copies = self._alive(after)
+        survives: dict[int, Expr] = {}
+        for a in {a for sources in candidates.values() for a in sources}:
+            flag = self.flag.get(graph.producer[a], 0)
+            kept = original.get(aliases.root(a), 0)
+            # The copy is read if the producer is flagged too.
+            lows = [kept - reads_copies, kept - flag]
+            lows += [low + reads_copies - 1 for low in self._copy_kept(a, original, copies)]
+            survives[a] = self._at_least(lows)
+        if len(survives) < len(candidates):
+            free = [graph.tensors[a].nbytes / MIB * (1 - s) for a, s in survives.items()]
+            return mip.xsum(free)
+        saved = []
+        for target, sources in candidates.items():
+            kept = [mip.xsum(survives[a] for a in sources) - (len(sources) - 1)]
+            saved.append(graph.tensors[target].nbytes / MIB * (1 - self._at_least(kept)))
+        return mip.xsum(saved)
+
+    def _copy_kept(
+        self, a: int, original: Mapping[int, Expr], copies: Mapping[int, Expr]
     ) -> list[Expr]:
-        """Minus the MiB that ``op`` saves by writing into forward tensors that die at it.
+        """Lower bounds on whether the buffer of the copy of tensor ``a`` survives.
 
-        ``original`` and ``copies`` tell what survives it, ``reader`` whether it reads copies. An
-        output with m candidates saves its size unless all of them survive:
-        w >= sum of survivors - (m - 1),  saved = nbytes (1 - w).
+        It is that of an original where ``a`` is an alias of a tensor whose op is not flagged.
+        """
+        lows = [copies[a]] if a in copies else []
+        flag = self.flag.get(self.graph.producer[a], 0)
+        if a in self.aliases.source and a in copies:
+            source = self.aliases.source[a]
+            owner = self.flag.get(self.graph.producer[source], 0)
+            kept = original.get(self.aliases.root(source), 0)
+            lows.append(kept + flag - owner - 1)
+            lows += [low + flag - 1 for low in self._copy_kept(source, original, copies)]
+        return lows
+
+    def _candidates(self, op: int, only_originals: bool) -> dict[int, list[int]]:
+        """For each output of ``op``, the forward tensors whose buffers it may take over.
+
+        No buffer that it reads twice; with ``only_originals`` aliases are known to be one buffer
+        (of copies, only one of two may be flagged).
         """
         graph = self.graph
-        terms: list[Expr] = []
-        for target, sources in self._candidates(op).items():
-            survivors: list[Expr] = []
-            for a in sources:
-                u = graph.producer[a]
-                lows = [original.get(a, 0) - reader]
-                if u != graph.ops[op].differentiates:
-                    lows.append(original.get(a, 0) - self.flag.get(u, 0))
-                if a in copies:
-                    lows.append(copies[a] + reader - 1)
-                # which of the two versions is read decides: either bound may be the true one
-                survivors.append(self._at_least(lows))
-            kept = self._at_least([mip.xsum(survivors) - (len(sources) - 1)])
-            terms.append(-graph.tensors[target].nbytes / MIB * (1 - kept))
-        return terms
+        call = graph.ops[op]
+        buffers = [self.aliases.root(a) for a in call.inputs] if only_originals else call.inputs
+        result: dict[int, list[int]] = defaultdict(list)
+        met: set[int] = set()  # outputs that may take over a gradient's buffer
+        for handover in call.handovers:
+            source, target = call.inputs[handover.input], call.outputs[handover.output]
+            if graph.producer[source] >= graph.nforward:
+                met.add(target)
+            elif (
+                not handover.alias
+                and buffers.count(buffers[handover.input]) == 1
+                and graph.tensors[source].nbytes
+                and graph.tensors[target].nbytes
+                and (graph.readers[target] or target in graph.heads)
+                and target not in self.aliases.source
+                and target not in self.aliases.uncounted
+            ):
+                result[target].append(source)
+        if op >= graph.nforward and met <= self.gradients[op].handed_over:
+            # Their savings are counted with the gradients.
+            for target in met:
+                result.pop(target, None)
+        return result
 
     def _ancestors(self, op: int) -> set[int]:
         """The forward ops on which ``op`` depends."""
-        graph = self.graph
         seen: set[int] = set()
         stack = [op]
         while stack:
-            call = graph.ops[stack.pop()]
-            for other in (*(graph.producer[t] for t in call.inputs), *call.after):
+            for other in self.graph.dependencies[stack.pop()]:
                 if other not in seen:
                     seen.add(other)
                     stack.append(other)
@@ -295,32 +309,34 @@ class MirrorProgram:
         low_original: dict[int, list[Expr]] = defaultdict(list)
         low_copy: dict[int, list[Expr]] = defaultdict(list)
         heads = frozenset(graph.heads)
-        last = graph.nforward if view.until is None else view.until + 1
-        for u in range(last - 1, -1, -1):
+        for u in range(min(view.since, graph.nforward - 1), -1, -1):
             flag = self.flag.get(u, 0)
             ran = view.executed.get(u)
             for a in graph.ops[u].outputs:
-                if graph.tensors[a].nbytes == 0:
+                if graph.tensors[a].nbytes == 0 or a in self.aliases.uncounted:
                     continue
                 lows, copy_lows = low_original[a], low_copy[a]
-                if a in heads:
+                if a in heads or u == view.since:
                     lows.append(1)
                 for j in graph.readers[a]:
-                    if j >= view.since:
+                    if j >= graph.nforward:
+                        if j < view.since:
+                            continue
                         v = graph.ops[j].differentiates
                         wanted = 0 if v is None else self.flag.get(v, 0)
-                        lows.append(1 - wanted)
-                        if v != u:
-                            lows.append(1 - flag)
+                        lows += [1 - wanted, 1 - flag]
                         copy_lows.append(1 if v == u else wanted)
-                    elif j in view.pending:
+                        continue
+                    if j >= view.since:
+                        lows.append(1)
+                    if j in view.pending:
                         lows.append(view.pending[j] - flag)
                         copy_lows.append(view.pending[j])
                 original[a] = self._at_least(lows)
                 if ran is not None:
                     copies[a] = self._at_least([ran + low - 1 for low in copy_lows])
-                if a in self.alias_of:
-                    source = self.alias_of[a]
+                if a in self.aliases.source:
+                    source = self.aliases.source[a]
                     owner = self.flag.get(graph.producer[source], 0)
                     low_original[source].append(original[a])
                     if a in copies:
@@ -329,16 +345,21 @@ class MirrorProgram:
         return original, copies
 
     def _at_least(self, lows: list[Expr]) -> Expr:
-        """A value in [0, 1] that is at least each of ``lows``; a constant where it can be."""
+        """A value in [0, 1] that is at least each of ``lows``; a constant where it can be.
+
+        The same for the same ``lows``: values only ever count against the budget.
+        """
         constants = [low for low in lows if isinstance(low, (int, float))]
         floor = max([0, *constants])
         varying = {_key(low): low for low in lows if not isinstance(low, (int, float))}
         if floor >= 1 or not varying:
             return min(1, floor)
-        result = self.model.add_var(lb=float(floor), ub=1.0)
-        for low in varying.values():
-            self.model.add_constr(result >= low)
-        return result
+        key = (floor, frozenset(varying))
+        if key not in self._maxima:
+            result = self._maxima[key] = self.model.add_var(lb=float(floor), ub=1.0)
+            for low in varying.values():
+                self.model.add_constr(result >= low)
+        return self._maxima[key]
 
     def forbid(self, flags: frozenset[int]) -> None:
         """Exclude exactly this set of flags (an exact replay found it over the budget)."""
@@ -361,7 +382,8 @@ class MirrorProgram:
         if self.model.num_solutions:
             flags = frozenset(u for u, var in self.flag.items() if var.x > 0.5)
         bound = self.model.objective_bound
-        if infeasible or bound is None or not bound > 0.0:
+        # CBC says 1e50, or the largest float, where it has no bound.
+        if infeasible or bound is None or not 0.0 < bound < 1e50:
             bound = 0.0
         # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
         value = self.model.objective_value
@@ -385,30 +407,154 @@ def _minus(a: Expr, b: Expr) -> Expr:
     return 0 if a is b else a - b
 
 
-def _gradient_nbytes(graph: TrainingGraph) -> tuple[int, ...]:
-    """Bytes of backward tensors alive at every op of the unplanned step, whatever is flagged."""
-    forward = {t for op in graph.ops[: graph.nforward] for t in op.outputs}
+def _consumers(graph: TrainingGraph) -> dict[int, list[int]]:
+    """For each forward op, the forward ops that depend on it."""
+    result: dict[int, list[int]] = {u: [] for u in range(graph.nforward)}
+    for x in range(graph.nforward):
+        for u in dict.fromkeys(graph.dependencies[x]):
+            result[u].append(x)
+    return result
+
+
+def _reasons(graph: TrainingGraph, consumers: Mapping[int, list[int]]) -> dict[int, dict[int, int]]:
+    """For each forward op u, when backward ops ask for its copy, if it is flagged.
+
+    ``{v: k}``: from stage k on if v, which they differentiate, is flagged. Left out where
+    another reason comes no later.
+    """
+    asked: dict[int, dict[int, int]] = {u: {} for u in range(graph.nforward)}
+    for (op, needed), stage in _stages(graph).items():
+        v = graph.ops[op].differentiates
+        if v is not None and needed < graph.nforward:
+            asked[needed][v] = min(stage, asked[needed].get(v, stage))
+    result = {}
+    for u, found in asked.items():
+        own = found.get(u, math.inf)
+        result[u] = {
+            v: stage
+            for v, stage in found.items()
+            if v == u
+            or (stage < own and not (v in consumers[u] and asked[v].get(v, math.inf) <= stage))
+        }
+    return result
+
+
+def _stages(graph: TrainingGraph) -> dict[tuple[int, int], int]:
+    """For each backward op and each op that it depends on: the stage in which it asks for it.
+
+    MXNet runs the graph depth first: an op asks for what it needs one after the other.
+    """
+    result: dict[tuple[int, int], int] = {}
+    seen: set[int] = set()
+    done = 0
+    for root in (graph.producer[head] for head in graph.heads):
+        stack = [] if root in seen else [(root, iter(graph.dependencies[root]))]
+        seen.add(root)
+        while stack:
+            op, waiting = stack[-1]
+            for needed in waiting:
+                if op >= graph.nforward:
+                    result.setdefault((op, needed), done)
+                if needed not in seen:
+                    seen.add(needed)
+                    stack.append((needed, iter(graph.dependencies[needed])))
+                    break
+            else:
+                if op != done:
+                    raise ScheduleError(
+                        f"op {graph.ops[op].name!r} comes {op}th in the graph, but MXNet would "
+                        f"run it {done}th: mirroring needs the graph in MXNet's own order"
+                    )
+                done += 1
+                stack.pop()
+    return result
+
+
+@dataclass(frozen=True)
+class _Aliases:
+    """Which tensors share the buffer of a forward tensor, whether that dies or not.
+
+    ``source[a]`` is the tensor whose buffer the forward tensor ``a`` shares. ``uncounted`` are
+    the tensors of which that cannot be told for certain; leaving them out is safe, as it only
+    makes the program more of a relaxation.
+    """
+
+    source: Mapping[int, int]
+    uncounted: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: TrainingGraph) -> _Aliases:
+        source: dict[int, int] = {}
+        uncounted: set[int] = set()
+        for index, op in enumerate(graph.ops):
+            found: dict[int, set[int]] = defaultdict(set)
+            for handover in op.handovers:
+                a = op.inputs[handover.input]
+                shared = index < graph.nforward or graph.producer[a] < graph.nforward
+                if handover.alias and (shared or a in uncounted) and graph.tensors[a].nbytes:
+                    found[op.outputs[handover.output]].add(a)
+            for target, sources in found.items():
+                if index < graph.nforward and len(sources) == 1:
+                    source[target] = sources.pop()
+                else:
+                    uncounted.add(target)
+        return cls(source, frozenset(uncounted))
+
+    def root(self, a: int) -> int:
+        """The tensor that first had the buffer of ``a``."""
+        while a in self.source:
+            a = self.source[a]
+        return a
+
+
+class _Gradients(NamedTuple):
+    """Bytes of backward tensors alive right before and while an op of the unplanned step runs.
+
+    Flags change neither. ``handed_over`` are the op's outputs that take over a gradient's buffer.
+    """
+
+    before_nbytes: int
+    during_nbytes: int
+    handed_over: frozenset[int]
+
+
+class _GradientArena:
+    """Counts what :class:`_Gradients` tells, while a step is replayed."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.index = {id(tensor): t for t, tensor in enumerate(tensors)}
+        self.sizes: list[int] = []
+        self.live = 0
+        self.requested = 0
+        self.shared: set[int] = set()
+        self.found: list[_Gradients] = []
+
+    def request(self, tensor: Tensor) -> int:
+        self.sizes.append(tensor.nbytes)
+        self.requested += tensor.nbytes
+        return len(self.sizes) - 1
+
+    def share(self, buffer: int, tensor: Tensor) -> None:
+        del buffer
+        self.shared.add(self.index[id(tensor)])
+
+    def release(self, buffer: int) -> None:
+        self.live -= self.sizes[buffer]
+
+    def end_of_requests(self) -> None:
+        during = self.live + self.requested
+        self.found.append(_Gradients(self.live, during, frozenset(self.shared)))
+        self.live, self.requested, self.shared = during, 0, set()
+
+
+def _gradients(graph: TrainingGraph, aliases: _Aliases) -> list[_Gradients]:
+    """What the gradients occupy at every op, forward tensors (and what is theirs) left out."""
     tensors = tuple(
-        dataclasses.replace(tensor, nbytes=0, nelements=0) if t in forward else tensor
+        Tensor(tensor.name, 0, 0)
+        if graph.producer[t] < graph.nforward or t in aliases.uncounted
+        else dataclasses.replace(tensor)
         for t, tensor in enumerate(graph.tensors)
     )
-    gradients = dataclasses.replace(graph, tensors=tensors)
-    return simulate(Schedule.unplanned(gradients)).live_nbytes
-
-
-def _held_nbytes(graph: TrainingGraph) -> list[int]:
-    """Bytes of backward tensors alive right before every op of the unplanned step."""
-    last_use = [max(readers, default=-1) for readers in graph.readers]
-    for head in graph.heads:
-        last_use[head] = len(graph.ops)
-    held = [0] * (len(graph.ops) + 1)
-    for index in range(len(graph.ops) - 1, graph.nforward - 1, -1):
-        op = graph.ops[index]
-        shared = {op.outputs[h.output]: op.inputs[h.input] for h in op.handovers if h.alias}
-        for t in op.outputs:
-            if t in shared:
-                last_use[shared[t]] = max(last_use[shared[t]], last_use[t])
-                continue
-            for later in range(index + 1, min(last_use[t], len(graph.ops)) + 1):
-                held[later] += graph.tensors[t].nbytes
-    return held
+    arena = _GradientArena(tensors)
+    replay(Schedule.unplanned(dataclasses.replace(graph, tensors=tensors)), arena)
+    return arena.found

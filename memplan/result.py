@@ -37,8 +37,8 @@ class Plan:
 
     ``symbol`` is the network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training
     script. ``lower_bound`` is proven: no plan of this realisation within the budget has less
-    ``overhead`` (None: nothing was proved). ``unplanned`` holds the same figures for the step
-    without a plan.
+    ``overhead`` (None: nothing was proved). ``trace`` is the traced network. ``unplanned`` holds
+    the same figures for the step without a plan.
     """
 
     status: Status
@@ -46,6 +46,8 @@ class Plan:
     schedule: Schedule = field(repr=False)
     strategy: str
     costs: str
+    realisation: str
+    trace: Any = field(repr=False)
     budget_nbytes: int | None
     footprint: Footprint
     unplanned: Footprint

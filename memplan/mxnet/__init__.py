@@ -1,6 +1,12 @@
 """The only room that knows MXNet; importing it without a usable one raises DependencyError."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from memplan.errors import DependencyError
+
+__all__ = ["Module"]
 
 SUPPORTED = "1.9.1"
 _HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVIDIA GPUs)"
@@ -14,3 +20,12 @@ if mxnet.__version__ != SUPPORTED:
     raise DependencyError(
         f"memplan plans for MXNet {SUPPORTED}, but {mxnet.__version__} is installed; {_HOW}"
     )
+
+
+def __getattr__(name: str) -> Any:
+    """``Module``, imported when it is first asked for: it needs the planner, which needs this."""
+    if name == "Module":
+        from memplan.mxnet.module import Module
+
+        return Module
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

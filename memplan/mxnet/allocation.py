@@ -5,6 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet.base import MXNetError
 
+from memplan.mxnet.executor import bind_as_it_stands
+from memplan.mxnet.nnvm import depth_first
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import Trace
 
@@ -16,6 +18,8 @@ def executor_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
 
     Nothing is computed, and the arrays it is bound to are never touched.
     """
+    if trace.realisation == "explicit":
+        return _explicit_description(symbol, trace)
     arguments = symbol.list_arguments()
 
     def arrays(names: list[str]) -> dict[str, mx.nd.NDArray]:
@@ -36,6 +40,18 @@ def executor_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
             CONTEXT, grad_req=requests, type_dict=dict(trace.dtypes), **trace.shapes
         )
     return executor.debug_str()
+
+
+def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
+    """That of a training symbol, whose gradients are outputs."""
+    shapes, dtypes = dict(trace.shapes), dict(trace.dtypes)
+    for node in depth_first(trace.heads):
+        info = node.infos.outputs[0] if node.is_variable else None
+        if info is not None:
+            shapes[node.name], dtypes[node.name] = info.shape, info.dtype
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    arrays = {name: mx.nd.empty(shapes[name], CONTEXT, dtypes[name]) for name in names}
+    return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
 
 
 def reported_mib(symbol: mx.sym.Symbol, trace: Trace) -> int:

@@ -5,8 +5,8 @@ Follows src/executor/eliminate_common_expr_pass.cc (tag 1.9.1).
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
+from typing import Any
 
 from memplan.mxnet.nnvm import Entry, Node, copy_repeats, depth_first
 from memplan.mxnet.probe import merges
@@ -15,10 +15,9 @@ from memplan.mxnet.probe import merges
 def merge_equal_nodes(outputs: list[Entry]) -> list[Entry]:
     """``outputs`` after every op that equals an earlier one (same inputs) is replaced by it.
 
-    The nodes must have their ``infos``; they are changed in place.
+    The nodes must have their ``infos``; they are changed in place. Where
+    MXNET_ELIMINATE_COMMON_EXPR is 0 MXNet merges nothing, nor does this.
     """
-    if os.environ.get("MXNET_ELIMINATE_COMMON_EXPR", "1") in ("0", "false"):
-        return outputs
     while True:
         pairs = _equal_pairs(outputs)
         if not pairs:
@@ -26,15 +25,16 @@ def merge_equal_nodes(outputs: list[Entry]) -> list[Entry]:
         for kept, dropped in pairs:
             outputs = _replace(outputs, kept, dropped)
             kept.merged.append(dropped)
-        outputs = copy_repeats(outputs)
+        outputs = copy_repeats(outputs, first=0)
 
 
 def _equal_pairs(outputs: list[Entry]) -> list[tuple[Node, Node]]:
-    groups: dict[tuple, list[Node]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
     for node in depth_first(outputs):
         if node.inputs:
-            key = (node.op, tuple(sorted(node.attrs.items())))
-            groups[(*key, *((id(source), k) for source, k in node.inputs))].append(node)
+            attrs = tuple(sorted(node.attrs.items()))
+            sources = tuple((id(source), k) for source, k in node.inputs)
+            groups[node.op, attrs, sources].append(node)
     twins = [same for same in groups.values() if len(same) > 1 and merges(same[0])]
     return [(same[0], other) for same in twins for other in same[1:]]
 

@@ -6,7 +6,6 @@ time is a matter of bytes.
 
 from __future__ import annotations
 
-import ast
 import math
 
 from memplan.mxnet.nnvm import EntryInfo, Node
@@ -48,5 +47,6 @@ def _product_flops(call: Node) -> int | None:
 
 
 def _inner_size(call: Node, data: EntryInfo) -> int:
-    transposed = ast.literal_eval(call.attrs.get("transpose_a", "False"))
+    # MXNet itself writes "true" on the nodes that it makes.
+    transposed = call.attrs.get("transpose_a", "False") in ("True", "true", "1")
     return data.shape[-2 if transposed and len(data.shape) > 1 else -1]

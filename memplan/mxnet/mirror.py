@@ -6,7 +6,9 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import mxnet as mx
 
@@ -21,7 +23,7 @@ def annotate(trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False) -> m
     with √m on the same batch equal one with m.
     """
     warn_if_overridden()
-    data = json.loads(trace.symbol.tojson())
+    data = json.loads(trace.symbol.tojson(remove_amp_cast=False))
     for op in flags:
         for index in trace.sources[op]:
             attrs = data["nodes"][index].setdefault("attrs", {})
@@ -31,7 +33,7 @@ def annotate(trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False) -> m
     return mx.sym.load_json(json.dumps(data))
 
 
-def _updates_statistics_in_forward(node: dict) -> bool:
+def _updates_statistics_in_forward(node: Mapping[str, Any]) -> bool:
     """Is this a BatchNorm that MXNet computes with cuDNN when it trains on a GPU?"""
     attrs = node.get("attrs", {})
     return node["op"] == "BatchNorm" and not (

@@ -10,7 +10,7 @@ import ctypes
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,10 @@ from mxnet.base import _LIB, MXNetError, check_call
 from memplan.errors import TraceError
 
 VARIABLE = "null"
+CALL = "<op>"
+
+# Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters.
+NOT_FROM_JSON = frozenset({"_backward_Custom", "_backward_gather_nd"})
 VERSION = {"mxnet_version": ["int", 10901]}
 
 Attrs = tuple[tuple[str, str], ...]
@@ -117,15 +121,23 @@ def _dependencies(node: Node) -> Iterator[Node]:
     yield from node.control
 
 
-def copy_repeats(entries: Sequence[Entry]) -> list[Entry]:
-    """``entries`` with a node ``_copy`` for every repeated one, as MXNet inserts it."""
-    seen: set[tuple[int, int]] = set()
+def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:
+    """``entries`` with a node ``_copy`` for every repeated one, as MXNet inserts it.
+
+    The copies of an entry are numbered from ``first``.
+    """
+    ncopies: dict[tuple[int, int], int] = {}
     result = []
     for node, k in entries:
-        if (id(node), k) in seen:
-            node, k = Node("_copy", f"{node.name}_copy", inputs=[(node, k)]), 0
-        seen.add((id(node), k))
-        result.append((node, k))
+        key = (id(node), k)
+        if key in ncopies:
+            copy = Node("_copy", f"{node.name}_{first + ncopies[key]}_copy", inputs=[(node, k)])
+            copy.infos = Infos(node.infos.outputs[k : k + 1], node.infos.outputs[k : k + 1])
+            ncopies[key] += 1
+            result.append((copy, 0))
+        else:
+            ncopies[key] = 0
+            result.append((node, k))
     return result
 
 
@@ -190,10 +202,13 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateNode:
-    """One node of a Template; ``waits`` tells whether it has a control dependency on the op."""
+    """One node of a Template; ``waits`` tells whether it has a control dependency on the op.
+
+    In ``name``, CALL stands for the name of the op.
+    """
 
     op: str
-    suffix: str
+    name: str
     attrs: Attrs
     inputs: tuple[tuple[Any, ...], ...]
     waits: bool
@@ -216,11 +231,29 @@ def gradient(node: Node, zero_ograds: Sequence[bool]) -> Template:
             tuple(zero_ograds),
         )
     except MXNetError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1].rstrip(".")
+        if all(zero_ograds) and "didn't register FGradient" in reason:
+            return _zeros(len(node.inputs))
         raise TraceError(
             f"op {node.name!r} ({node.op}) cannot be differentiated: {reason}. "
-            f"Wrap its input in BlockGrad, or leave it out of the training network."
+            f"Wrap its output in BlockGrad, or leave it out of the training network."
         ) from error
+
+
+def _zeros(ninputs: int) -> Template:
+    """The gradient, all zero, that an op without one has where its output gradients are zero."""
+    nodes = tuple(
+        TemplateNode(
+            op="zeros_like",
+            name=f"{CALL}_backward" if ninputs == 1 else f"{CALL}_in{i}_backward",
+            attrs=(),
+            inputs=(("in", i),),
+            waits=True,
+            noutputs=1,
+        )
+        for i in range(ninputs)
+    )
+    return Template(nodes, tuple(("node", i, 0) for i in range(ninputs)))
 
 
 @lru_cache(maxsize=4096)
@@ -230,7 +263,7 @@ def _gradient(
     variables = [Node(VARIABLE, f"in{i}") for i in range(ninputs)]
     call = Node(
         op,
-        "op",
+        CALL,
         dict(attrs),
         [(v, 0) for v in variables],
         noutputs=noutputs,
@@ -239,19 +272,23 @@ def _gradient(
     ys = to_symbol([(call, k) for k in range(noutputs)])
     xs = _inputs_of(ys)
     # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
-    ograds = mx.sym.Group(
+    # By JSON: AMP puts its own functions in the place of mx.sym's.
+    zeros = {"shape": "(1,)"}
+    ograds = to_symbol(
         [
-            mx.sym.zeros(shape=(1,), name=f"ograd{k}") if z else mx.sym.Variable(f"ograd{k}")
+            (Node("_zeros", f"ograd{k}", zeros) if z else Node(VARIABLE, f"ograd{k}"), 0)
             for k, z in enumerate(zero)
         ]
     )
-    nodes, heads = from_json(_apply_gradient_pass(ys, xs, ograds).tojson())
-    kept = [n for n in nodes if not _placeholder(n)]
+    nodes, heads = from_json(_apply_gradient_pass(ys, xs, ograds).tojson(remove_amp_cast=False))
+    # The name alone does not tell: _backward_Custom has that of its op.
+    calls = [n for n in nodes if n.op == op and n.name == CALL]
+    kept = [n for n in nodes if not (n.is_variable or n in calls or n.name.startswith("ograd"))]
     index = {id(n): i for i, n in enumerate(kept)}
 
     def entry(item: Entry) -> tuple[Any, ...]:
         source, k = item
-        if source.name == "op":
+        if source in calls:
             return ("out", k)
         if source.name.startswith("ograd"):
             return ("ograd", int(source.name[5:]))
@@ -263,20 +300,16 @@ def _gradient(
         tuple(
             TemplateNode(
                 n.op,
-                n.name.removeprefix("op"),
+                n.name,
                 tuple(n.attrs.items()),
                 tuple(map(entry, n.inputs)),
-                any(c.name == "op" for c in n.control),
+                any(c in calls for c in n.control),
                 n.noutputs,
             )
             for n in kept
         ),
         tuple(map(entry, heads)),
     )
-
-
-def _placeholder(node: Node) -> bool:
-    return node.is_variable or node.name == "op" or node.name.startswith("ograd")
 
 
 def _inputs_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -314,7 +347,7 @@ def infer(
     """
     order = depth_first(heads)
     entries = [(node, k) for node in order for k in range(node.noutputs)]
-    symbol = to_symbol(entries)
+    symbol = to_symbol(_with_stand_ins(entries))
     _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
     _, out_types, _ = symbol.infer_type_partial(**dtypes)
     found: dict[tuple[int, int], EntryInfo] = {}
@@ -327,6 +360,29 @@ def infer(
             tuple(found.get((id(source), k)) for source, k in node.inputs),
             tuple(found.get((id(node), k)) for k in range(node.noutputs)),
         )
+
+
+def _with_stand_ins(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """``entries`` for a graph without ops NOT_FROM_JSON.
+
+    The gradient of an input is replaced by that input, which has its shape and dtype.
+    """
+    order = depth_first(entries)
+    if not any(node.op in NOT_FROM_JSON for node in order):
+        return entries
+    twins: dict[int, Node] = {}
+
+    def twin(entry: Entry) -> Entry:
+        node, k = entry
+        if node.op in NOT_FROM_JSON and node.forward is not None:
+            return twin(node.forward.inputs[k])
+        return twins[id(node)], k
+
+    for node in order:
+        if node.op not in NOT_FROM_JSON:
+            control = [twins[id(other)] for other in node.control if id(other) in twins]
+            twins[id(node)] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
+    return list(map(twin, entries))
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:

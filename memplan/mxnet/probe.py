@@ -6,15 +6,15 @@ executor's own description. Binding allocates nothing for the tensors in questio
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 
 import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.graph import Handover
+from memplan.mxnet.environment import match_range
 from memplan.mxnet.nnvm import VARIABLE, Attrs, Entry, EntryInfo, Node, to_symbol
 
 # MXNet's CPU subgraph backend, which would rewrite a graph bound without gradients, is tied to
@@ -87,9 +87,7 @@ class _Probe:
     def _add_forward(self, forward: Node) -> list[EntryInfo | None]:
         """A backward op may need its forward op's state: run that on variables of its own."""
         infos = forward.infos
-        sources = [
-            (self._variable(f"forward{i}", info), 0) for i, info in enumerate(infos.inputs)
-        ]
+        sources = [(self._variable(f"forward{i}", info), 0) for i, info in enumerate(infos.inputs)]
         call = Node(
             forward.op,
             "forward",
@@ -144,6 +142,40 @@ def merges(node: Node) -> bool:
     return not re.search(r", Name=two$", text, re.MULTILINE)
 
 
+@cache
+def _changes_inputs(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
+    sources: list[Entry] = [(Node(VARIABLE, f"value{i}"), 0) for i in range(ninputs)]
+    call = Node(op, "asked", dict(attrs), sources, noutputs=noutputs)
+    return bool(to_symbol([(call, 0)]).list_auxiliary_states())
+
+
+def changes_inputs(node: Node) -> bool:
+    """Does ``node`` write into any of its inputs (statistics, states of an optimizer)?"""
+    return _changes_inputs(node.op, node.key, len(node.inputs), node.noutputs)
+
+
+@cache
+def _counts_as_backward(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
+    sources: list[Entry] = [(Node(VARIABLE, f"value{i}"), 0) for i in range(ninputs)]
+    # Of an op whose gradient MXNet can look up without knowing any shape.
+    others: list[Entry] = [(Node(VARIABLE, f"other{i}"), 0) for i in range(3)]
+    other = Node("FullyConnected", "other", {"num_hidden": "1"}, others)
+    call = Node(op, "asked", dict(attrs), sources, [other], noutputs)
+    try:
+        to_symbol([(call, 0)]).infer_shape_partial(other0=(1, 1))
+    except MXNetError as error:
+        return "Cannot find matching backward op" in str(error)
+    return False
+
+
+def counts_as_backward(node: Node) -> bool:
+    """Does MXNet take the first control dependency of ``node`` for its forward op?
+
+    It does so for backward ops, and for gather_nd and scatter_nd.
+    """
+    return _counts_as_backward(node.op, node.key, len(node.inputs), node.noutputs)
+
+
 def describe(symbol: mx.sym.Symbol, arrays: dict[str, mx.nd.NDArray]) -> str:
     """MXNet's description of ``symbol`` bound without gradients to ``arrays``."""
     executor = symbol.bind(
@@ -158,18 +190,3 @@ def describe(symbol: mx.sym.Symbol, arrays: dict[str, mx.nd.NDArray]) -> str:
 def allocated_mib(description: str) -> int:
     """Whole MiB in "Total N MB allocated"."""
     return int(re.findall(r"^Total (\d+) MB allocated$", description, re.MULTILINE)[-1])
-
-
-@contextlib.contextmanager
-def match_range(value: int) -> Iterator[None]:
-    """MXNet's NNVM_EXEC_MATCH_RANGE is ``value`` within, and what it was afterwards."""
-    name = "NNVM_EXEC_MATCH_RANGE"
-    before = os.environ.get(name)
-    os.environ[name] = str(value)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import platform
 import re
 import statistics
@@ -29,8 +28,13 @@ from memplan.cost import CostTable
 from memplan.errors import ArgumentError, CostError
 from memplan.graph import TrainingGraph
 from memplan.mirroring import mirror
+from memplan.mxnet.environment import variable
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.lowering import lower
 from memplan.mxnet.mirror import annotate
+from memplan.mxnet.nnvm import Node
 from memplan.mxnet.trace import GradReq, Trace, trace
+from memplan.rematerialize import recomputing_segments
 from memplan.schedule import Schedule
 from memplan.segments import articulation_points, flags_keeping, threshold_cuts
 
@@ -41,6 +45,7 @@ def profile(
     ctx: mx.Context | None = None,
     type_dict: Mapping[str, Any] | None = None,
     grad_req: GradReq = None,
+    realisation: str = "mirror",
     repeats: int = 5,
     warmup: int = 2,
     **shapes: Sequence[int],
@@ -51,7 +56,9 @@ def profile(
     those of :func:`memplan.mxnet.trace.trace`; ``ctx`` is the current context if None. The step
     runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
-    profiled still. The network's own arrays are not touched.
+    profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` an
+    explicit step is measured as well: the table has the ops of both graphs, those of the explicit
+    one as they run there.
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
@@ -62,9 +69,24 @@ def profile(
         if not isinstance(value, int) or value < least:
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
     ctx = mx.current_context() if ctx is None else ctx
-    traced = trace(net, shapes=shapes, type_dict=type_dict, grad_req=grad_req)
+    seconds: dict[str, float] = {}
+    for kind in dict.fromkeys(("mirror", realisation)):
+        traced = trace(
+            net,
+            shapes=shapes,
+            type_dict=type_dict,
+            grad_req=grad_req,
+            realisation=kind,
+            device_type=ctx.device_type,
+        )
+        seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
+    return CostTable(device_name(ctx), seconds, {name: traced.shapes[name] for name in shapes})
+
+
+def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:
+    """Measured seconds of the ops of ``traced``, by signature."""
     graph = traced.graph
-    schedule = frugal_schedule(graph)
+    schedule = frugal_schedule(graph, traced.realisation)
     try:
         floor, overhead = _callback_seconds(ctx)
         names, passes = _measure(traced, schedule, ctx, warmup, repeats)
@@ -78,11 +100,7 @@ def profile(
         else:
             seconds = max(statistics.median(row[place] for row in passes) - overhead, floor)
         costs[graph.ops[op].signature].append(seconds)
-    return CostTable(
-        device=device_name(ctx),
-        seconds={signature: statistics.fmean(found) for signature, found in costs.items()},
-        shapes={name: traced.shapes[name] for name in shapes},
-    )
+    return {signature: statistics.fmean(found) for signature, found in costs.items()}
 
 
 def device_name(ctx: mx.Context) -> str:
@@ -115,14 +133,15 @@ def _gpu_model(device_id: int) -> str:
     return name.value.decode()
 
 
-def frugal_schedule(graph: TrainingGraph) -> Schedule:
-    """Of a few mirrored schedules and the unplanned one, the one that MXNet allocates least for."""
-    candidates = [frozenset[int]()]
+def frugal_schedule(graph: TrainingGraph, realisation: str = "mirror") -> Schedule:
+    """Of a few simple schedules and the unplanned one, the one that MXNet allocates least for."""
+    schedules = [Schedule.unplanned(graph)]
     for points in (articulation_points(graph), range(graph.nforward)):
-        candidates += [
-            flags_keeping(graph, cut) for cut in threshold_cuts(graph, points, at_most=16)
-        ]
-    schedules = (mirror(graph, flags) for flags in candidates)
+        for cut in threshold_cuts(graph, points, at_most=16):
+            if realisation == "mirror":
+                schedules.append(mirror(graph, flags_keeping(graph, cut)))
+            else:
+                schedules.append(recomputing_segments(graph, cut))
     return min(schedules, key=lambda schedule: allocate(schedule).nbytes)
 
 
@@ -130,11 +149,17 @@ def _measure(
     traced: Trace, schedule: Schedule, ctx: mx.Context, warmup: int, repeats: int
 ) -> tuple[list[str], list[list[float]]]:
     """The outputs that a step computes, in order, and the seconds before each, for each repeat."""
-    symbol = annotate(traced, frozenset(schedule.recomputed))
-    # A plan is made of ops, not of the kernels into which MXNet fuses them on a GPU.
-    with _environment("MXNET_USE_FUSION", "0"):
-        executor = bind(traced, symbol, ctx)
-    head_gradients = [mx.nd.ones_like(output) for output in executor.outputs]
+    executor: mx.executor.Executor | TrainExecutor
+    if traced.realisation == "explicit":
+        arguments, states = random_arrays(traced, ctx)
+        executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
+        head_gradients = None
+    else:
+        symbol = annotate(traced, frozenset(schedule.recomputed))
+        # A plan is made of ops, not of the kernels into which MXNet fuses them on a GPU.
+        with variable("MXNET_USE_FUSION", "0"):
+            executor = bind(traced, symbol, ctx)
+        head_gradients = [mx.nd.ones_like(output) for output in executor.outputs]
     stopwatch = _Stopwatch(executor)
     passes = []
     for number in range(warmup + repeats):
@@ -151,15 +176,7 @@ def _measure(
 
 def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.Executor:
     """``symbol``, the traced network or its flagged copy, bound on ``ctx`` to random numbers."""
-    arguments = symbol.list_arguments()
-    random = np.random.default_rng(0)
-
-    def values(names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
-        return {
-            name: mx.nd.array(_numbers(traced, name, random), ctx, traced.dtypes[name])
-            for name in names
-        }
-
+    arguments, states = random_arrays(traced, ctx)
     gradients = {
         name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name])
         for name in arguments
@@ -167,11 +184,25 @@ def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.E
     }
     return symbol.bind(
         ctx,
-        values(arguments),
+        arguments,
         args_grad=gradients,
         grad_req=dict(traced.grad_req),
-        aux_states=values(symbol.list_auxiliary_states()),
+        aux_states=states,
     )
+
+
+def random_arrays(traced: Trace, ctx: mx.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments and auxiliary states on ``ctx``, filled with the same random numbers each time."""
+    random = np.random.default_rng(0)
+
+    def values(names: Sequence[str]) -> dict[str, Any]:
+        return {
+            name: mx.nd.array(_numbers(traced, name, random), ctx, traced.dtypes[name])
+            for name in names
+        }
+
+    symbol = traced.symbol
+    return values(symbol.list_arguments()), values(symbol.list_auxiliary_states())
 
 
 def _numbers(traced: Trace, name: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -191,7 +222,7 @@ def _numbers(traced: Trace, name: str, random: np.random.Generator) -> np.ndarra
 class _Stopwatch:
     """Notes the time of every output that an executor computes, one op after the other."""
 
-    def __init__(self, executor: mx.executor.Executor) -> None:
+    def __init__(self, executor: mx.executor.Executor | TrainExecutor) -> None:
         self._names: list[str] = []
         self._seconds: list[float] = []
         self._start = 0.0
@@ -240,8 +271,7 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
     found = [name.replace("_mirror", "") for name in names]
     places: dict[int, int | None] = {}
     place = 0
-    for op in schedule.ops:
-        node = traced.nodes[op]
+    for op, node in _steps(traced, schedule):
         prefix = node.name.replace("_mirror", "") + "_"
         outputs = found[place : place + node.noutputs]
         if len(outputs) == node.noutputs and all(name.startswith(prefix) for name in outputs):
@@ -254,6 +284,15 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
     if place != len(found):
         _disagree(found[place:], "nothing more")
     return [places[op] for op in range(len(traced.graph.ops))]
+
+
+def _steps(traced: Trace, schedule: Schedule) -> list[tuple[int, Node]]:
+    """The op and the node of every step that MXNet runs; op -1 where the realisation adds one."""
+    if traced.realisation == "mirror":
+        return [(op, traced.nodes[op]) for op in schedule.ops]
+    lowered = lower(traced, schedule)
+    op_of = {lowered.index_of[id(node)]: op for op, node in enumerate(traced.nodes)}
+    return [(op_of.get(index, -1), lowered.nodes[index]) for index in lowered.schedule.ops]
 
 
 def _disagree(found: Sequence[str], expected: str) -> None:
@@ -300,17 +339,3 @@ def _progress(text: str) -> Iterator[None]:
     finally:
         if shown:
             print("\r" + " " * len(text) + "\r", end="", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Environment variable ``name`` is ``value`` within, and what it was afterwards."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

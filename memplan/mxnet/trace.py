@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from mxnet.base import MXNetError
 from memplan.errors import ArgumentError, TraceError
 from memplan.graph import Op, Tensor, TrainingGraph
 from memplan.mxnet.cse import merge_equal_nodes
+from memplan.mxnet.environment import current_match_range
 from memplan.mxnet.flops import flops
 from memplan.mxnet.gradient import check_unique_names, training_graph
 from memplan.mxnet.nnvm import (
@@ -28,8 +29,12 @@ from memplan.mxnet.nnvm import (
 )
 from memplan.mxnet.probe import handovers
 from memplan.mxnet.traits import ignored_inputs, may_be_mirrored
+from memplan.mxnet.writable import explicit_order, keep_random_order, repeatable_nodes, writable
 
 GradReq = str | Mapping[str, str] | None
+
+# NumPy has no bfloat16, the other dtype of MXNet's.
+_DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Trace:
     indices, in the JSON of ``symbol``, of the nodes it stands for (several where MXNet merges
     equal ones). ``symbol`` is the user's network without any force_mirroring attribute.
     ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
-    state, for the first two).
+    state, for the first two). ``heads`` are the entries of the network's outputs, then of the
+    gradients in the order of the arguments; ``realisation`` is the one that was traced for.
     """
 
     symbol: mx.sym.Symbol
@@ -50,6 +56,8 @@ class Trace:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     grad_req: Mapping[str, str]
+    heads: tuple[Entry, ...]
+    realisation: str
 
 
 def trace(
@@ -58,6 +66,8 @@ def trace(
     shapes: Mapping[str, Sequence[int]],
     type_dict: Mapping[str, Any] | None = None,
     grad_req: GradReq = None,
+    realisation: str = "mirror",
+    device_type: str = "cpu",
 ) -> Trace:
     """The training graph of ``net``.
 
@@ -66,22 +76,40 @@ def trace(
     what Module does: a gradient for every argument but the named inputs and those called
     ``…label``. Raises ArgumentError for shapes that are missing or wrong, TraceError for a
     network that cannot be differentiated. Costs (``seconds``) are left at 0.
+
+    With ``realisation="mirror"`` the graph is that of MXNet's own executor, with "explicit" that
+    of :mod:`memplan.mxnet.explicit`: gradients are tensors of the graph, sums of few gradients
+    are taken term by term, and whatever may run twice may be recomputed. TraceError names an op
+    that cannot be written so. ``device_type`` ("cpu" or "gpu") is where it will run.
     """
+    if realisation not in ("mirror", "explicit"):
+        raise ArgumentError(
+            f"there is no realisation {realisation!r}; choose from 'mirror', 'explicit'"
+        )
+    _check_symbol(net)
+    explicit = realisation == "explicit"
     symbol = without_flags(net)
-    nodes, heads = from_json(symbol.tojson())
+    nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
     check_unique_names(nodes)
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
     requests = complete_grad_req(symbol, shapes, grad_req)
     infer(heads, known_shapes, known_dtypes)
     merged = merge_equal_nodes(list(heads))
     wanted = [name for name, request in requests.items() if request != "null"]
-    full = training_graph(merged, heads, wanted)
+    full = training_graph(merged, heads, wanted, chain_sums=explicit)
+    if explicit:
+        full = writable(full, device_type)
     try:
         infer(full, known_shapes, known_dtypes)
     except MXNetError as error:
         raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
     order = [node for node in depth_first(full) if not node.is_variable]
-    graph = _build(order, full, len(merged), _fixed_nbytes(full, requests))
+    _check_shapes(order)
+    if explicit:
+        order = explicit_order(order)
+    held = {"write", "add"} if realisation == "mirror" else {"add"}
+    fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
+    graph = _build(order, full, len(merged), fixed, explicit)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -90,12 +118,25 @@ def trace(
         shapes=known_shapes,
         dtypes=known_dtypes,
         grad_req=requests,
+        heads=tuple(full),
+        realisation=realisation,
     )
+
+
+def _check_symbol(net: Any) -> None:
+    if isinstance(net, mx.gluon.Block):
+        raise ArgumentError(
+            "memplan plans a Symbol, and this is a Gluon block: pass "
+            "block(mx.sym.Variable('data')), ended by its loss, or train it by "
+            "memplan.mxnet.gluon.TrainStep"
+        )
+    if not isinstance(net, mx.sym.Symbol):
+        raise ArgumentError(f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {net!r}")
 
 
 def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     """A copy of ``net`` on which no op is flagged for mirroring."""
-    data = json.loads(net.tojson())
+    data = json.loads(net.tojson(remove_amp_cast=False))
     for node in data["nodes"]:
         attrs = node.get("attrs", {})
         for name in ("__force_mirroring__", "force_mirroring"):
@@ -118,6 +159,8 @@ def infer_arguments(
                     f"its arguments are {_some(arguments)}"
                 )
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
+    for name, dtype in (type_dict or {}).items():
+        _check_dtype(name, dtype)
     try:
         found, _, found_states = symbol.infer_shape_partial(**given)
     except MXNetError as error:
@@ -134,9 +177,7 @@ def infer_arguments(
     if type_dict is None:
         attributes = symbol.attr_dict()
         type_dict = {
-            name: np.float32
-            for name in arguments
-            if "__dtype__" not in attributes.get(name, {})
+            name: np.float32 for name in arguments if "__dtype__" not in attributes.get(name, {})
         }
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
@@ -147,6 +188,20 @@ def infer_arguments(
     if untyped:
         raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
     return result, {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
+
+
+def _check_shapes(order: Sequence[Node]) -> None:
+    for node in order:
+        if None in node.infos.outputs:
+            raise TraceError(
+                f"the shape of {node.name!r} ({node.op}) is not known before it runs, "
+                f"so its memory cannot be planned; leave it out of the training network"
+            )
+        if any(info and info.dtype not in _DTYPES for info in node.infos.outputs):
+            raise TraceError(
+                f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "
+                f"use float16 or float32"
+            )
 
 
 def complete_grad_req(
@@ -181,11 +236,15 @@ def complete_grad_req(
     return requests
 
 
-def _build(order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int) -> TrainingGraph:
+def _build(
+    order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int, explicit: bool
+) -> TrainingGraph:
     index_of = {id(node): i for i, node in enumerate(order)}
     first: dict[int, int] = {}
     tensors: list[Tensor] = []
-    external = {(id(node), k) for node, k in full[noutputs:]}
+    # MXNet's executor writes gradients into arrays of their own; in an explicit graph they are
+    # outputs like others.
+    external = set() if explicit else {(id(node), k) for node, k in full[noutputs:]}
     for node in order:
         first[id(node)] = len(tensors)
         for k, info in enumerate(node.infos.outputs):
@@ -194,23 +253,26 @@ def _build(order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int) 
                 tensors.append(Tensor(name, 0, 0))
             else:
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
-    forward = {id(node) for node in depth_first(full[:noutputs])}
-    ops = tuple(_op(node, index_of, first, id(node) in forward, external) for node in order)
+    forward = depth_first(full[:noutputs])
+    repeatable = repeatable_nodes(forward) if explicit else set(filter(may_be_mirrored, forward))
+    ops = tuple(_op(node, index_of, first, node in repeatable, external) for node in order)
+    if explicit:
+        ops = keep_random_order(ops, order)
     heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
-    nforward = sum(id(node) in forward for node in order)
-    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed)
+    nforward = sum(not node.is_variable for node in forward)
+    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
 
 
 def _op(
     node: Node,
     index_of: Mapping[int, int],
     first: Mapping[int, int],
-    is_forward: bool,
+    recomputable: bool,
     external: set[tuple[int, int]],
 ) -> Op:
     ignored = ignored_inputs(node)
     place_of: dict[int, int] = {}
-    inputs = []
+    inputs: list[int] = []
     after = []
     for place, (source, k) in enumerate(node.inputs):
         if source.is_variable:
@@ -227,7 +289,7 @@ def _op(
         kind=node.op,
         inputs=tuple(inputs),
         outputs=tuple(first[id(node)] + k for k in range(node.noutputs)),
-        recomputable=is_forward and may_be_mirrored(node),
+        recomputable=recomputable,
         differentiates=None if node.forward is None else index_of[id(node.forward)],
         after=tuple(after),
         handovers=tuple(
@@ -238,6 +300,7 @@ def _op(
         flops=flops(node),
         traffic_nbytes=_traffic_nbytes(infos.inputs) + _traffic_nbytes(infos.outputs),
         signature=signature(node),
+        mirror_stage=node.attrs.get("__mirror_stage__"),
     )
 
 
@@ -255,13 +318,16 @@ def _traffic_nbytes(infos: Sequence[EntryInfo | None]) -> int:
     return sum(info.nbytes for info in infos if info is not None)
 
 
-def _fixed_nbytes(full: Sequence[Entry], grad_req: Mapping[str, str]) -> int:
-    """Bytes of arguments, their gradients, auxiliary states and given head gradients."""
+def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
+    """Bytes of arguments, auxiliary states, given head gradients and arrays for gradients.
+
+    ``with_gradient`` names the arguments with such an array.
+    """
     total = 0
     for node in depth_first(full):
         info = node.infos.outputs[0] if node.is_variable else None
         if info is not None:
-            total += info.nbytes * (2 if grad_req.get(node.name, "null") != "null" else 1)
+            total += info.nbytes * (2 if node.name in with_gradient else 1)
     return total
 
 
@@ -283,6 +349,13 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
         raise ArgumentError(
             f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
         ) from None
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise ArgumentError(f"the dtype of {name!r} is {dtype!r}, which is none") from None
 
 
 def _some(names: Sequence[str]) -> str:

@@ -28,7 +28,14 @@ _NEVER_MIRRORED = frozenset(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
     one_hot _histogram RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp
     _contrib_SyncBatchNorm BatchNorm_v1 CTCLoss IdentityAttachKLSparseReg _Native _NDArray
-    _CrossDeviceCopy _npx_layer_norm _npx_embedding _npx_pick""".split()
+    _CrossDeviceCopy _npx_layer_norm _npx_embedding _npx_pick Convolution_v1 Crop diag hard_sigmoid
+    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat
+    _np_diagonal _np_moveaxis _npi_pad""".split()
+)
+
+_STATE_OR_USER_CODE = frozenset(
+    """RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp _Native _NDArray
+    _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
 # Operators with several outputs whose copies were seen to be right (tests/test_mirror.py): any
@@ -55,8 +62,15 @@ def is_random(node: Node) -> bool:
     return _RANDOM.search(node.op) is not None
 
 
+def has_state_or_user_code(node: Node) -> bool:
+    """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
+    return node.op in _STATE_OR_USER_CODE
+
+
 def may_be_mirrored(node: Node) -> bool:
     """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
     if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
         return False
+    if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
+        return False  # aborts where nobody reads its output, as those above
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE

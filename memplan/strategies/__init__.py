@@ -22,6 +22,9 @@ GROUP = "memplan.strategies"
 Loader = Callable[..., Strategy]
 
 
+REALISATIONS = ("mirror", "explicit")
+
+
 def _builtin(module: str, cls: str, **options: Any) -> Loader:
     def load(**more: Any) -> Strategy:
         made = getattr(importlib.import_module(f"memplan.strategies.{module}"), cls)
@@ -31,28 +34,55 @@ def _builtin(module: str, cls: str, **options: Any) -> Loader:
     return load
 
 
-_loaders: dict[str, Loader] = {
-    "store_all": _builtin("store_all", "StoreAll"),
-    "memonger": _builtin("memonger", "Memonger"),
-    "chen_sqrt": _builtin("chen", "ChenSqrt"),
-    "chen_sqrt_linear": _builtin("chen", "ChenSqrt", linear=True),
-    "chen_greedy": _builtin("chen", "ChenGreedy"),
-    "chen_greedy_linear": _builtin("chen", "ChenGreedy", linear=True),
-    "anneal": _builtin("anneal", "Anneal"),
-    "checkmate": _builtin("checkmate", "Checkmate"),
-    "brute_force": _builtin("brute_force", "BruteForce"),
+# Under one name there may be one strategy per realisation: they search different schedules.
+_loaders: dict[str, dict[str, Loader]] = {
+    "store_all": {
+        "mirror": _builtin("store_all", "StoreAll"),
+        "explicit": _builtin("store_all", "StoreAll"),
+    },
+    "checkpoint_last": {"explicit": _builtin("explicit_checkpoint", "CheckpointLast")},
+    "memonger": {"mirror": _builtin("memonger", "Memonger")},
+    "chen_sqrt": {
+        "mirror": _builtin("chen", "ChenSqrt"),
+        "explicit": _builtin("explicit_chen", "ExplicitChenSqrt"),
+    },
+    "chen_sqrt_linear": {
+        "mirror": _builtin("chen", "ChenSqrt", linear=True),
+        "explicit": _builtin("explicit_chen", "ExplicitChenSqrt", linear=True),
+    },
+    "chen_greedy": {
+        "mirror": _builtin("chen", "ChenGreedy"),
+        "explicit": _builtin("explicit_chen", "ExplicitChenGreedy"),
+    },
+    "chen_greedy_linear": {
+        "mirror": _builtin("chen", "ChenGreedy", linear=True),
+        "explicit": _builtin("explicit_chen", "ExplicitChenGreedy", linear=True),
+    },
+    "griewank": {"explicit": _builtin("griewank", "Griewank")},
+    "griewank_linear": {"explicit": _builtin("griewank", "Griewank", linear=True)},
+    "anneal": {"mirror": _builtin("anneal", "Anneal")},
+    "checkmate": {
+        "mirror": _builtin("checkmate", "Checkmate"),
+        "explicit": _builtin("checkmate_full", "CheckmateFull"),
+    },
+    "checkmate_lp": {"explicit": _builtin("checkmate_lp", "CheckmateLP")},
+    "brute_force": {
+        "mirror": _builtin("brute_force", "BruteForce"),
+        "explicit": _builtin("explicit_brute_force", "ExplicitBruteForce"),
+    },
 }
 
 
-def names() -> tuple[str, ...]:
-    """The names of all strategies, those of installed packages included."""
-    return tuple(dict.fromkeys((*_loaders, *(entry.name for entry in entry_points(group=GROUP)))))
+def names(realisation: str | None = None) -> tuple[str, ...]:
+    """The names of all strategies (for this realisation), those of installed packages included."""
+    known = [n for n, found in _loaders.items() if realisation is None or realisation in found]
+    return tuple(dict.fromkeys((*known, *(entry.name for entry in entry_points(group=GROUP)))))
 
 
 def register(name: str, loader: Loader, *, replace: bool = False) -> None:
     """Make ``loader`` (a strategy class, or a function that returns one) known as ``name``.
 
-    Raises ArgumentError if the name is taken, unless ``replace``.
+    It serves every realisation. Raises ArgumentError if the name is taken, unless ``replace``.
     """
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"a strategy's name must be a non-empty string, got {name!r}")
@@ -62,21 +92,24 @@ def register(name: str, loader: Loader, *, replace: bool = False) -> None:
         raise ArgumentError(
             f"there is a strategy {name!r} already; pass replace=True to replace it"
         )
-    _loaders[name] = loader
+    _loaders[name] = dict.fromkeys(REALISATIONS, loader)
 
 
-def create(strategy: str | Strategy, **options: Any) -> Strategy:
+def create(strategy: str | Strategy, *, realisation: str = "mirror", **options: Any) -> Strategy:
     """The strategy of this name, with ``options`` as fields; a strategy is returned as it is."""
     if not isinstance(strategy, str):
         if isinstance(strategy, type) or not callable(getattr(strategy, "solve", None)):
             raise ArgumentError(
                 f"strategy must be a name or an object with a method solve, got {strategy!r}; "
-                f"the names are {', '.join(names())}"
+                f"the names are {', '.join(names(realisation))}"
             )
         return strategy
-    loader = _loaders.get(strategy) or _from_entry_point(strategy)
+    loader = _loaders.get(strategy, {}).get(realisation) or _from_entry_point(strategy)
     if loader is None:
-        raise ArgumentError(f"there is no strategy {strategy!r}; choose from {', '.join(names())}")
+        known = "no strategy" if strategy not in _loaders else "for this realisation no strategy"
+        raise ArgumentError(
+            f"there is {known} {strategy!r}; choose from {', '.join(names(realisation))}"
+        )
     return loader(**options)
 
 

@@ -16,7 +16,7 @@ from memplan.annealing import anneal
 from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
 from memplan.mirror_program import MirrorProgram
-from memplan.mirroring import flags_of, mirror
+from memplan.mirroring import flaggable, flags_of, mirror
 from memplan.schedule import Schedule
 from memplan.simulate import Timeline, simulate
 from memplan.strategies.base import Outcome, Status, best_of
@@ -64,6 +64,8 @@ class Checkmate:
         known = best_of([Schedule.unplanned(graph), first], budget_nbytes)
         if known.schedule is not None and not known.schedule.recomputed:
             return Outcome(Status.OPTIMAL, known.schedule, graph.seconds)
+        if not flaggable(graph):
+            return Outcome(Status.INFEASIBLE)
         proved = self._solve_program(graph, budget_nbytes, known, deadline)
         if proved.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return proved
@@ -78,7 +80,7 @@ class Checkmate:
         stop = deadline - (1.0 - self.program_share) * self.time_limit
         program = MirrorProgram(graph, budget_nbytes, solver=self.solver, threads=self.threads)
         unplanned = simulate(Schedule.unplanned(graph))
-        program.add_moment(max(graph.nforward, unplanned.peak_step))
+        program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
         plans = [] if known.schedule is None else [known.schedule]
         bound = 0.0
         if plans:

@@ -1,0 +1,309 @@
+"""One network, traced and costed, on which any strategy can be tried at any budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memplan.allocator import Allocation, allocate
+from memplan.budget import format_nbytes, parse_budget
+from memplan.cost import Costs, CostTable, with_costs
+from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError
+from memplan.graph import TrainingGraph
+from memplan.mirroring import flags_of
+from memplan.result import Attempt, Footprint, Plan
+from memplan.schedule import Schedule
+from memplan.simulate import simulate
+from memplan.strategies import REALISATIONS, Outcome, Status, Strategy, create
+from memplan.validate import validate
+
+if TYPE_CHECKING:
+    from memplan.mxnet.trace import GradReq, Trace
+
+# MXNet's Symbol and Context: the core does not import MXNet.
+Symbol = Any
+Context = Any
+Shape = Sequence[int]
+
+# The strategies whose best plan is the start of those that take one: fast, and unlike each other.
+QUICK = {
+    "mirror": ("store_all", "memonger", "chen_greedy", "chen_greedy_linear", "chen_sqrt"),
+    "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
+}
+
+# What part of the time that is left a strategy gets: all but what checking and binding its plan
+# take; those of the explicit realisation mind live bytes only, so leave time to tighten, too.
+SHARE_OF_TIME = {"mirror": 0.97, "explicit": 0.5}
+
+# Seconds to look for the lowest reachable memory when a budget cannot be met.
+LOWEST_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A traced and costed network, ready for any strategy and budget."""
+
+    trace: Trace
+    graph: TrainingGraph
+    realisation: str
+    unplanned: Footprint
+    costs: str
+    on_gpu: bool
+    time_limit: float
+    reserve_nbytes: int
+
+    @classmethod
+    def prepare(
+        cls,
+        net: Symbol,
+        *,
+        realisation: str = "mirror",
+        ctx: Context | None = None,
+        costs: Costs | None = None,
+        time_limit: float = 60,
+        type_dict: Mapping[str, Any] | None = None,
+        reserve: int | str = 0,
+        grad_req: GradReq = None,
+        **shapes: Shape,
+    ) -> Job:
+        """Trace ``net`` and cost it; the arguments are those of :func:`plan`."""
+        from memplan.mxnet.mirror import warn_if_overridden
+        from memplan.mxnet.profile import profile
+        from memplan.mxnet.trace import trace
+
+        _check_options(realisation, time_limit)
+        reserve_nbytes = 0 if reserve in (0, None) else parse_budget(reserve, 0) or 0
+        warn_if_overridden()
+        on_gpu = ctx is not None and ctx.device_type == "gpu"
+        options: Any = {"type_dict": type_dict, "grad_req": grad_req}
+        if costs is None and on_gpu:
+            costs = profile(net, ctx=ctx, realisation=realisation, **(options | dict(shapes)))
+        elif costs is None:
+            costs = "roofline:v100" if ctx is None else "roofline:cpu"
+        options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}
+        stock = cls._of_trace(
+            trace(net, **options), costs, ctx, time_limit, reserve_nbytes
+        )._with_unplanned()
+        if realisation == "mirror":
+            return stock
+        explicit = trace(net, realisation=realisation, **options)
+        job = cls._of_trace(explicit, costs, ctx, time_limit, reserve_nbytes)
+        return dataclasses.replace(job, unplanned=stock.unplanned)
+
+    @classmethod
+    def _of_trace(
+        cls,
+        traced: Trace,
+        costs: Costs,
+        ctx: Context | None,
+        time_limit: float,
+        reserve_nbytes: int,
+    ) -> Job:
+        graph = with_costs(traced.graph, costs, device=_device(ctx))
+        return cls(
+            trace=traced,
+            graph=graph,
+            realisation=traced.realisation,
+            unplanned=Footprint(0, 0, graph.fixed_nbytes, reserve_nbytes, graph.seconds),
+            costs=_name_of(costs),
+            on_gpu=ctx is not None and ctx.device_type == "gpu",
+            time_limit=time_limit,
+            reserve_nbytes=reserve_nbytes,
+        )
+
+    def _with_unplanned(self) -> Job:
+        """With the figures of the step that MXNet runs without a plan."""
+        everything = Schedule.unplanned(self.graph)
+        figures = self.footprint(everything, self.realise(everything))
+        return dataclasses.replace(self, unplanned=figures)
+
+    def realise(self, schedule: Schedule) -> Symbol:
+        """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
+        from memplan.mxnet.explicit import training_symbol
+        from memplan.mxnet.mirror import annotate
+
+        if self.realisation == "explicit":
+            return training_symbol(self.trace, schedule)
+        return annotate(self.trace, flags_of(schedule), cudnn=self.on_gpu)
+
+    def placed(self, schedule: Schedule) -> Allocation:
+        """The blocks of ``schedule`` with all that its realisation adds."""
+        from memplan.mxnet.lowering import lower
+
+        if self.realisation == "explicit":
+            return allocate(lower(self.trace, schedule).schedule)
+        return allocate(schedule)
+
+    def footprint(self, schedule: Schedule, symbol: Symbol) -> Footprint:
+        """Simulated peak and, for ``symbol``, MXNet's own total: it has the last word."""
+        from memplan.mxnet.allocation import reported_mib
+
+        replayed = self.placed(schedule)
+        surplus = (reported_mib(symbol, self.trace) - (replayed.reported_nbytes >> 20)) << 20
+        return Footprint(
+            peak_nbytes=simulate(schedule).peak_nbytes,
+            allocated_nbytes=replayed.nbytes + max(0, surplus),
+            fixed_nbytes=self.graph.fixed_nbytes,
+            reserve_nbytes=self.reserve_nbytes,
+            seconds=schedule.seconds,
+        )
+
+    def attempt(self, strategy: str | Strategy, budget_nbytes: int | None) -> Attempt:
+        """What ``strategy`` finds within the budget, checked, realised and measured."""
+        begin = time.monotonic()
+        limit = None
+        if budget_nbytes is not None:
+            limit = budget_nbytes - self.graph.fixed_nbytes - self.reserve_nbytes
+        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        outcome, found = self._within(strategy, limit, begin)
+        seconds = time.monotonic() - begin
+        if outcome.schedule is None or found is None:
+            return Attempt(name, budget_nbytes, outcome.status, None, seconds)
+        symbol, footprint = found
+        bound = None
+        if outcome.lower_bound is not None and self.graph.seconds:
+            bound = max(0.0, outcome.lower_bound / self.graph.seconds - 1.0)
+        made = Plan(
+            status=outcome.status,
+            symbol=symbol,
+            schedule=outcome.schedule,
+            strategy=name,
+            costs=self.costs,
+            realisation=self.realisation,
+            trace=self.trace,
+            budget_nbytes=budget_nbytes,
+            footprint=footprint,
+            unplanned=self.unplanned,
+            lower_bound=bound,
+            planning_seconds=seconds,
+        )
+        return Attempt(name, budget_nbytes, outcome.status, made, seconds)
+
+    def _within(
+        self, strategy: str | Strategy, limit: int | None, begin: float
+    ) -> tuple[Outcome, tuple[Symbol, Footprint] | None]:
+        """Solve; where MXNet allocates more than ``limit``, tighten by the excess and try again."""
+        if limit is not None and limit < 0:
+            return Outcome(Status.INFEASIBLE), None
+        target, first = limit, None
+        while True:
+            share = SHARE_OF_TIME[self.realisation]
+            left = self.time_limit - (time.monotonic() - begin)
+            outcome = self._solve(strategy, target, share * left)
+            first = first or outcome
+            if outcome.schedule is None:
+                # A tightened budget that cannot be met proves nothing about the true one.
+                return (outcome if target == limit else Outcome(Status.NO_PLAN_FOUND)), None
+            verdict = validate(outcome.schedule)
+            if not verdict.valid:
+                raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+            symbol = self.realise(outcome.schedule)
+            footprint = self.footprint(outcome.schedule, symbol)
+            if limit is None or footprint.allocated_nbytes <= limit:
+                status = outcome.status if target == limit else Status.FEASIBLE
+                bound = first.lower_bound
+                return dataclasses.replace(outcome, status=status, lower_bound=bound), (
+                    symbol,
+                    footprint,
+                )
+            target = (limit if target is None else target) - (footprint.allocated_nbytes - limit)
+            if target < 0 or time.monotonic() - begin > self.time_limit:
+                return Outcome(Status.NO_PLAN_FOUND), None
+
+    def _solve(self, strategy: str | Strategy, limit: int | None, seconds: float) -> Outcome:
+        """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
+        solver = create(strategy, realisation=self.realisation)
+        everything = Schedule.unplanned(self.graph)
+        unplanned_nbytes = self.placed(everything).nbytes
+        if limit is not None and unplanned_nbytes <= limit:
+            return Outcome(Status.OPTIMAL, everything, self.graph.seconds)
+        outcome = self._ask(solver, limit, seconds)
+        found = outcome.schedule
+        if limit is None and found is not None and self.placed(found).nbytes >= unplanned_nbytes:
+            return Outcome(Status.FEASIBLE, everything)
+        return outcome
+
+    def _ask(self, solver: Strategy, limit: int | None, seconds: float) -> Outcome:
+        """Give the strategy its time and its start, and let it solve."""
+        fields = {field.name for field in dataclasses.fields(solver)}  # type: ignore[arg-type]
+        given: dict[str, Any] = {}
+        if "start" in fields:
+            begin = time.monotonic()
+            given["start"] = self._quick_start(limit)
+            seconds -= time.monotonic() - begin
+        if "time_limit" in fields:
+            given["time_limit"] = max(0.1, seconds)
+        if given:
+            solver = dataclasses.replace(solver, **given)  # type: ignore[type-var]
+        return solver.solve(self.graph, limit)
+
+    def _quick_start(self, limit: int | None) -> Schedule | None:
+        """The best plan of the quick strategies; if none fits, the one with the least memory."""
+        for target in dict.fromkeys((limit, None)):
+            quick = [create(name, realisation=self.realisation) for name in QUICK[self.realisation]]
+            outcomes = [strategy.solve(self.graph, target) for strategy in quick]
+            plans = [outcome.schedule for outcome in outcomes if outcome.schedule is not None]
+            if plans and target is not None:
+                return min(plans, key=lambda schedule: schedule.seconds)
+            if plans:
+                return min(plans, key=lambda schedule: allocate(schedule).nbytes)
+        return None
+
+    def _least(self) -> Schedule | None:
+        """A schedule with about the least memory that can be reached."""
+        if self.realisation == "mirror":
+            return self._solve("anneal", None, LOWEST_SECONDS).schedule
+        return self._quick_start(None)
+
+    def budget_error(self, attempt: Attempt) -> BudgetError:
+        """Why there is no plan, with the lowest memory that memplan can reach."""
+        held = self.graph.fixed_nbytes + self.reserve_nbytes
+        least = self._least()
+        lowest = None if least is None else held + self.placed(least).nbytes
+        proved = attempt.status is Status.INFEASIBLE
+        budget = format_nbytes(attempt.budget_nbytes or 0)
+        what = (
+            f"no plan fits in {budget} (proved)"
+            if proved
+            else (f"strategy {attempt.strategy} found no plan within {budget}")
+        )
+        where = (
+            ""
+            if lowest is None
+            else (f"; the lowest that memplan reaches is {format_nbytes(lowest)} ({lowest} bytes)")
+        )
+        why = (
+            f". Arguments, gradients and states take {format_nbytes(self.graph.fixed_nbytes)} of "
+            f"it, the reserve {format_nbytes(self.reserve_nbytes)}, whatever the plan. "
+            "Raise the budget, or lower the batch size"
+        )
+        return BudgetError(what + where + why, proved=proved, lowest_nbytes=lowest)
+
+
+def _check_options(realisation: str, time_limit: float) -> None:
+    if realisation not in REALISATIONS:
+        choices = ", ".join(map(repr, REALISATIONS))
+        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+
+
+def _device(ctx: Context | None) -> str | None:
+    """Where costs must come from; only the kind of device, for a GPU not in this machine."""
+    from memplan.mxnet.profile import device_name
+
+    if ctx is None:
+        return None
+    try:
+        return device_name(ctx)
+    except CostError:
+        return str(ctx.device_type)
+
+
+def _name_of(costs: Costs) -> str:
+    if isinstance(costs, CostTable):
+        return f"measured on {costs.device}"
+    return str(costs)

@@ -1,0 +1,180 @@
+"""A Module that trains by plans: ``mx.mod.Module`` but for the executors that it trains with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+
+from memplan.cost import Costs
+from memplan.errors import ArgumentError
+from memplan.mxnet.module_executor import Executor
+from memplan.mxnet.module_plans import Plans, Request
+from memplan.result import Plan
+from memplan.strategies import Strategy
+
+
+class Module(mx.mod.Module):  # type: ignore[misc]
+    """Used like ``mx.mod.Module``; it trains within ``budget`` bytes on every device.
+
+    ``budget``, ``strategy``, ``time_limit``, ``costs`` and ``reserve`` are those of
+    :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``. ``plan`` is a plan made
+    before with ``realisation="explicit"``, for the shapes on the first device. The network is
+    planned when it is bound to train, and when input shapes are first seen in training; plans are
+    remembered. A budget given as a share is one of the step that is planned first.
+
+    ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
+    BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
+    memory of the training step: it overwrites gradients that ``update`` has not used yet.
+
+    ``bind`` and ``forward`` raise what :func:`memplan.plan` raises, and ArgumentError for a
+    network that they cannot train.
+    """
+
+    def __init__(
+        self,
+        symbol: mx.sym.Symbol,
+        data_names: Sequence[str] | None = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = logging,
+        context: mx.Context | Sequence[mx.Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        compression_params: Mapping[str, Any] | None = None,
+        *,
+        budget: int | float | str | None = None,
+        strategy: str | Strategy = "checkmate",
+        time_limit: float = 60,
+        costs: Costs | None = None,
+        reserve: int | str = 0,
+        plan: Plan | None = None,
+    ) -> None:
+        super().__init__(
+            symbol,
+            data_names=data_names,
+            label_names=label_names,
+            logger=logger,
+            context=mx.cpu() if context is None else context,
+            work_load_list=work_load_list,
+            fixed_param_names=fixed_param_names,
+            state_names=state_names,
+            group2ctxs=group2ctxs,
+            compression_params=compression_params,
+        )
+        options = {"time_limit": time_limit, "costs": costs, "reserve": reserve}
+        self._plans = Plans(symbol, budget, strategy, options, plan)
+
+    @classmethod
+    def load(
+        cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **options: Any
+    ) -> Module:
+        """The module that ``save_checkpoint`` saved; ``options`` are those of the class."""
+        symbol, arguments, states = mx.model.load_checkpoint(prefix, epoch)
+        module = cls(symbol, **options)
+        module._arg_params, module._aux_params = arguments, states
+        module.params_initialized = True
+        if load_optimizer_states:
+            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan for the shapes that it was bound to, on the first device.
+
+        None where it is not bound to train.
+        """
+        if not self.binded:
+            return None
+        first = (self._exec_group._default_execs or self._exec_group.execs)[0]
+        return first.plan if isinstance(first, Executor) else None
+
+    def bind(self, *arguments: Any, **options: Any) -> None:
+        """Bind as ``mx.mod.Module`` does; to train, plan the step first."""
+        symbol = self.symbol
+        self._symbol = _Binder(symbol, self._plans)
+        try:
+            super().bind(*arguments, **options)
+        finally:
+            self._symbol = symbol
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Run a training step, gradients included, or inference."""
+        nbound = self._plans.nbound
+        super().forward(data_batch, is_train)
+        if self._plans.nbound != nbound:
+            # Shapes seen for the first time: there are gradients where there were none.
+            self._exec_group._collect_arrays()
+
+    def update(self) -> None:
+        """Update the parameters by the gradients of the last training step."""
+        self._check_gradients()
+        super().update()
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """The gradients of the inputs, computed in the last training step."""
+        self._check_gradients()
+        return super().get_input_grads(merge_multi_context)
+
+    def _sync_params_from_devices(self) -> None:
+        # MXNet's engine does not know that BatchNorm's backward op writes the moving statistics.
+        mx.nd.waitall()
+        super()._sync_params_from_devices()
+
+    def _check_gradients(self) -> None:
+        for executor in self._exec_group.execs if self.binded else ():
+            if isinstance(executor, Executor):
+                executor.check_gradients()
+
+
+class _Binder:
+    """Stands in for a network while Module binds it: ``simple_bind`` gives planned executors."""
+
+    def __init__(self, net: mx.sym.Symbol, plans: Plans) -> None:
+        self._net, self._plans = net, plans
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._net, name)
+
+    def __getitem__(self, index: int) -> mx.sym.Symbol:
+        return self._net[index]
+
+    def simple_bind(
+        self,
+        ctx: mx.Context,
+        grad_req: Mapping[str, str],
+        type_dict: Mapping[str, Any],
+        shared_arg_names: Sequence[str],
+        shared_exec: Any,
+        group2ctx: Any,
+        shared_buffer: Any,
+        **shapes: tuple[int, ...],
+    ) -> Any:
+        """An executor that trains by a plan; MXNet's own if no gradient is wanted."""
+        arguments = self._net.list_arguments()
+        if all(grad_req[name] == "null" for name in arguments):
+            pool = shared_exec.pool if isinstance(shared_exec, Executor) else shared_exec
+            return self._net.simple_bind(
+                ctx=ctx,
+                grad_req=grad_req,
+                type_dict=type_dict,
+                shared_arg_names=shared_arg_names,
+                shared_exec=pool,
+                group2ctx=group2ctx,
+                shared_buffer=shared_buffer,
+                **shapes,
+            )
+        if group2ctx:
+            raise ArgumentError("group2ctxs: a plan trains on one device; use mx.mod.Module")
+        request = Request(
+            ctx,
+            {name: tuple(shapes[name]) for name in arguments if name in shapes},
+            {name: type_dict[name] for name in arguments if name in type_dict},
+            {name: grad_req[name] for name in arguments},
+        )
+        executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names)
+        executor.train()
+        return executor

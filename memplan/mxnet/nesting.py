@@ -1,0 +1,163 @@
+"""Nested arrays, as Gluon's blocks take and return them, and their shapes and Symbols."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError
+
+NDArray = Any
+
+# An array, None, or a tuple or list of such.
+Arrays = Any
+
+# The same with Specs for arrays, and tuples only.
+Specs = Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of an input or label."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def as_inputs(x: Arrays) -> tuple[Any, ...]:
+    """The inputs of a block as a tuple of them."""
+    is_one = x is None or _is_shape(x) or not isinstance(x, list | tuple)
+    return (x,) if is_one else tuple(x)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and value != () and all(isinstance(n, int) for n in value)
+
+
+def specs_of(value: Any) -> Specs:
+    """What ``value`` (arrays or shapes) is made of; hashable."""
+    if value is None:
+        return None
+    if isinstance(value, mx.nd.NDArray):
+        _check_array(value)
+        return Spec(value.shape, dtype_name(value.dtype))
+    if _is_shape(value):
+        return Spec(value, "float32")
+    if isinstance(value, list | tuple):
+        return tuple(map(specs_of, value))
+    raise ArgumentError(
+        f"inputs and labels must be mx.nd arrays, or tuples or lists of them; got "
+        f"{type(value).__name__}"
+    )
+
+
+def dtype_name(dtype: Any) -> str:
+    """NumPy's name of a dtype of MXNet's; ArgumentError for bfloat16, of which NumPy has none."""
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = np.dtype("void")
+    if known.kind == "V":
+        raise ArgumentError("memplan cannot plan bfloat16; cast to float16 or float32")
+    return known.name
+
+
+def _check_array(array: NDArray) -> None:
+    if isinstance(array, mx.np.ndarray):
+        raise ArgumentError("TrainStep does not support mx.np arrays; use as_nd_ndarray()")
+    if array.stype != "default":
+        raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
+    if array.grad is not None:
+        raise ArgumentError(
+            "an input has a gradient attached (attach_grad), but TrainStep computes those of "
+            "parameters only; make it a Parameter, or detach() it"
+        )
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is in the tuples and lists of ``value``, None aside."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    elif value is not None:
+        yield value
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with every leaf replaced by ``function`` of it."""
+    if isinstance(value, list | tuple):
+        return [mapped(function, item) for item in value]
+    return None if value is None else function(value)
+
+
+def noutputs(symbol: mx.sym.Symbol) -> int:
+    return len(symbol.list_outputs())
+
+
+def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
+    """``arrays`` nested as ``form`` says, which has a number of them for each leaf."""
+
+    def taken(count: int) -> Any:
+        found = [next(arrays) for _ in range(count)]
+        return found if count > 1 else found[0]
+
+    return mapped(taken, form)
+
+
+def variables(specs: Specs, name: str) -> Any:
+    """A Symbol for every array of ``specs``, nested as they are."""
+    count = itertools.count()
+
+    def variable(spec: Spec) -> mx.sym.Symbol:
+        return mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
+
+    return mapped(variable, specs)
+
+
+def contexts_of(value: Arrays) -> set[mx.Context]:
+    return {array.context for array in leaves(value) if isinstance(array, mx.nd.NDArray)}
+
+
+def one_context(batch: Arrays) -> mx.Context:
+    """Where the arrays of ``batch`` are; ArgumentError if in several places, or in none."""
+    contexts = contexts_of(batch)
+    if not contexts:
+        raise ArgumentError("there are no arrays to train on")
+    if len(contexts) != 1:
+        raise ArgumentError(
+            f"inputs and labels must be on one context, got {sorted(map(str, contexts))}; for "
+            f"several, give lists with an entry for each, as split_and_load makes them"
+        )
+    return contexts.pop()
+
+
+def per_context(x: Arrays, y: Arrays) -> list[tuple[Arrays, Arrays]] | None:
+    """Inputs and labels for each context; None if they are not lists of that."""
+    parts = _split(x)
+    if parts is None:
+        return None
+    labels = [None] * len(parts) if y is None else _split(y)
+    if labels is None and len(parts) == 1:
+        labels = [y]
+    if labels is None or len(labels) != len(parts):
+        raise ArgumentError("split the labels over the contexts as the inputs are")
+    return list(zip(parts, labels, strict=True))
+
+
+def _split(value: Arrays) -> list[Arrays] | None:
+    """``value`` taken apart if it is a list with an entry per context, or a sequence of such."""
+    if isinstance(value, list):
+        contexts = [contexts_of(item) for item in value]
+        alone = all(len(found) == 1 for found in contexts)
+        if value and alone and len(set().union(*contexts)) == len(value):
+            return list(value)
+    if isinstance(value, list | tuple):
+        parts = [_split(item) for item in value]
+        if parts and all(part is not None and len(part) > 1 for part in parts):
+            return list(zip(*parts, strict=True))
+    return None

@@ -1,0 +1,58 @@
+"""Checkmate's linear relaxation, and the two-phase rounding of its solution.
+
+Jain et al. 2020 (arXiv:1910.02653), section 5 and appendix D: S is rounded by a threshold, R is
+the least recomputation that S allows. Which threshold (and how much of the budget the relaxation
+is given) is best is not known beforehand: a sweep tries several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+
+from memplan.rematerialize import Keep, rematerialize, retaining
+from memplan.schedule import Schedule
+from memplan.solver import Solved
+from memplan.stage_program import StageProgram
+
+
+def relaxation(program: StageProgram, deadline: float) -> Solved | None:
+    """The optimum of the linear relaxation with all its memory rows; None if time runs out.
+
+    ``deadline`` is a time of time.monotonic(). The program keeps the rows.
+    """
+    while (left := deadline - time.monotonic()) > 0:
+        solved = program.solve(left, relax=True)
+        if solved.infeasible:
+            return solved
+        if solved.values is None or not solved.optimal:
+            return None
+        if not program.add_violated(solved.values):
+            return solved
+    return None
+
+
+def roundings(
+    program: StageProgram, values: Sequence[float], *, thresholds: int, deadline: float
+) -> Iterator[Schedule]:
+    """Schedules from values of S: ``thresholds`` different ones, each rounded in two ways.
+
+    Either what is to be carried is there, recomputed if need be; or it is carried only if some op
+    has needed it and recomputed when the next one does.
+    """
+    graph = program.graph
+    distinct = sorted({round(value, 6) for value in program.carried_values(values)})
+    cuts = [0.5 * (a + b) for a, b in pairwise(distinct)] or [0.5]
+    step = max(1.0, len(cuts) / thresholds)
+    for index in range(min(thresholds, len(cuts))):
+        if time.monotonic() > deadline:
+            return
+        retained = program.retained(values, cuts[int(index * step)])
+        yield retaining(graph, retained)
+        yield rematerialize(graph, _member(retained))
+
+
+def _member(retained: Sequence[AbstractSet[int]]) -> Keep:
+    return lambda t, a: a in retained[t]

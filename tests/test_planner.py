@@ -1,0 +1,310 @@
+"""From a network and a budget to a plan: figures, forms of arguments, and every way to be wrong."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
+from memplan.graph import TrainingGraph
+from memplan.mirroring import flaggable, mirror
+from memplan.mxnet.allocation import reported_mib
+from memplan.mxnet.trace import trace
+from memplan.schedule import Schedule
+from memplan.simulate import simulate
+from memplan.strategies.base import Outcome, Status
+from networks import hinted_resnet, residual_net, two_headed_net
+
+ROOFLINE = "roofline:v100"
+
+
+@pytest.fixture(scope="module")
+def network() -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
+    return residual_net(batch=16, size=32, units=6, filters=16)
+
+
+def quick(network: Any, **options: Any) -> memplan.Plan:
+    net, shapes = network
+    options = {"strategy": "anneal", "time_limit": 1, "costs": ROOFLINE} | options
+    return memplan.plan(net, **options, **shapes)
+
+
+def flagged(symbol: mx.sym.Symbol) -> set[str]:
+    nodes = json.loads(symbol.tojson())["nodes"]
+    return {n["name"] for n in nodes if n.get("attrs", {}).get("__force_mirroring__") == "True"}
+
+
+def test_figures_agree_with_each_other_and_with_mxnet(network: Any) -> None:
+    plan = quick(network, budget=0.6, reserve="1MiB")
+    net, shapes = network
+    traced = trace(net, shapes=shapes)
+    assert plan.total_nbytes == plan.fixed_nbytes + plan.allocated_nbytes + (1 << 20)
+    assert plan.total_nbytes <= plan.budget_nbytes == int(plan.unplanned.total_nbytes * 0.6)
+    assert plan.allocated_nbytes >> 20 == reported_mib(plan.symbol, traced)
+    assert plan.unplanned.allocated_nbytes >> 20 == reported_mib(net, traced)
+    assert plan.peak_nbytes == simulate(plan.schedule).peak_nbytes <= plan.allocated_nbytes
+    assert plan.overhead == pytest.approx(plan.schedule.seconds / plan.unplanned.seconds - 1)
+    assert 0 < plan.overhead < 1
+    assert flagged(plan.symbol) >= {
+        plan.schedule.graph.ops[op].name for op in plan.schedule.recomputed
+    }
+
+
+@pytest.mark.parametrize("budget", ["60%", 0.6, "16MiB", 16 << 20])
+def test_forms_of_a_budget(network: Any, budget: Any) -> None:
+    plan = quick(network, budget=budget)
+    expected = 16 << 20 if budget in ("16MiB", 16 << 20) else int(plan.unplanned.total_nbytes * 0.6)
+    assert plan.budget_nbytes == expected
+    assert plan.total_nbytes <= expected
+
+
+def test_without_a_budget_it_is_the_least_memory(network: Any) -> None:
+    plan = quick(network)
+    assert plan.budget_nbytes is None
+    assert plan.lower_bound is None
+    assert plan.allocated_nbytes < 0.6 * plan.unplanned.allocated_nbytes
+
+
+def test_a_budget_that_the_step_fits_needs_no_plan(network: Any) -> None:
+    plan = quick(network, budget=1.0, strategy="memonger")
+    assert plan.status is Status.OPTIMAL
+    assert not plan.schedule.recomputed
+    assert plan.overhead == 0
+    assert plan.lower_bound == 0
+
+
+def test_the_users_symbol_is_left_alone_and_old_flags_are_forgotten() -> None:
+    net, shapes = residual_net()
+    data = json.loads(net.tojson())
+    for node in data["nodes"]:
+        node.setdefault("attrs", {})["__force_mirroring__"] = "True"
+    net = mx.sym.load_json(json.dumps(data))
+    before = net.tojson()
+    planned = memplan.search_plan(net, strategy="store_all", **shapes)
+    assert net.tojson() == before
+    assert not flagged(planned)
+
+
+def test_memongers_call_is_taken_as_it_is() -> None:
+    net, shapes = hinted_resnet()
+    for symbol in (
+        memplan.search_plan(net, ntrial=6, type_dict=None, **shapes),
+        memplan.search_plan(net, 6, None, **shapes),
+    ):
+        assert flagged(symbol)
+        hints = [n for n in symbol.attr_dict().values() if "__mirror_stage__" in n]
+        assert hints
+
+
+def test_shapes_may_come_from_the_variables() -> None:
+    net = mx.sym.Variable("data", shape=(8, 20))
+    for width in (32, 32, 10):
+        net = mx.sym.Activation(mx.sym.FullyConnected(net, num_hidden=width), act_type="tanh")
+    plan = memplan.plan(mx.sym.SoftmaxOutput(net, name="softmax"), strategy="store_all")
+    assert plan.unplanned.allocated_nbytes > 0
+
+
+def test_half_precision_is_counted_as_it_is(network: Any) -> None:
+    full = quick(network, strategy="store_all")
+    half = quick(network, strategy="store_all", type_dict={"data": "float16"})
+    assert half.allocated_nbytes == pytest.approx(full.allocated_nbytes / 2, rel=0.02)
+
+
+def test_gradients_are_those_that_grad_req_asks_for() -> None:
+    net, shapes = residual_net()
+    default = memplan.plan(net, strategy="store_all", **shapes)
+    everything = memplan.plan(net, strategy="store_all", grad_req="write", **shapes)
+    inputs = 4 * math.prod(shapes["data"]) + 4 * shapes["data"][0]
+    assert everything.fixed_nbytes - default.fixed_nbytes == inputs
+    one = {"data": "write"}
+    assert memplan.plan(net, strategy="store_all", grad_req=one, **shapes).fixed_nbytes < (
+        default.fixed_nbytes
+    )
+
+
+def test_the_summary_says_what_a_person_wants_to_know(network: Any) -> None:
+    plan = quick(network, budget=0.6, strategy="checkmate", time_limit=2)
+    text = str(plan)
+    assert text.startswith("Fits in ")
+    assert f"{plan.overhead:+.1%}" in text
+    assert "unplanned" in text
+    assert "checkmate" in text
+    assert "roofline:v100" in text
+
+
+def test_compare_gives_a_row_for_every_strategy_and_budget(network: Any) -> None:
+    net, shapes = network
+    strategies = ("memonger", "store_all")
+    table = memplan.compare(
+        net, strategies=strategies, budgets=(0.6, None), costs=ROOFLINE, **shapes
+    )
+    rows = list(csv.DictReader(io.StringIO(table.to_csv())))
+    assert [row["strategy"] for row in rows] == [*strategies, *strategies]
+    assert [row["status"] for row in rows] == ["feasible", "no plan found", "feasible", "feasible"]
+    assert int(rows[0]["total_nbytes"]) <= int(rows[0]["budget_nbytes"])
+    assert rows[1]["total_nbytes"] == ""
+    assert len(str(table).splitlines()) == 5
+
+
+def test_an_environment_that_undoes_plans_is_said(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
+    with pytest.warns(UserWarning, match="MXNET_BACKWARD_DO_MIRROR"):
+        quick(network, strategy="store_all", budget=1.0)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "changed"), [({}, True), ({"cudnn_off": True}, False), ({"eps": 1e-3}, True)]
+)
+def test_batch_norm_on_cudnn_gets_the_root_of_its_momentum(
+    attrs: dict[str, Any], changed: bool
+) -> None:
+    net = mx.sym.Variable("data")
+    for i in range(6):
+        net = mx.sym.Convolution(net, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        net = mx.sym.BatchNorm(net, momentum=0.81, name=f"norm{i}", **attrs)
+        net = mx.sym.Activation(net, act_type="relu", name=f"relu{i}")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    plan = memplan.plan(
+        net, strategy="memonger", costs=ROOFLINE, ctx=mx.gpu(0), data=(8, 3, 16, 16)
+    )
+    attributes = plan.symbol.attr_dict()
+    norms = {f"norm{i}" for i in range(6)}
+    assert norms & flagged(plan.symbol)
+    for name in norms:
+        expected = 0.9 if changed and name in flagged(plan.symbol) else 0.81
+        assert float(attributes[name]["momentum"]) == pytest.approx(expected)
+
+
+@dataclass(frozen=True)
+class OnlyThePeak:
+    """Minds live bytes only, so that MXNet's blocks exceed what it was asked for."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        candidates = flaggable(graph)
+        for kept in range(len(candidates), 0, -1):
+            schedule = mirror(graph, frozenset(candidates[:: max(1, kept)]))
+            if budget_nbytes is None or simulate(schedule).peak_nbytes <= budget_nbytes:
+                return Outcome(Status.OPTIMAL, schedule, graph.seconds)
+        return Outcome(Status.INFEASIBLE)
+
+
+def test_a_plan_that_mxnet_places_beyond_the_budget_is_tightened(network: Any) -> None:
+    unplanned = quick(network, strategy="store_all").unplanned
+    held = unplanned.fixed_nbytes
+    budget = held + (unplanned.peak_nbytes + unplanned.allocated_nbytes) // 2
+    plan = quick(network, strategy=OnlyThePeak(), budget=budget)
+    assert plan.total_nbytes <= budget
+    # The strategy called its answer to the tightened question optimal; of the true one it is not.
+    assert plan.status is Status.FEASIBLE
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """Recomputes an op right after it ran, which mirroring never does."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        op = flaggable(graph)[0]
+        order = [*range(op + 1), op, *range(op + 1, len(graph.ops))]
+        return Outcome(Status.FEASIBLE, Schedule.sequence(graph, order))
+
+
+def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
+    with pytest.raises(ScheduleError, match="no set of force_mirroring flags"):
+        quick(network, strategy=Backwards(), budget=0.6)
+
+
+def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> None:
+    with pytest.raises(BudgetError, match="the lowest that memplan reaches") as caught:
+        quick(network, strategy="memonger", budget=0.2)
+    assert not caught.value.proved
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    assert str(lowest) in str(caught.value)
+    plan = quick(network, strategy="anneal", time_limit=8, budget=int(lowest * 1.05))
+    assert plan.total_nbytes <= lowest * 1.05
+
+
+def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None:
+    with pytest.raises(BudgetError, match="proved") as caught:
+        quick(network, budget=1000)
+    assert caught.value.proved
+
+
+def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
+    # One op's own output and input do not fit.
+    fixed = quick(network, strategy="store_all").fixed_nbytes
+    with pytest.raises(BudgetError, match="proved"):
+        quick(network, strategy="checkmate", budget=fixed + (1 << 18), time_limit=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "chekmate"}, "choose from .*checkmate"),
+        ({"strategy": memplan.strategies.Strategy}, "a name or an object"),
+        ({"budget": "4 potatoes"}, "potatoes"),
+        ({"budget": 0}, "less than one byte"),
+        ({"budget": 1.5}, "share"),
+        ({"realisation": "wish"}, "'mirror'"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"costs": "roofline:abacus"}, "abacus"),
+        ({"costs": 3}, "costs must be"),
+        ({"grad_req": "perhaps"}, "perhaps"),
+        ({"grad_req": "null"}, "no argument wants a gradient"),
+        ({"label": (3,)}, "'label'"),
+        ({"type_dict": {"dta": "float16"}}, "'dta'"),
+    ],
+)
+def test_arguments_that_cannot_be_used(network: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        quick(network, **options)
+
+
+def test_missing_and_inconsistent_shapes_name_the_argument() -> None:
+    net, _ = two_headed_net()
+    with pytest.raises(ArgumentError, match="'data'"):
+        memplan.plan(net, strategy="store_all")
+    with pytest.raises(ArgumentError, match="do not fit"):
+        memplan.plan(net, strategy="store_all", data=(4, 3))
+
+
+@pytest.mark.parametrize("thing", [42, None, "resnet", [mx.sym.Variable("data")], mx.nd.zeros(3)])
+def test_only_a_symbol_can_be_planned(thing: Any) -> None:
+    with pytest.raises(ArgumentError, match="Symbol"):
+        memplan.plan(thing, data=(2, 3))
+
+
+def test_a_gluon_block_is_told_how_to_become_a_symbol() -> None:
+    block = mx.gluon.nn.Dense(3)
+    with pytest.raises(ArgumentError, match=r"block\(mx.sym.Variable"):
+        memplan.plan(block, data=(2, 3))
+
+
+def test_an_op_without_a_gradient_is_named() -> None:
+    net = mx.sym.topk(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8), name="best")
+    net = mx.sym.MakeLoss(mx.sym.contrib.div_sqrt_dim(mx.sym.all_finite(net, name="finite")))
+    with pytest.raises(TraceError, match="'finite'"):
+        memplan.plan(net, strategy="store_all", data=(4, 8))
+
+
+def test_costs_of_another_device_or_network_are_refused(network: Any) -> None:
+    net, shapes = network
+    graph = trace(net, shapes=shapes).graph
+    table = memplan.CostTable("gpu(Tesla T4)", {op.signature: 1e-4 for op in graph.ops})
+    assert quick(network, costs=table, strategy="store_all").costs == "measured on gpu(Tesla T4)"
+    with pytest.raises(CostError, match="Tesla T4"):
+        quick(network, costs=table, ctx=mx.cpu(), strategy="store_all")
+    poorer = dataclasses.replace(table, seconds=dict(list(table.seconds.items())[3:]))
+    with pytest.raises(CostError, match="lack"):
+        quick(network, costs=poorer, strategy="store_all")
