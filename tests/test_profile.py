@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import sys
 import time
@@ -10,12 +11,13 @@ from collections.abc import Callable
 import mxnet as mx
 import pytest
 
+import memplan
 from memplan.allocator import allocate
 from memplan.cost import CostTable, with_costs
 from memplan.errors import ArgumentError, CostError
 from memplan.graph import TrainingGraph
 from memplan.mxnet.profile import _measure, bind, device_name, frugal_schedule, profile
-from memplan.mxnet.trace import trace
+from memplan.mxnet.trace import Trace, trace
 from memplan.schedule import Schedule
 from networks import (
     Network,
@@ -56,6 +58,14 @@ class _BrokenProp(mx.operator.CustomOpProp):
         return _Broken()
 
 
+def upward_net() -> Network:
+    """A Deconvolution, whose weight gradient is rewritten, and a gradient of many terms."""
+    body = mx.sym.relu(mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(1, 1)))
+    body = mx.sym.Deconvolution(body, num_filter=4, kernel=(2, 2), stride=(2, 2))
+    body = sum((mx.sym.tanh(body * (i + 2.0)) for i in range(5)), body)
+    return mx.sym.MakeLoss(mx.sym.sum(body)), {"data": (2, 3, 8, 8)}
+
+
 def costed(network: Network, **options: object) -> TrainingGraph:
     net, shapes = network
     table = profile(net, **{"repeats": 2, "warmup": 1, **options}, **shapes)
@@ -67,6 +77,61 @@ def costed(network: Network, **options: object) -> TrainingGraph:
 )
 def test_every_op_has_a_positive_cost(network: Callable[[], Network]) -> None:
     assert min(op.seconds for op in costed(network()).ops) > 0
+
+
+@pytest.mark.parametrize(
+    "network", [residual_net, unrolled_lstm, two_headed_net, upward_net], ids=lambda f: f.__name__
+)
+def test_a_table_for_explicit_plans(network: Callable[[], Network]) -> None:
+    """It has the ops of both graphs: figures of the unplanned step are those of MXNet's own."""
+    net, shapes = network()
+    options = {"ctx": mx.cpu(), "realisation": "explicit"}
+    table = profile(net, repeats=2, warmup=1, **options, **shapes)
+    explicit = trace(net, shapes=shapes, realisation="explicit").graph
+    stock = trace(net, shapes=shapes).graph
+    if network is upward_net:
+        assert {op.kind for op in explicit.ops} - {op.kind for op in stock.ops}
+    free = [op.kind for op in with_costs(explicit, table).ops if op.seconds == 0]
+    assert set(free) <= {"_grad_add"}
+    made = memplan.plan(net, strategy="chen_greedy", costs=table, **options, **shapes)
+    assert made.schedule.graph.seconds > 0
+    assert made.unplanned.seconds > 0
+    assert made.costs == f"measured on {table.device}"
+
+
+def test_explicit_ops_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first execution of an op counts, and never what the realisation adds."""
+    measured = []
+
+    def noted(traced: Trace, *arguments: object) -> tuple[list[str], list[list[float]]]:
+        names, passes = _measure(traced, *arguments)
+        measured.append(traced.realisation)
+        extra = ["_again" in name or "_anchor" in name for name in names]
+        assert any(extra) is (traced.realisation == "explicit")
+        slow = [[9.0 if x else s for x, s in zip(extra, row, strict=True)] for row in passes]
+        return names, slow
+
+    monkeypatch.setattr("memplan.mxnet.profile._measure", noted)
+    net, shapes = residual_net(units=8)
+    table = profile(net, repeats=1, warmup=1, realisation="explicit", **shapes)
+    assert measured == ["mirror", "explicit"]
+    assert max(table.seconds.values()) < 1
+
+
+def test_a_gpu_is_profiled_for_the_realisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(net: mx.sym.Symbol, **options: object) -> CostTable:
+        asked.append(options.pop("realisation"))
+        table = profile(net, **{**options, "ctx": mx.cpu(), "repeats": 1}, realisation=asked[-1])
+        return dataclasses.replace(table, device="gpu(a model)")
+
+    monkeypatch.setattr("memplan.mxnet.profile.profile", measured)
+    monkeypatch.setattr("memplan.mxnet.profile.device_name", lambda _: "gpu(a model)")
+    net, shapes = residual_net()
+    for realisation in ("mirror", "explicit"):
+        memplan.plan(net, realisation=realisation, strategy="store_all", ctx=mx.gpu(0), **shapes)
+    assert asked == ["mirror", "explicit"]
 
 
 def test_the_table_tells_where_it_was_measured() -> None:
