@@ -39,7 +39,6 @@ setup(
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
         "highs": ["mip[highs]"],
-        "plot": ["matplotlib>=3.7,<4"],
         "test": [
             "hypothesis>=6.100,<7",
             "mypy>=2.4,<2.5",

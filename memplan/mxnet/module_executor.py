@@ -71,7 +71,8 @@ class Executor:
         self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {})
         self.aux_dict = arrays(net.list_auxiliary_states(), shared.aux_dict if shared else {})
         added = [name for name in self._arguments if request.grad_req[name] == "add"]
-        self._added = arrays(added, shared.grad_dict if shared else {})
+        gradients = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
+        self._added: Arrays = arrays(added, gradients or {})
         self.arg_arrays = list(self.arg_dict.values())
         self.aux_arrays = list(self.aux_dict.values())
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
