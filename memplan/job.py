@@ -34,6 +34,10 @@ QUICK = {
     "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
 }
 
+# Quick strategies of the explicit realisation mind live bytes, and MXNet's blocks need more: these
+# shares of the budget are tried until one fits.
+QUICK_SHARES = {"mirror": (1.0,), "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
+
 # What part of the time that is left a strategy gets: all but what checking and binding its plan
 # take; those of the explicit realisation mind live bytes only, so leave time to tighten, too.
 SHARE_OF_TIME = {"mirror": 0.97, "explicit": 0.5}
@@ -188,75 +192,77 @@ class Job:
         """Solve; where MXNet allocates more than ``limit``, tighten by the excess and try again."""
         if limit is not None and limit < 0:
             return Outcome(Status.INFEASIBLE), None
-        target, first = limit, None
-        while True:
-            share = SHARE_OF_TIME[self.realisation]
-            left = self.time_limit - (time.monotonic() - begin)
-            outcome = self._solve(strategy, target, share * left)
-            first = first or outcome
-            if outcome.schedule is None:
-                # A tightened budget that cannot be met proves nothing about the true one.
-                return (outcome if target == limit else Outcome(Status.NO_PLAN_FOUND)), None
-            verdict = validate(outcome.schedule)
-            if not verdict.valid:
-                raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
-            symbol = self.realise(outcome.schedule)
-            footprint = self.footprint(outcome.schedule, symbol)
-            if limit is None or footprint.allocated_nbytes <= limit:
-                status = outcome.status if target == limit else Status.FEASIBLE
-                bound = first.lower_bound
-                return dataclasses.replace(outcome, status=status, lower_bound=bound), (
-                    symbol,
-                    footprint,
-                )
-            target = (limit if target is None else target) - (footprint.allocated_nbytes - limit)
-            if target < 0 or time.monotonic() - begin > self.time_limit:
-                return Outcome(Status.NO_PLAN_FOUND), None
-
-    def _solve(self, strategy: str | Strategy, limit: int | None, seconds: float) -> Outcome:
-        """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
         solver = create(strategy, realisation=self.realisation)
+        start = self._quick_start(limit) if "start" in _options(solver) else None
+        target, bound = limit, None
+        while target == limit or time.monotonic() - begin < self.time_limit:
+            left = self.time_limit - (time.monotonic() - begin)
+            outcome = self._solve(solver, target, SHARE_OF_TIME[self.realisation] * left, start)
+            if target == limit:
+                bound = outcome.lower_bound
+                if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
+                    return outcome, None
+            if outcome.schedule is None:
+                break
+            realised = self._realised(outcome.schedule)
+            excess = 0 if limit is None else realised[1].allocated_nbytes - limit
+            if excess <= 0:
+                status = outcome.status if target == limit else Status.FEASIBLE
+                return dataclasses.replace(outcome, status=status, lower_bound=bound), realised
+            # A tightened budget that cannot be met proves nothing about the true one.
+            target = (target or 0) - excess
+            if target < 0:
+                break
+        if start is not None and limit is not None and self.placed(start).nbytes <= limit:
+            return Outcome(Status.FEASIBLE, start, bound), self._realised(start)
+        return Outcome(Status.NO_PLAN_FOUND), None
+
+    def _realised(self, schedule: Schedule) -> tuple[Symbol, Footprint]:
+        """The checked schedule as a network, and what it holds."""
+        verdict = validate(schedule)
+        if not verdict.valid:
+            raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+        symbol = self.realise(schedule)
+        return symbol, self.footprint(schedule, symbol)
+
+    def _solve(
+        self, solver: Strategy, limit: int | None, seconds: float, start: Schedule | None
+    ) -> Outcome:
+        """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
         everything = Schedule.unplanned(self.graph)
         unplanned_nbytes = self.placed(everything).nbytes
         if limit is not None and unplanned_nbytes <= limit:
             return Outcome(Status.OPTIMAL, everything, self.graph.seconds)
-        outcome = self._ask(solver, limit, seconds)
+        given = {"start": start, "time_limit": max(0.1, seconds)}
+        taken = {name: value for name, value in given.items() if name in _options(solver)}
+        if taken:
+            solver = dataclasses.replace(solver, **taken)  # type: ignore[type-var]
+        outcome = solver.solve(self.graph, limit)
         found = outcome.schedule
         if limit is None and found is not None and self.placed(found).nbytes >= unplanned_nbytes:
             return Outcome(Status.FEASIBLE, everything)
         return outcome
 
-    def _ask(self, solver: Strategy, limit: int | None, seconds: float) -> Outcome:
-        """Give the strategy its time and its start, and let it solve."""
-        fields = {field.name for field in dataclasses.fields(solver)}  # type: ignore[arg-type]
-        given: dict[str, Any] = {}
-        if "start" in fields:
-            begin = time.monotonic()
-            given["start"] = self._quick_start(limit)
-            seconds -= time.monotonic() - begin
-        if "time_limit" in fields:
-            given["time_limit"] = max(0.1, seconds)
-        if given:
-            solver = dataclasses.replace(solver, **given)  # type: ignore[type-var]
-        return solver.solve(self.graph, limit)
-
     def _quick_start(self, limit: int | None) -> Schedule | None:
         """The best plan of the quick strategies; if none fits, the one with the least memory."""
-        for target in dict.fromkeys((limit, None)):
-            quick = [create(name, realisation=self.realisation) for name in QUICK[self.realisation]]
+        quick = [create(name, realisation=self.realisation) for name in QUICK[self.realisation]]
+        shares = QUICK_SHARES[self.realisation] if limit is not None else ()
+        for target in (*(int(share * (limit or 0)) for share in shares), None):
             outcomes = [strategy.solve(self.graph, target) for strategy in quick]
             plans = [outcome.schedule for outcome in outcomes if outcome.schedule is not None]
-            if plans and target is not None:
-                return min(plans, key=lambda schedule: schedule.seconds)
-            if plans:
-                return min(plans, key=lambda schedule: allocate(schedule).nbytes)
-        return None
+            fitting = [
+                plan for plan in plans if limit is not None and self.placed(plan).nbytes <= limit
+            ]
+            if fitting:
+                return min(fitting, key=lambda schedule: schedule.seconds)
+        return min(plans, key=lambda schedule: self.placed(schedule).nbytes, default=None)
 
     def _least(self) -> Schedule | None:
         """A schedule with about the least memory that can be reached."""
-        if self.realisation == "mirror":
-            return self._solve("anneal", None, LOWEST_SECONDS).schedule
-        return self._quick_start(None)
+        start = self._quick_start(None)
+        if self.realisation == "explicit":
+            return start
+        return self._solve(create("anneal"), None, LOWEST_SECONDS, start).schedule
 
     def budget_error(self, attempt: Attempt) -> BudgetError:
         """Why there is no plan, with the lowest memory that memplan can reach."""
@@ -281,6 +287,13 @@ class Job:
             "Raise the budget, or lower the batch size"
         )
         return BudgetError(what + where + why, proved=proved, lowest_nbytes=lowest)
+
+
+def _options(strategy: Strategy) -> frozenset[str]:
+    """The names of a strategy's options."""
+    if not dataclasses.is_dataclass(strategy):
+        return frozenset()
+    return frozenset(field.name for field in dataclasses.fields(strategy))
 
 
 def _check_options(realisation: str, time_limit: float) -> None:

@@ -23,24 +23,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memplan.errors import DependencyError, ScheduleError
+from memplan.errors import ScheduleError
 from memplan.graph import Tensor, TrainingGraph
 from memplan.mirroring import flaggable
 from memplan.schedule import Schedule
 from memplan.simulate import replay
-
-try:
-    import mip
-except ImportError as error:  # pragma: no cover - mip is a plain requirement of memplan
-    raise DependencyError("python-mip is missing; pip install 'mip>=1.17'") from error
+from memplan.solver import BINARY, Expr, Var, new_model, solve, total
 
 # Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
 # around 1e-6, and op times are of that order.
 COST_SCALE = 1000.0
 # Bytes are counted in MiB in the rows, for the same reason.
 MIB = float(1 << 20)
-
-Expr = Any
 
 
 @dataclass(frozen=True)
@@ -76,18 +70,16 @@ class MirrorProgram:
         self, graph: TrainingGraph, budget_nbytes: int, *, solver: str, threads: int
     ) -> None:
         self.graph = graph
-        self.model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
-        self.model.verbose = 0
-        self.model.threads = threads
+        self.model = new_model(solver, threads)
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
         self.budget = self.model.add_var(name="budget", lb=0.0, ub=budget_nbytes / MIB)
-        self.flag = {u: self.model.add_var(var_type=mip.BINARY) for u in flaggable(graph)}
+        self.flag = {u: self.model.add_var(var_type=BINARY) for u in flaggable(graph)}
         self.consumers = _consumers(graph)
         self.reasons = _reasons(graph, self.consumers)
         self.aliases = _Aliases.of(graph)
         self.gradients = _gradients(graph, self.aliases)
         self.copied = self._copied()
-        self.model.objective = mip.xsum(
+        self.model.objective = total(
             self.scale * graph.ops[u].seconds * copied for u, copied in self.copied.items()
         )
         self.moments: set[tuple[int, int | None]] = set()
@@ -133,7 +125,7 @@ class MirrorProgram:
                 if users:
                     e = self.model.add_var(lb=0.0, ub=1.0)
                     self.model.add_constr(e <= self.flag[u])
-                    self.model.add_constr(e <= mip.xsum(users))
+                    self.model.add_constr(e <= total(users))
                     for used in users:
                         self.model.add_constr(e >= used + self.flag[u] - 1)
                     result[u] = e
@@ -164,7 +156,7 @@ class MirrorProgram:
         reads_copies = 0 if differentiated is None else self.flag.get(differentiated, 0)
         saved = self._saved(k, reads_copies, dataclasses.replace(view, since=k + 1))
         terms = [nbytes / MIB * alive for nbytes, alive in self._live(view)]
-        self._add_row(mip.xsum(terms) - saved + self.gradients[k].during_nbytes / MIB)
+        self._add_row(total(terms) - saved + self.gradients[k].during_nbytes / MIB)
 
     def _add_row_of_copy(self, k: int, copy: int) -> None:
         """The row for the moment at which ``copy`` runs, where it does so in stage ``k``."""
@@ -192,7 +184,7 @@ class MirrorProgram:
         most = sum(nbytes for nbytes, _ in live) / MIB + held
         runs_here = _minus(now.get(copy, 0), before.get(copy, 0))
         terms = [nbytes / MIB * alive for nbytes, alive in live]
-        self._add_row(mip.xsum(terms) - saved + held - most * (1 - runs_here))
+        self._add_row(total(terms) - saved + held - most * (1 - runs_here))
 
     def _add_row(self, mib: Expr) -> None:
         self.model.add_constr(mib - self.budget <= 0)
@@ -229,12 +221,12 @@ class MirrorProgram:
             survives[a] = self._at_least(lows)
         if len(survives) < len(candidates):
             free = [graph.tensors[a].nbytes / MIB * (1 - s) for a, s in survives.items()]
-            return mip.xsum(free)
+            return total(free)
         saved = []
         for target, sources in candidates.items():
-            kept = [mip.xsum(survives[a] for a in sources) - (len(sources) - 1)]
+            kept = [total(survives[a] for a in sources) - (len(sources) - 1)]
             saved.append(graph.tensors[target].nbytes / MIB * (1 - self._at_least(kept)))
-        return mip.xsum(saved)
+        return total(saved)
 
     def _copy_kept(
         self, a: int, original: Mapping[int, Expr], copies: Mapping[int, Expr]
@@ -364,7 +356,7 @@ class MirrorProgram:
     def forbid(self, flags: frozenset[int]) -> None:
         """Exclude exactly this set of flags (an exact replay found it over the budget)."""
         self.model.add_constr(
-            mip.xsum(1 - var if u in flags else var for u, var in self.flag.items()) >= 1
+            total(1 - var if u in flags else var for u, var in self.flag.items()) >= 1
         )
 
     def start_from(self, flags: frozenset[int]) -> None:
@@ -373,31 +365,16 @@ class MirrorProgram:
 
     def solve(self, seconds: float) -> Solution:
         """Solve the relaxation for at most ``seconds``."""
-        status = self.model.optimize(max_seconds=max(0.1, seconds))
-        infeasible = status in (
-            mip.OptimizationStatus.INFEASIBLE,
-            mip.OptimizationStatus.INT_INFEASIBLE,
-        )
+        solved = solve(self.model, seconds)
         flags = None
-        if self.model.num_solutions:
-            flags = frozenset(u for u, var in self.flag.items() if var.x > 0.5)
-        bound = self.model.objective_bound
-        # CBC says 1e50, or the largest float, where it has no bound.
-        if infeasible or bound is None or not 0.0 < bound < 1e50:
-            bound = 0.0
-        # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
-        value = self.model.objective_value
-        closed = (
-            status == mip.OptimizationStatus.OPTIMAL
-            and value is not None
-            and value - bound <= 1e-6 * max(1.0, abs(value))
-        )
-        return Solution(flags, bound / self.scale, closed, infeasible)
+        if solved.values is not None:
+            flags = frozenset(u for u, var in self.flag.items() if solved.values[var.idx] > 0.5)
+        return Solution(flags, solved.bound / self.scale, solved.optimal, solved.infeasible)
 
 
 def _key(expr: Expr) -> tuple[tuple[tuple[int, float], ...], float]:
     """What makes two expressions equal (python-mip's own comparison builds a constraint)."""
-    if isinstance(expr, mip.Var):
+    if isinstance(expr, Var):
         return ((expr.idx, 1.0),), 0.0
     return tuple(sorted((var.idx, factor) for var, factor in expr.expr.items())), expr.const
 

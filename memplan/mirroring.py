@@ -20,8 +20,20 @@ from memplan.schedule import Schedule
 
 
 def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
-    """The forward ops that may be flagged: those that may run twice, in base order."""
-    return tuple(op for op in range(graph.nforward) if graph.ops[op].recomputable)
+    """The forward ops that may be flagged, in base order: those that may run twice.
+
+    Left out are ops none of whose backward ops depends on them: a flag would change what those
+    read although the copy never runs, so that the schedule could not tell it.
+    """
+    untold: set[int | None] = set()
+    told: set[int | None] = set()
+    for op in range(graph.nforward, len(graph.ops)):
+        differentiated = graph.ops[op].differentiates
+        (told if differentiated in graph.dependencies[op] else untold).add(differentiated)
+    untold -= told
+    return tuple(
+        op for op in range(graph.nforward) if graph.ops[op].recomputable and op not in untold
+    )
 
 
 def mirror(graph: TrainingGraph, flags: AbstractSet[int]) -> Schedule:

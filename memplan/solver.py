@@ -68,7 +68,9 @@ def new_model(solver: str, threads: int) -> Model:
         extra = "pip install 'memplan[highs]'" if solver == "HIGHS" else "pip install 'mip>=1.17'"
         raise DependencyError(f"the solver {solver} does not start: {error}; {extra}") from error
     model.verbose = 0
-    model.threads = threads
+    # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which
+    # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
+    model.threads = 0 if solver == "CBC" else threads
     return model
 
 

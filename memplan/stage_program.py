@@ -114,8 +114,7 @@ class StageProgram:
             frozenset(
                 a
                 for a, p in enumerate(graph.producer)
-                if self._surely_carried(t, a)
-                or (not self.again[p] and p < t <= self.last_stage[a])
+                if self._surely_carried(t, a) or (not self.again[p] and p < t <= self.last_stage[a])
             )
             for t in range(len(graph.ops) + 1)
         ]

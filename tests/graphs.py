@@ -227,6 +227,44 @@ def mirrored_graphs(draw: st.DrawFn, max_forward: int = 6) -> TrainingGraph:
     )
 
 
+@st.composite
+def layered_graphs(draw: st.DrawFn, max_forward: int = 8) -> TrainingGraph:
+    """Graphs in MXNet's order in which recomputation pays: layer upon layer, with shortcuts.
+
+    A layer reads the one before it and perhaps an earlier one; its backward op reads its inputs
+    (as that of a convolution) or its output (ReLU), and sometimes neither.
+    """
+    make = _Builder(draw)
+    nforward = draw(st.integers(5, max_forward))
+    forward: list[tuple[int, ...]] = []
+    for i in range(nforward):
+        before = list(forward[-1][:1]) if forward else []
+        if len(forward) > 1 and draw(st.integers(0, 3)) == 0:
+            before.append(draw(st.sampled_from(forward[:-1]))[0])
+        sizes = [draw(st.sampled_from((1, 2, 5))), *draw(st.sampled_from(([], [], [], [1])))]
+        forward.append(make.add(f"f{i}", before, sizes, recomputable=draw(st.integers(0, 5)) > 0))
+    layers = list(make.ops)
+    heads = [forward[-1][0]]
+    terms: dict[int, list[int]] = {}
+    for i in reversed(range(nforward)):
+        op = layers[i]
+        arrived = terms.get(op.outputs[0], [])
+        if len(arrived) > 1:
+            size = make.tensors[op.outputs[0]].nelements
+            arrived = list(make.add(f"sum{i}", arrived, [size], recomputable=False))
+        kept = draw(st.sampled_from((op.inputs, op.inputs, op.outputs, ())))
+        sizes = [make.tensors[tensor].nelements for tensor in op.inputs] + [0]
+        *gradients, parameter = make.add(
+            f"b{i}", [*arrived, *kept], sizes, recomputable=False, differentiates=i
+        )
+        for tensor, gradient in zip(op.inputs, gradients, strict=True):
+            terms.setdefault(tensor, []).append(gradient)
+        heads.append(parameter)
+    return in_mxnets_order(
+        TrainingGraph(tuple(make.ops), tuple(make.tensors), tuple(heads), nforward)
+    )
+
+
 def in_mxnets_order(graph: TrainingGraph) -> TrainingGraph:
     """``graph`` with its ops in the order in which MXNet runs them."""
     order = mirror(graph, frozenset()).ops

@@ -6,6 +6,7 @@ Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Remateriali
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -14,17 +15,23 @@ from memplan.rematerialize import cheapest, quick_schedules
 from memplan.rounding import relaxation, roundings
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
-from memplan.solver import check_solver
+from memplan.solver import Solved, check_solver
 from memplan.stage_program import StageProgram
 from memplan.strategies.base import Outcome, Status
+
+# A rounded schedule may need more than the relaxation: it is also rounded for less memory by these
+# shares, unless the best schedule is this close to the bound.
+ALLOWANCES = (0.01, 0.03, 0.1)
+ENOUGH = 0.002
 
 
 @dataclass(frozen=True)
 class CheckmateFull:
     """Solves the relaxation, rounds it for a first schedule, then solves the integer program.
 
-    ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. Backward
-    ops run once unless ``recompute_backward``. An optimum is one among the schedules that advance
+    ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. At most
+    ``rounding_share`` of the time goes into a better first schedule. Backward ops run once unless
+    ``recompute_backward``. An optimum is one among the schedules that advance
     the frontier in base order (:mod:`memplan.rematerialize`), and so is the bound.
     """
 
@@ -32,6 +39,7 @@ class CheckmateFull:
     solver: str = "CBC"
     threads: int = 2
     thresholds: int = 12
+    rounding_share: float = 0.3
     recompute_backward: bool = False
     start: Schedule | None = None
 
@@ -94,25 +102,40 @@ class _Search:
         self.offer(*quick_schedules(self.graph))
         if options.start is not None:
             self.offer(options.start)
-        program = StageProgram(
-            self.graph,
-            self.budget_nbytes,
-            solver=options.solver,
-            threads=options.threads,
-            recompute_backward=options.recompute_backward,
-        )
+        program = self._program(self.budget_nbytes)
         relaxed = relaxation(program, self.deadline)
         if relaxed is None:
             return self.outcome()
         if relaxed.infeasible:
             return Outcome(Status.INFEASIBLE)
-        if relaxed.values is not None:
-            self.bound = max(self.bound, program.seconds(relaxed.bound))
-            count = options.thresholds
-            self.offer(
-                *roundings(program, relaxed.values, thresholds=count, deadline=self.deadline)
-            )
+        self.bound = max(self.bound, program.seconds(relaxed.bound))
+        self._round(program, relaxed, self.deadline)
+        stop = time.monotonic() + options.rounding_share * (self.deadline - time.monotonic())
+        for allowance in ALLOWANCES:
+            if self._gap() > ENOUGH and time.monotonic() < stop:
+                tighter = self._program(int((1.0 - allowance) * self.budget_nbytes))
+                self._round(tighter, relaxation(tighter, stop), stop)
         return self._solve_program(program)
+
+    def _program(self, budget_nbytes: int) -> StageProgram:
+        return StageProgram(
+            self.graph,
+            budget_nbytes,
+            solver=self.options.solver,
+            threads=self.options.threads,
+            recompute_backward=self.options.recompute_backward,
+        )
+
+    def _round(self, program: StageProgram, relaxed: Solved | None, deadline: float) -> None:
+        if relaxed is not None and relaxed.values is not None:
+            count = self.options.thresholds
+            self.offer(*roundings(program, relaxed.values, thresholds=count, deadline=deadline))
+
+    def _gap(self) -> float:
+        """How far the best schedule may be from the optimum, in unplanned steps."""
+        if self.best is None or not self.graph.seconds:
+            return math.inf
+        return (self.best.seconds - self.bound) / self.graph.seconds
 
     def _solve_program(self, program: StageProgram) -> Outcome:
         """Add rows until the program's optimum is a schedule within the budget, or time is up."""

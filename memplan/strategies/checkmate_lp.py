@@ -50,12 +50,15 @@ class CheckmateLP:
             least = cheapest(quick_schedules(graph), None)
             assert least is not None  # without a limit every schedule will do
             shorter = replace(self, time_limit=deadline - time.monotonic())
-            found = shorter.solve(graph, simulate(least).peak_nbytes)
-            best = cheapest([s for s in (found.schedule, least) if s is not None], None)
+            found = shorter.solve(graph, simulate(least).peak_nbytes).schedule
+            best = least if found is None else cheapest([found, least], None)
             return Outcome(Status.FEASIBLE, best)
         unplanned = Schedule.unplanned(graph)
         if simulate(unplanned).peak_nbytes <= budget_nbytes:
             return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
+        return self._round(graph, budget_nbytes, deadline)
+
+    def _round(self, graph: TrainingGraph, budget_nbytes: int, deadline: float) -> Outcome:
         best: Schedule | None = None
         bound: float | None = None
         for allowance in self.allowances:
