@@ -163,7 +163,7 @@ def transformer() -> Network:
 
 def embedding() -> Network:
     words = mx.sym.Embedding(var(), input_dim=30, output_dim=8, name="embedding")
-    picked = mx.sym.pick(mx.sym.tanh(words), var("places"), axis=-1)
+    picked = mx.sym.pick(mx.sym.tanh(words), var("places"), axis=-1, name="picked")
     return loss(mx.sym.concat(picked, mx.sym.sum(mx.sym.relu(words), axis=2), dim=1)), {
         "data": (4, 5),
         "places": (4, 5),

@@ -274,7 +274,7 @@ def test_an_anchor_reads_the_output_that_nobody_else_reads(network: Callable[[],
 def test_a_copy_that_nobody_reads_is_not_emitted() -> None:
     traced = CASES["embedding"].trace()
     last = traced.graph.ops[-1].name
-    schedule = repeated_before(traced, ["embedding", "pick0"], last)
+    schedule = repeated_before(traced, ["embedding", "picked"], last)
     values = random_values(traced, CASES["embedding"].integers)
     kinds = [kind for kind, _ in ops(bound(traced, schedule, values).debug_str())]
     assert kinds.count("Embedding") == kinds.count("pick") == 1

@@ -7,6 +7,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import mxnet as mx
@@ -108,7 +109,8 @@ def test_predicted_as_mxnet_executes_and_allocates(name: str) -> None:
     draw = random.Random(name)
     for flags in (frozenset(flaggable(traced.graph)), *(random_flags(traced, draw) for _ in "abc")):
         description = executor_description(annotate(traced, flags), traced)
-        assert executed(traced, flags) == ops(description)
+        pairs = zip_longest(executed(traced, flags), ops(description))
+        assert all(predicted == actual for predicted, actual in pairs)
         total = allocated_mib(description)
         assert total >= 20, "too small to tell"
         assert allocate(mirror(traced.graph, flags)).reported_nbytes >> 20 == total
@@ -809,11 +811,11 @@ def test_dangerous_ops_are_never_recomputed(
     "name",
     """sgd_update sgd_mom_update adam_update ftrl_update signum_update lamb_update_phase1
     multi_sgd_mom_update preloaded_multi_sgd_update reset_arrays _adamw_update _multi_lamb_update
-    """.split(),
+    _while_loop _cond _CachedOp _CustomFunction""".split(),
 )
-def test_ops_that_change_their_inputs_are_never_recomputed(name: str) -> None:
-    """MXNet refuses them in a Symbol ("Not enough argument"), but a JSON can hold them."""
-    assert not may_be_mirrored(Node(name, "update"))
+def test_ops_that_are_never_in_a_trace_are_never_recomputed(name: str) -> None:
+    """MXNet refuses optimizers in a Symbol ("Not enough argument"); a JSON can hold any op."""
+    assert not may_be_mirrored(Node(name, "op"))
 
 
 def test_random_leaky_relu_is_never_recomputed() -> None:
