@@ -202,8 +202,8 @@ class MirrorProgram:
         """MiB that ``op`` saves by writing into forward tensors that die at it.
 
         ``after`` is the view once it has read. An output with m candidates saves its size unless
-        all of them survive: w >= sum of survivors - (m - 1),  saved = nbytes (1 - w). Where there
-        are fewer candidates than outputs, each candidate saves its size once.
+        all of them survive: w >= sum of survivors - (m - 1),  saved = nbytes (1 - w). Two outputs
+        that may take the same one are both taken to save: a relaxation.
         """
         graph, aliases = self.graph, self.aliases
         only_originals = isinstance(reads_copies, int) and not reads_copies
@@ -219,9 +219,6 @@ class MirrorProgram:
             lows = [kept - reads_copies, kept - flag]
             lows += [low + reads_copies - 1 for low in self._copy_kept(a, original, copies)]
             survives[a] = self._at_least(lows)
-        if len(survives) < len(candidates):
-            free = [graph.tensors[a].nbytes / MIB * (1 - s) for a, s in survives.items()]
-            return total(free)
         saved = []
         for target, sources in candidates.items():
             kept = [total(survives[a] for a in sources) - (len(sources) - 1)]

@@ -142,6 +142,23 @@ def test_a_copy_runs_when_it_is_asked_for_not_when_it_is_needed() -> None:
     assert check(graph, frozenset({f0, f1}), exact=True) == 2
 
 
+def test_of_two_names_for_one_buffer_a_copy_may_have_one() -> None:
+    e, alias, v, loss, b_v = range(5)
+    ops = (
+        Op("e", "f", (), (e,), 1.0),
+        Op("alias", "f", (e,), (alias,), 1.0, False, handovers=(Handover(0, 0, True),)),
+        Op("v", "f", (e, alias), (v,), 1.0),
+        Op("loss", "f", (v,), (loss,), 1.0),
+        Op("b_loss", "b", (v,), (b_v,), 1.0, False, loss, (loss,)),
+        # Reads the copy of e, which it may overwrite, and the original by its other name.
+        Op("b_v", "b", (b_v, e, alias), (5,), 1.0, False, v, (v,), (Handover(1, 0, False),)),
+    )
+    sizes = {"e": 5, "alias": 5, "v": 2, "loss": 1, "gradient": 2, "parameter": 5}
+    graph = TrainingGraph(ops, tensors(**sizes), heads=(loss, 5), nforward=4)
+    check(graph, frozenset({e, v}), exact=True)
+    check(graph, frozenset({v}), exact=False)
+
+
 @settings(max_examples=50)
 @given(flagged_graphs())
 def test_the_row_of_a_copy_that_runs_elsewhere_asks_for_nothing(
