@@ -78,13 +78,19 @@ class Job:
         from memplan.mxnet.profile import profile
         from memplan.mxnet.trace import trace
 
-        _check_options(realisation, time_limit)
-        reserve_nbytes = 0 if reserve in (0, None) else parse_budget(reserve, 0) or 0
+        _check_options(realisation, time_limit, ctx)
+        reserve_nbytes = _parse_reserve(reserve)
         warn_if_overridden()
         on_gpu = ctx is not None and ctx.device_type == "gpu"
         options: Any = {"type_dict": type_dict, "grad_req": grad_req}
         if costs is None and on_gpu:
-            costs = profile(net, ctx=ctx, realisation=realisation, **(options | dict(shapes)))
+            try:
+                costs = profile(net, ctx=ctx, realisation=realisation, **(options | dict(shapes)))
+            except CostError as error:
+                raise CostError(
+                    f"{str(error).rstrip('.')}; to plan for a GPU that is not here, pass "
+                    "costs='roofline:v100' (or another), or a table measured there"
+                ) from error
         elif costs is None:
             costs = "roofline:v100" if ctx is None else "roofline:cpu"
         options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}
@@ -238,10 +244,24 @@ class Job:
         if taken:
             solver = dataclasses.replace(solver, **taken)  # type: ignore[type-var]
         outcome = solver.solve(self.graph, limit)
-        found = outcome.schedule
+        found = self._checked(outcome, solver)
         if limit is None and found is not None and self.placed(found).nbytes >= unplanned_nbytes:
             return Outcome(Status.FEASIBLE, everything)
         return outcome
+
+    def _checked(self, outcome: Outcome, solver: Strategy) -> Schedule | None:
+        """The schedule in ``outcome``; ArgumentError if it is none of this network."""
+        name = type(solver).__name__
+        if not isinstance(outcome, Outcome):
+            returned = type(outcome).__name__
+            raise ArgumentError(f"strategy {name} must return an Outcome, but returned {returned}")
+        found = outcome.schedule
+        if found is not None and (not isinstance(found, Schedule) or found.graph != self.graph):
+            raise ArgumentError(
+                f"strategy {name} must return a Schedule of the graph that it was given; "
+                f"it returned {type(found).__name__} of something else"
+            )
+        return found
 
     def _quick_start(self, limit: int | None) -> Schedule | None:
         """The best plan of the quick strategies; if none fits, the one with the least memory."""
@@ -266,21 +286,18 @@ class Job:
 
     def budget_error(self, attempt: Attempt) -> BudgetError:
         """Why there is no plan, with the lowest memory that memplan can reach."""
-        held = self.graph.fixed_nbytes + self.reserve_nbytes
         least = self._least()
-        lowest = None if least is None else held + self.placed(least).nbytes
+        lowest = None if least is None else self._realised(least)[1].total_nbytes
         proved = attempt.status is Status.INFEASIBLE
         budget = format_nbytes(attempt.budget_nbytes or 0)
-        what = (
-            f"no plan fits in {budget} (proved)"
-            if proved
-            else (f"strategy {attempt.strategy} found no plan within {budget}")
-        )
-        where = (
-            ""
-            if lowest is None
-            else (f"; the lowest that memplan reaches is {format_nbytes(lowest)} ({lowest} bytes)")
-        )
+        what = f"strategy {attempt.strategy} found no plan within {budget}"
+        if proved:
+            what = f"no plan fits in {budget} (proved)"
+        where = ""
+        if lowest is not None:
+            by = " (strategy 'anneal')" if self.realisation == "mirror" else ""
+            size = f"{format_nbytes(lowest)} ({lowest} bytes)"
+            where = f"; the lowest that memplan reaches{by} is {size}"
         why = (
             f". Arguments, gradients and states take {format_nbytes(self.graph.fixed_nbytes)} of "
             f"it, the reserve {format_nbytes(self.reserve_nbytes)}, whatever the plan. "
@@ -296,12 +313,26 @@ def _options(strategy: Strategy) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(strategy))
 
 
-def _check_options(realisation: str, time_limit: float) -> None:
+def _check_options(realisation: str, time_limit: float, ctx: Context | None) -> None:
     if realisation not in REALISATIONS:
         choices = ", ".join(map(repr, REALISATIONS))
         raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+    if ctx is not None and not hasattr(ctx, "device_type"):
+        raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
+
+
+def _parse_reserve(reserve: int | str | None) -> int:
+    if reserve in (0, None):
+        return 0
+    try:
+        return parse_budget(reserve, 0) or 0
+    except ArgumentError:
+        raise ArgumentError(
+            f"the reserve {reserve!r} cannot be used; it is a whole number of bytes "
+            f"or a string with a unit of bytes ('200MiB')"
+        ) from None
 
 
 def _device(ctx: Context | None) -> str | None:

@@ -87,8 +87,8 @@ def plan(
 def compare(
     net: Symbol,
     *,
-    strategies: Iterable[str | Strategy] = ("memonger", "chen_greedy", "checkmate"),
-    budgets: Iterable[Budget] = (0.75, 0.5, None),
+    strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "checkmate"),
+    budgets: Budget | Iterable[Budget] = (0.75, 0.5, None),
     **options: Any,
 ) -> Comparison:
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
@@ -96,11 +96,13 @@ def compare(
     ``options`` are the other arguments of :func:`plan`. A budget that a strategy cannot meet is a
     row, not an error.
     """
+    chosen = [strategies] if isinstance(strategies, str) else list(strategies)
+    if isinstance(budgets, Iterable) and not isinstance(budgets, str):
+        wanted = list(budgets)
+    else:
+        wanted = [budgets]
     job = Job.prepare(net, **options)
-    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets]
-    chosen = list(strategies)
-    for strategy in chosen:
-        create(
-            strategy, realisation=job.realisation
-        )  # an unknown name is said before the first long search
+    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
+    for strategy in chosen:  # an unknown name is said before the first long search
+        create(strategy, realisation=job.realisation)
     return Comparison(tuple(job.attempt(s, limit) for limit in limits for s in chosen))

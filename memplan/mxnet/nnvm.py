@@ -67,13 +67,13 @@ class Node:
     op: str
     name: str
     attrs: dict[str, str] = field(default_factory=dict)
-    inputs: list[tuple[Node, int]] = field(default_factory=list)
-    control: list[Node] = field(default_factory=list)
+    inputs: list[tuple[Node, int]] = field(default_factory=list, repr=False)
+    control: list[Node] = field(default_factory=list, repr=False)
     noutputs: int = 1
     subgraphs: Any = None
-    forward: Node | None = None
+    forward: Node | None = field(default=None, repr=False)
     infos: Infos = field(default_factory=lambda: Infos((), ()))
-    merged: list[Node] = field(default_factory=list)
+    merged: list[Node] = field(default_factory=list, repr=False)
 
     @property
     def is_variable(self) -> bool:

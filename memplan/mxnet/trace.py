@@ -151,6 +151,8 @@ def infer_arguments(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown."""
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    if type_dict is not None and not isinstance(type_dict, Mapping):
+        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
     for kind, names in (("shape", shapes), ("dtype", type_dict or {})):
         for name in names:
             if name not in arguments and name not in states:
@@ -216,6 +218,11 @@ def complete_grad_req(
         }
     elif isinstance(grad_req, str):
         requests = dict.fromkeys(arguments, grad_req)
+    elif not isinstance(grad_req, Mapping):
+        raise ArgumentError(
+            f"grad_req must be 'write', 'add' or 'null', or a dict of these by argument, "
+            f"got {grad_req!r}"
+        )
     else:
         for name in grad_req:
             if name not in arguments:
