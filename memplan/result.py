@@ -37,8 +37,9 @@ class Plan:
 
     ``symbol`` is the network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training
     script. ``lower_bound`` is proven: no plan of this realisation within the budget has less
-    ``overhead`` (None: nothing was proved). ``trace`` is the traced network. ``unplanned`` holds
-    the same figures for the step without a plan.
+    ``overhead`` (None: nothing was proved); of explicit plans, none that keeps the order in which
+    ops first run and executes an op once per stage at most. ``trace`` is the traced network.
+    ``unplanned`` holds the same figures for the step without a plan.
     """
 
     status: Status
@@ -107,10 +108,12 @@ class Plan:
         return "\n".join(lines)
 
     def _proof(self) -> str:
+        # Checkmate's program over a whole graph leaves the order of first executions as it is.
+        kind = "plan" if self.realisation == "mirror" else "plan that keeps the order of the ops"
         if self.status is Status.OPTIMAL:
-            return "no cheaper plan exists"
+            return f"no cheaper {kind} exists"
         if self.lower_bound:
-            return f"no plan within the budget costs less than {self.lower_bound:+.1%} (proved)"
+            return f"no {kind} within the budget costs less than {self.lower_bound:+.1%} (proved)"
         return "a cheaper plan may exist"
 
 
