@@ -83,8 +83,10 @@ def train(module: mx.mod.Module, data: list[mx.io.DataBatch]) -> list[float]:
     return losses
 
 
-def step_seconds(modules: list[mx.mod.Module], batch: mx.io.DataBatch, repeats: int) -> list[float]:
-    """Median seconds of a step of each module. They take turns, as other load comes and goes."""
+def step_seconds(
+    modules: list[mx.mod.Module], batch: mx.io.DataBatch, repeats: int
+) -> list[list[float]]:
+    """Seconds of some steps of each module. They take turns, as other load comes and goes."""
     seconds: list[list[float]] = [[] for _ in modules]
     for _ in range(repeats):
         for module, found in zip(modules, seconds, strict=True):
@@ -93,7 +95,7 @@ def step_seconds(modules: list[mx.mod.Module], batch: mx.io.DataBatch, repeats: 
             module.forward_backward(batch)
             mx.nd.waitall()
             found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in seconds]
+    return seconds
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--budget", default="50%", help="of the unplanned step, or bytes")
     parser.add_argument("--seconds", type=float, default=10, help="for planning, at most")
     parser.add_argument("--steps", type=int, default=5, help="of training")
-    parser.add_argument("--repeats", type=int, default=9, help="of each timing")
+    parser.add_argument("--repeats", type=int, default=15, help="of each timing")
     options = parser.parse_args()
     shape = (options.batch, 3, options.size, options.size)
 
@@ -127,8 +129,9 @@ def main() -> None:
     modules = [ready_to_train(symbol, shape) for symbol in (net, plan.symbol)]
     data = batches(shape, options.steps)
     unplanned_losses, planned_losses = (train(module, data) for module in modules)
-    unplanned_seconds, planned_seconds = step_seconds(modules, data[0], options.repeats)
-    overhead = planned_seconds / unplanned_seconds - 1
+    seconds = step_seconds(modules, data[0], options.repeats)
+    pairs = zip(*seconds, strict=True)
+    overhead = statistics.median(planned / unplanned for unplanned, planned in pairs) - 1
 
     def mb(nbytes: int) -> str:
         return f"{nbytes / 2**20:.1f} MB"
@@ -138,7 +141,7 @@ def main() -> None:
         ("", "unplanned", "planned"),
         ("activations, as MXNet allocates", mb(before.allocated_nbytes), mb(plan.allocated_nbytes)),
         ("whole step", mb(before.total_nbytes), mb(plan.total_nbytes)),
-        ("seconds per step", f"{unplanned_seconds:.3f}", f"{planned_seconds:.3f}"),
+        ("seconds per step", *(f"{statistics.median(found):.3f}" for found in seconds)),
         ("overhead, predicted", "", f"{plan.overhead:+.1%}"),
         ("overhead, measured", "", f"{overhead:+.1%}"),
         *(
