@@ -21,6 +21,7 @@ from memplan.simulate import simulate
 from memplan.strategies import Strategy
 from memplan.strategies.checkmate_full import CheckmateFull
 from memplan.strategies.checkmate_lp import CheckmateLP
+from memplan.strategies.evict import Evict
 from memplan.strategies.explicit_chen import ExplicitChenGreedy, ExplicitChenSqrt
 from memplan.strategies.griewank import Griewank
 
@@ -63,6 +64,7 @@ def main() -> None:
         "chen_greedy_linear": ExplicitChenGreedy(linear=True),
         "griewank": Griewank(),
         "griewank_linear": Griewank(linear=True),
+        "evict": Evict(),
         "checkmate_lp": CheckmateLP(**given),
         "checkmate": CheckmateFull(**given),
     }

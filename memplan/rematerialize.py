@@ -8,12 +8,11 @@ and nothing else. What is freed when follows from liveness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from memplan.graph import TrainingGraph
 from memplan.schedule import Schedule
-from memplan.segments import articulation_points, threshold_cuts
 from memplan.simulate import simulate
 
 # keep(t, a): may tensor a, if it is there, be carried into stage t?
@@ -109,16 +108,6 @@ def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedul
         return stage > nforward or (stage < nforward and last_forward[a] >= stage)
 
     return rematerialize(graph, keep)
-
-
-def quick_schedules(graph: TrainingGraph) -> Iterator[Schedule]:
-    """Schedules to start from: everything kept, segments of several sizes, nothing kept."""
-    yield Schedule.unplanned(graph)
-    for points in (articulation_points(graph), inner_forward(graph)):
-        for cut in threshold_cuts(graph, points, at_most=24):
-            last_segment = range(max(cut, default=graph.nforward), graph.nforward)
-            yield recomputing_segments(graph, frozenset(cut).union(last_segment))
-    yield rematerialize(graph, lambda t, a: graph.producer[a] == t - 1)
 
 
 def cheapest(candidates: Iterable[Schedule], budget_nbytes: int | None) -> Schedule | None:

@@ -19,6 +19,7 @@ from memplan.stages import carried_tensors
 from memplan.strategies import Status
 from memplan.strategies.checkmate_full import CheckmateFull
 from memplan.strategies.checkmate_lp import CheckmateLP
+from memplan.strategies.evict import Evict
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
 from memplan.validate import validate
 from small_graphs import small_graphs
@@ -48,9 +49,18 @@ def test_three_tensors_are_the_least_for_the_unit_chain() -> None:
     graph = unit_chain(8)
     assert CheckmateFull().solve(graph, 3 * UNIT - 1).status is Status.INFEASIBLE
     assert CheckmateLP().solve(graph, 2 * UNIT).status is Status.INFEASIBLE
-    lowest = CheckmateFull().solve(graph, None).schedule
-    assert lowest is not None
-    assert simulate(lowest).peak_nbytes == 3 * UNIT
+    assert CheckmateFull().solve(graph, 3 * UNIT).schedule is not None
+
+
+def test_without_a_budget_the_least_memory_for_one_more_forward_pass() -> None:
+    graph = unit_chain(8)
+    for strategy in (CheckmateFull(), Evict()):
+        outcome = strategy.solve(graph, None)
+        assert outcome.status is Status.FEASIBLE
+        assert outcome.lower_bound is None
+        assert outcome.schedule is not None
+        assert simulate(outcome.schedule).peak_nbytes == 4 * UNIT
+        assert outcome.schedule.seconds == 26.0
 
 
 @needs_published

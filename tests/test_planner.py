@@ -14,6 +14,7 @@ import mxnet as mx
 import pytest
 
 import memplan
+from graphs import unit_chain
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.graph import TrainingGraph
 from memplan.mirroring import flaggable, mirror
@@ -30,6 +31,11 @@ ROOFLINE = "roofline:v100"
 @pytest.fixture(scope="module")
 def network() -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
     return residual_net(batch=16, size=32, units=6, filters=16)
+
+
+@pytest.fixture(autouse=True)
+def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
 
 
 def quick(network: Any, **options: Any) -> memplan.Plan:
@@ -152,7 +158,28 @@ def test_compare_gives_a_row_for_every_strategy_and_budget(network: Any) -> None
     assert [row["status"] for row in rows] == ["feasible", "no plan found", "feasible", "feasible"]
     assert int(rows[0]["total_nbytes"]) <= int(rows[0]["budget_nbytes"])
     assert rows[1]["total_nbytes"] == ""
-    assert len(str(table).splitlines()) == 5
+    assert [row["budget_nbytes"] == "" for row in rows] == [False, False, True, True]
+    planned = [attempt.plan for attempt in table.rows]
+    for row, plan in zip(rows, planned, strict=True):
+        if plan is not None:
+            assert int(row["total_nbytes"]) == plan.total_nbytes
+            assert int(row["allocated_nbytes"]) == plan.allocated_nbytes
+            assert int(row["peak_nbytes"]) == plan.peak_nbytes
+            assert float(row["overhead"]) == pytest.approx(plan.overhead, abs=1e-6)
+    lines = str(table).splitlines()
+    assert lines[0].split() == list(table.HEADER)
+    assert [line.split()[0] for line in lines[1:]] == [*strategies, *strategies]
+    assert "no plan found" in lines[2]
+    assert "least" in lines[3]
+    assert f"{planned[0].overhead:.1%}" in lines[1]
+
+
+def test_compare_takes_a_single_strategy_and_budget(network: Any) -> None:
+    net, shapes = network
+    for budget in (0.9, "90%", None):
+        table = memplan.compare(net, strategies="memonger", budgets=budget, **shapes)
+        assert [row.strategy for row in table.rows] == ["memonger"]
+        assert (table.rows[0].budget_nbytes is None) == (budget is None)
 
 
 def test_an_environment_that_undoes_plans_is_said(
@@ -164,7 +191,13 @@ def test_an_environment_that_undoes_plans_is_said(
 
 
 @pytest.mark.parametrize(
-    ("attrs", "changed"), [({}, True), ({"cudnn_off": True}, False), ({"eps": 1e-3}, True)]
+    ("attrs", "changed"),
+    [
+        ({}, True),
+        ({"cudnn_off": True}, False),
+        ({"use_global_stats": True}, False),
+        ({"eps": 1e-3}, True),
+    ],
 )
 def test_batch_norm_on_cudnn_gets_the_root_of_its_momentum(
     attrs: dict[str, Any], changed: bool
@@ -210,6 +243,45 @@ def test_a_plan_that_mxnet_places_beyond_the_budget_is_tightened(network: Any) -
     assert plan.status is Status.FEASIBLE
 
 
+def half_of_the_ops(graph: TrainingGraph) -> frozenset[int]:
+    candidates = flaggable(graph)
+    return frozenset(candidates[: len(candidates) // 2])
+
+
+class NoDataclass:
+    """The least that a strategy must be."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Any:
+        if self.answer is not None:
+            return self.answer
+        return Outcome(Status.FEASIBLE, mirror(graph, half_of_the_ops(graph)))
+
+
+def test_a_strategy_need_not_be_a_dataclass(network: Any) -> None:
+    plan = quick(network, strategy=NoDataclass())
+    assert plan.strategy == "NoDataclass"
+    assert frozenset(plan.schedule.recomputed) == half_of_the_ops(plan.schedule.graph)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (3, "must return an Outcome, but returned int"),
+        (Outcome(Status.FEASIBLE, 3), "must return a Schedule of the graph"),  # type: ignore[arg-type]
+        (
+            Outcome(Status.FEASIBLE, Schedule.unplanned(unit_chain(3))),
+            "must return a Schedule of the graph",
+        ),
+    ],
+)
+def test_what_a_strategy_may_not_return(network: Any, answer: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"strategy NoDataclass {message}"):
+        quick(network, strategy=NoDataclass(answer), budget=0.6)
+
+
 @dataclass(frozen=True)
 class Backwards:
     """Recomputes an op right after it ran, which mirroring never does."""
@@ -234,6 +306,25 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
     assert str(lowest) in str(caught.value)
     plan = quick(network, strategy="anneal", time_limit=8, budget=int(lowest * 1.05))
     assert plan.total_nbytes <= lowest * 1.05
+
+
+def test_the_lowest_that_is_named_can_be_reached() -> None:
+    data = mx.sym.Variable("data")
+    for layer in range(4):
+        data = mx.sym.FullyConnected(data, num_hidden=64, name=f"fc{layer}")
+        data = mx.sym.Activation(data, act_type="tanh", name=f"tanh{layer}")
+    net = mx.sym.LinearRegressionOutput(data, name="loss")
+    options: dict[str, Any] = {"reserve": 4096, "data": (512, 64)}
+    fixed = memplan.plan(net, strategy="store_all", **options).fixed_nbytes
+    with pytest.raises(BudgetError) as caught:
+        memplan.plan(net, strategy="memonger", budget=fixed + 5000, **options)
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    plan = memplan.plan(net, strategy="brute_force", budget=lowest, **options)
+    assert plan.total_nbytes == lowest
+    with pytest.raises(BudgetError, match="proved") as caught:
+        memplan.plan(net, strategy="brute_force", budget=lowest - 1, **options)
+    assert caught.value.proved
 
 
 def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None:
@@ -265,6 +356,12 @@ def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
         ({"grad_req": "null"}, "no argument wants a gradient"),
         ({"label": (3,)}, "'label'"),
         ({"type_dict": {"dta": "float16"}}, "'dta'"),
+        ({"type_dict": ["data"]}, "type_dict must be a dict"),
+        ({"grad_req": ["write"]}, "grad_req must be"),
+        ({"reserve": "much"}, "the reserve 'much' cannot be used"),
+        ({"reserve": -1}, "the reserve -1 cannot be used"),
+        ({"reserve": 0.1}, "the reserve 0.1 cannot be used"),
+        ({"ctx": "gpu"}, "ctx must be a context"),
     ],
 )
 def test_arguments_that_cannot_be_used(network: Any, options: dict[str, Any], message: str) -> None:
@@ -274,6 +371,8 @@ def test_arguments_that_cannot_be_used(network: Any, options: dict[str, Any], me
 
 def test_missing_and_inconsistent_shapes_name_the_argument() -> None:
     net, _ = two_headed_net()
+    with pytest.raises(ArgumentError, match="'data' must be a tuple"):
+        memplan.plan(net, strategy="store_all", data=5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="'data'"):
         memplan.plan(net, strategy="store_all")
     with pytest.raises(ArgumentError, match="do not fit"):
@@ -309,3 +408,13 @@ def test_costs_of_another_device_or_network_are_refused(network: Any) -> None:
     poorer = dataclasses.replace(table, seconds=dict(list(table.seconds.items())[3:]))
     with pytest.raises(CostError, match="lack"):
         quick(network, costs=poorer, strategy="store_all")
+
+
+def test_a_gpu_that_is_not_here_can_be_planned_for_by_a_roofline() -> None:
+    if mx.context.num_gpus():
+        pytest.skip("there is a GPU")
+    net, shapes = residual_net()
+    with pytest.raises(CostError, match="pass costs='roofline:v100'"):
+        memplan.plan(net, ctx=mx.gpu(0), strategy="store_all", **shapes)
+    plan = memplan.plan(net, ctx=mx.gpu(0), costs=ROOFLINE, strategy="store_all", **shapes)
+    assert plan.costs == ROOFLINE

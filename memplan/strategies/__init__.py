@@ -60,6 +60,7 @@ _loaders: dict[str, dict[str, Loader]] = {
     },
     "griewank": {"explicit": _builtin("griewank", "Griewank")},
     "griewank_linear": {"explicit": _builtin("griewank", "Griewank", linear=True)},
+    "evict": {"explicit": _builtin("evict", "Evict")},
     "anneal": {"mirror": _builtin("anneal", "Anneal")},
     "checkmate": {
         "mirror": _builtin("checkmate", "Checkmate"),

@@ -6,23 +6,22 @@ Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Remateriali
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from memplan.eviction import Drop, Evictions, lowest
 from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest, quick_schedules
+from memplan.rematerialize import cheapest
 from memplan.rounding import relaxation, roundings
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
-from memplan.solver import Solved, check_solver
+from memplan.solver import check_solver
 from memplan.stage_program import StageProgram
 from memplan.strategies.base import Outcome, Status
 
-# A rounded schedule may need more than the relaxation: it is also rounded for less memory by these
-# shares, unless the best schedule is this close to the bound.
-ALLOWANCES = (0.01, 0.03, 0.1)
-ENOUGH = 0.002
+# A first schedule is searched for until so many attempts in a row have not made it cheaper.
+PATIENCE = 200
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class CheckmateFull:
     """Solves the relaxation, rounds it for a first schedule, then solves the integer program.
 
     ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. At most
-    ``rounding_share`` of the time goes into a better first schedule. Backward ops run once unless
+    ``search_share`` of the time goes into a better first schedule. Backward ops run once unless
     ``recompute_backward``. An optimum is one among the schedules that advance
     the frontier in base order (:mod:`memplan.rematerialize`), and so is the bound.
     """
@@ -39,7 +38,7 @@ class CheckmateFull:
     solver: str = "CBC"
     threads: int = 2
     thresholds: int = 12
-    rounding_share: float = 0.3
+    search_share: float = 0.3
     recompute_backward: bool = False
     start: Schedule | None = None
 
@@ -49,13 +48,12 @@ class CheckmateFull:
     def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
         """The cheapest schedule found whose peak of live bytes is within the budget.
 
-        Without a budget: the lowest peak of :func:`memplan.rematerialize.quick_schedules`, then
-        the cheapest schedule within it. An interrupt ends the search with what is found so far.
+        Without a budget: the lowest peak that :func:`memplan.eviction.lowest` finds, then the
+        cheapest schedule within it. An interrupt ends the search with what is found so far.
         """
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:
-            least = cheapest(quick_schedules(graph), None)
-            assert least is not None  # without a limit every schedule will do
+            least = lowest(graph, time.monotonic() + 0.3 * self.time_limit)
             shorter = replace(self, time_limit=deadline - time.monotonic(), start=least)
             found = shorter.solve(graph, simulate(least).peak_nbytes)
             # What was proved holds for that memory, not for a budget that the user named.
@@ -84,6 +82,9 @@ class _Search:
         self.deadline = deadline
         self.best: Schedule | None = None
         self.bound = graph.seconds
+        self.evictions = Evictions(
+            graph, budget_nbytes, recompute_backward=options.recompute_backward
+        )
 
     def outcome(self) -> Outcome:
         """FEASIBLE or NO_PLAN_FOUND: nothing more is proved."""
@@ -97,45 +98,39 @@ class _Search:
         self.best = cheapest([*known, *schedules], self.budget_nbytes)
 
     def run(self) -> Outcome:
-        """Heuristics, the relaxation and its roundings, the integer program."""
+        """Evictions, the relaxation and its roundings, evictions from these, the program."""
         options = self.options
-        self.offer(*quick_schedules(self.graph))
         if options.start is not None:
             self.offer(options.start)
-        program = self._program(self.budget_nbytes)
+        program = StageProgram(
+            self.graph,
+            self.budget_nbytes,
+            solver=options.solver,
+            threads=options.threads,
+            recompute_backward=options.recompute_backward,
+        )
+        self._search(frozenset())
         relaxed = relaxation(program, self.deadline)
         if relaxed is None:
             return self.outcome()
         if relaxed.infeasible:
             return Outcome(Status.INFEASIBLE)
         self.bound = max(self.bound, program.seconds(relaxed.bound))
-        self._round(program, relaxed, self.deadline)
-        stop = time.monotonic() + options.rounding_share * (self.deadline - time.monotonic())
-        for allowance in ALLOWANCES:
-            if self._gap() > ENOUGH and time.monotonic() < stop:
-                tighter = self._program(int((1.0 - allowance) * self.budget_nbytes))
-                self._round(tighter, relaxation(tighter, stop), stop)
+        if relaxed.values is not None:
+            count = options.thresholds
+            self.offer(
+                *roundings(program, relaxed.values, thresholds=count, deadline=self.deadline)
+            )
+            self._search(self.evictions.drops_of(program.retained(relaxed.values)))
         return self._solve_program(program)
 
-    def _program(self, budget_nbytes: int) -> StageProgram:
-        return StageProgram(
-            self.graph,
-            budget_nbytes,
-            solver=self.options.solver,
-            threads=self.options.threads,
-            recompute_backward=self.options.recompute_backward,
-        )
-
-    def _round(self, program: StageProgram, relaxed: Solved | None, deadline: float) -> None:
-        if relaxed is not None and relaxed.values is not None:
-            count = self.options.thresholds
-            self.offer(*roundings(program, relaxed.values, thresholds=count, deadline=deadline))
-
-    def _gap(self) -> float:
-        """How far the best schedule may be from the optimum, in unplanned steps."""
-        if self.best is None or not self.graph.seconds:
-            return math.inf
-        return (self.best.seconds - self.bound) / self.graph.seconds
+    def _search(self, drops: AbstractSet[Drop]) -> None:
+        """Evict and improve from these drops, for half of the share of the time that is for it."""
+        share = 0.5 * self.options.search_share
+        deadline = time.monotonic() + share * (self.deadline - time.monotonic())
+        found = self.evictions.fit(drops, deadline)
+        if found is not None:
+            self.offer(self.evictions.improve(found, deadline, patience=PATIENCE).schedule)
 
     def _solve_program(self, program: StageProgram) -> Outcome:
         """Add rows until the program's optimum is a schedule within the budget, or time is up."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from memplan.eviction import lowest
 from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest, quick_schedules
+from memplan.rematerialize import cheapest
 from memplan.rounding import relaxation, roundings
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
@@ -43,16 +44,14 @@ class CheckmateLP:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
-        budget: within the lowest peak of :func:`memplan.rematerialize.quick_schedules`.
+        budget: within the lowest peak that :func:`memplan.eviction.lowest` finds.
         """
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:
-            least = cheapest(quick_schedules(graph), None)
-            assert least is not None  # without a limit every schedule will do
+            least = lowest(graph, time.monotonic() + 0.3 * self.time_limit)
             shorter = replace(self, time_limit=deadline - time.monotonic())
             found = shorter.solve(graph, simulate(least).peak_nbytes).schedule
-            best = least if found is None else cheapest([found, least], None)
-            return Outcome(Status.FEASIBLE, best)
+            return Outcome(Status.FEASIBLE, least if found is None else found)
         unplanned = Schedule.unplanned(graph)
         if simulate(unplanned).peak_nbytes <= budget_nbytes:
             return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
