@@ -31,6 +31,9 @@ ROUNDING = 1e-9
 
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
+# By solver, the number of threads asked for first: HiGHS fails with another in the same process.
+_threads: dict[str, int] = {}
+
 Model = Any
 Expr = Any
 Var = mip.Var
@@ -70,7 +73,7 @@ def new_model(solver: str, threads: int) -> Model:
     model.verbose = 0
     # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which
     # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
-    model.threads = 0 if solver == "CBC" else threads
+    model.threads = 0 if solver == "CBC" else _threads.setdefault(solver, threads)
     return model
 
 

@@ -76,6 +76,18 @@ def test_unet_at_80_percent(solver: str) -> None:
 
 
 @needs_published
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_unet_at_50_percent(solver: str) -> None:
+    graph = published_graphs.load("unet_b32_train")
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 50 // 100
+    outcome = CheckmateFull(time_limit=30, solver=solver).solve(graph, budget)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.schedule is not None
+    assert outcome.schedule.seconds == 33165.0
+    assert validate(outcome.schedule, budget).valid
+
+
+@needs_published
 def test_unet_at_50_percent_rounded() -> None:
     graph = published_graphs.load("unet_b32_train")
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 50 // 100
@@ -118,10 +130,10 @@ def test_unknown_solvers_are_refused() -> None:
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.strategies.checkmate_full.relaxation", interrupted)
+    monkeypatch.setattr("memplan.strategies.checkmate_full.refine", interrupted)
     graph = unit_chain(8)
     outcome = CheckmateFull().solve(graph, 6 * UNIT)
     assert outcome.status is Status.FEASIBLE

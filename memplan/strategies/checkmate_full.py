@@ -12,26 +12,31 @@ from dataclasses import dataclass, replace
 
 from memplan.eviction import Drop, Evictions, lowest
 from memplan.graph import TrainingGraph
+from memplan.refinement import refine
 from memplan.rematerialize import cheapest
 from memplan.rounding import relaxation, roundings
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
-from memplan.solver import check_solver
+from memplan.solver import TOLERANCE, check_solver
 from memplan.stage_program import StageProgram
 from memplan.strategies.base import Outcome, Status
 
 # A first schedule is searched for until so many attempts in a row have not made it cheaper.
 PATIENCE = 200
 
+# Part of the time left that goes into the program of a few moments.
+MOMENTS_SHARE = 0.4
+
 
 @dataclass(frozen=True)
 class CheckmateFull:
-    """Solves the relaxation, rounds it for a first schedule, then solves the integer program.
+    """The integer program, first at the few moments that matter, then if need be at all of them.
 
     ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. At most
     ``search_share`` of the time goes into a better first schedule. Backward ops run once unless
-    ``recompute_backward``. An optimum is one among the schedules that advance
-    the frontier in base order (:mod:`memplan.rematerialize`), and so is the bound.
+    ``recompute_backward``. An optimum is one among the schedules that advance the frontier in
+    base order (:mod:`memplan.rematerialize`), and so is the bound; what a few moments prove
+    (:mod:`memplan.moments`) holds for any order.
     """
 
     time_limit: float = 60.0
@@ -98,10 +103,16 @@ class _Search:
         self.best = cheapest([*known, *schedules], self.budget_nbytes)
 
     def run(self) -> Outcome:
-        """Evictions, the relaxation and its roundings, evictions from these, the program."""
+        """Evictions, a few moments, then the whole: relaxation, roundings, integer program."""
         options = self.options
         if options.start is not None:
             self.offer(options.start)
+        self._search(frozenset())
+        self._refine()
+        if self.bound == float("inf"):
+            return Outcome(Status.INFEASIBLE)
+        if self._is_proved():
+            return Outcome(Status.OPTIMAL, self.best, self.bound)
         program = StageProgram(
             self.graph,
             self.budget_nbytes,
@@ -109,7 +120,6 @@ class _Search:
             threads=options.threads,
             recompute_backward=options.recompute_backward,
         )
-        self._search(frozenset())
         relaxed = relaxation(program, self.deadline)
         if relaxed is None:
             return self.outcome()
@@ -123,6 +133,28 @@ class _Search:
             )
             self._search(self.evictions.drops_of(program.retained(relaxed.values)))
         return self._solve_program(program)
+
+    def _refine(self) -> None:
+        """Few moments instead of all (:mod:`memplan.refinement`): often that is enough."""
+        options = self.options
+        refined = refine(
+            self.graph,
+            self.budget_nbytes,
+            time.monotonic() + MOMENTS_SHARE * (self.deadline - time.monotonic()),
+            solver=options.solver,
+            threads=options.threads,
+            recompute_backward=options.recompute_backward,
+        )
+        for found in refined:
+            self.bound = max(self.bound, found.bound_seconds)
+            if found.schedule is not None:
+                self.offer(found.schedule)
+            if self._is_proved():
+                break
+
+    def _is_proved(self) -> bool:
+        allowance = 2 * TOLERANCE * self.graph.seconds
+        return self.best is not None and self.best.seconds <= self.bound + allowance
 
     def _search(self, drops: AbstractSet[Drop]) -> None:
         """Evict and improve from these drops, for half of the share of the time that is for it."""
