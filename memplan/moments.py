@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.solver import TOLERANCE, Program
 from memplan.stages import Buffers
+
+Array = np.ndarray[Any, Any]
 
 # Solvers work with tolerances around 1e-6: seconds and bytes are scaled to about this range.
 SCALE = 1000.0
@@ -72,21 +75,24 @@ class Moments:
     @cached_property
     def floor(self) -> Floor:
         """The most that any single moment forces."""
+        ops, classes = self.graph.ops, self.buffers.classes
         held = self._held()
-        ops = self.graph.ops
+        beside = np.zeros(len(ops), dtype=np.int64)
+        for c, mask in held.items():
+            beside += classes[c][0] * _bits(mask, len(ops))
         best = Floor(self._nbytes(self.graph.heads), None, self.graph.heads)
         for t, op in enumerate(ops):
-            kept = [c for c, moments in held.items() if moments[t]]
             working = {self.buffers.class_of[a] for a in (*op.inputs, *op.outputs)} - {-1}
-            nbytes = sum(self.buffers.classes[c][0] for c in working.union(kept))
+            kept = {c for c in working if held.get(c, 0) >> t & 1}
+            nbytes = int(beside[t]) + sum(classes[c][0] for c in working - kept)
             nbytes -= self._taken_over(t, kept)
             if nbytes > best.nbytes:
-                tensors = [a for c in kept for a in self.buffers.classes[c][1]]
-                best = Floor(nbytes, t, tuple(dict.fromkeys((*op.inputs, *op.outputs, *tensors))))
+                others = [a for c, mask in held.items() if mask >> t & 1 for a in classes[c][1]]
+                best = Floor(nbytes, t, tuple(dict.fromkeys((*op.inputs, *op.outputs, *others))))
         return best
 
-    def _held(self) -> dict[int, Sequence[bool]]:
-        """For buffers of what cannot be computed again: the ops at which they are there, surely.
+    def _held(self) -> dict[int, int]:
+        """For buffers of what cannot be computed again: a bit for every op at which they are there.
 
         That of tensor a is there at the descendants of its op that are ancestors of a reader.
         """
@@ -109,7 +115,7 @@ class Moments:
                 for r in self.graph.readers[a]:
                     before |= ancestors[r]
                 masks[c] |= descendants[p] & before
-        return {c: _bits(mask, nops) for c, mask in masks.items() if mask}
+        return dict(masks)
 
     def bound(
         self, budget_nbytes: int, deadline: float, *, nmoments: int = 5, solver: str = "CBC"
@@ -172,7 +178,7 @@ class Moments:
         classes = {self.buffers.class_of[a] for a in tensors} - {-1}
         return sum(self.buffers.classes[c][0] for c in classes)
 
-    def _taken_over(self, t: int, kept: Sequence[int]) -> int:
+    def _taken_over(self, t: int, kept: Collection[int]) -> int:
         """Bytes that op t may save by writing into buffers that are not ``kept``."""
         return sum(
             nbytes
@@ -317,10 +323,10 @@ class MomentProgram:
         return tuple(a for a in self.crossing[k] if self.class_of[a] not in there)
 
 
-def _bits(mask: int, count: int) -> Sequence[bool]:
-    """The lowest ``count`` bits of ``mask``, the lowest first."""
+def _bits(mask: int, count: int) -> Array:
+    """The lowest ``count`` bits of ``mask`` as an array, the lowest first."""
     packed = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
-    return [bool(bit) for bit in np.unpackbits(packed, bitorder="little")[:count]]
+    return np.unpackbits(packed, bitorder="little")[:count]
 
 
 def _reached(start: Iterable[int], edges: Sequence[Sequence[int]]) -> set[int]:
