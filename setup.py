@@ -25,7 +25,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memplan", "memplan.*"]),
-    package_data={"memplan": ["py.typed"]},
+    package_data={"memplan": ["py.typed", "page/*"]},
     # MXNet 1.9.1 needs distutils (gone in 3.12) and breaks at import with numpy 1.24;
     # python-mip 1.17 needs Python 3.10.
     python_requires=">=3.10,<3.12",
@@ -34,11 +34,16 @@ setup(
         "networkx>=3.0,<4",
         "mip>=1.17,<3",
         "numba>=0.59,<1",
+        # The command line.
+        "click>=8.1,<9",
+        "rich>=13,<15",
     ],
+    entry_points={"console_scripts": ["memplan = memplan.cli:main"]},
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
         "highs": ["mip[highs]"],
+        "plot": ["matplotlib>=3.7,<3.11"],
         "test": [
             "hypothesis>=6.100,<7",
             "mypy>=2.4,<2.5",

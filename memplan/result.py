@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from memplan import explain, notebook, pictures, report
 from memplan.budget import format_nbytes
+from memplan.planned import Plans
 from memplan.schedule import Schedule
 from memplan.strategies.base import Status
+
+if TYPE_CHECKING:
+    from memplan.pictures import Figure
 
 
 @dataclass(frozen=True)
@@ -16,7 +23,8 @@ class Footprint:
 
     ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
     allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
-    ``reserve_nbytes``: the room that the user asked to leave.
+    ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
+    NNVM_EXEC_MATCH_RANGE with which MXNet allocates that.
     """
 
     peak_nbytes: int
@@ -24,6 +32,7 @@ class Footprint:
     fixed_nbytes: int
     reserve_nbytes: int
     seconds: float
+    match_range: int
 
     @property
     def total_nbytes(self) -> int:
@@ -37,8 +46,8 @@ class Plan:
 
     ``symbol`` is the network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training
     script. ``lower_bound`` is proven: no plan of this realisation within the budget has less
-    ``overhead`` (None: nothing was proved); of explicit plans, none that keeps the order in which
-    ops first run and executes an op once per stage at most. ``trace`` is the traced network.
+    ``overhead`` (None: nothing was proved); with ``bound_in_order``, none that keeps the order in
+    which ops first run and executes an op once per stage at most. ``trace`` is the traced network.
     ``unplanned`` holds the same figures for the step without a plan.
     """
 
@@ -54,6 +63,7 @@ class Plan:
     unplanned: Footprint
     lower_bound: float | None
     planning_seconds: float
+    bound_in_order: bool = False
 
     @property
     def peak_nbytes(self) -> int:
@@ -76,9 +86,46 @@ class Plan:
         return self.footprint.total_nbytes
 
     @property
+    def match_range(self) -> int:
+        """The NNVM_EXEC_MATCH_RANGE to bind with: chosen for explicit plans, else this process's.
+
+        :class:`memplan.mxnet.Module` and :class:`memplan.mxnet.gluon.TrainStep` see to it.
+        """
+        return self.footprint.match_range
+
+    @property
     def overhead(self) -> float:
         """Extra seconds of recomputation / seconds of the unplanned step."""
         return self.schedule.overhead
+
+    def plot(self, picture: str = "memory", path: str | PathLike[str] | None = None) -> Figure:
+        """A picture of this plan as a matplotlib Figure, written to ``path`` if that is given.
+
+        "memory": bytes over the steps, and what is alive at the peak. "matrix": the schedule as
+        Checkmate's R and S. "network": what is kept and what is recomputed. Raises
+        DependencyError without matplotlib (the extra ``plot``).
+        """
+        return pictures.plot(self, picture, path)
+
+    def report_html(self, *, others: Plans | None = None, title: str | None = None) -> str:
+        """This plan as one HTML page: see :func:`memplan.report.report_html`."""
+        return report.report_html(self, others=others, title=title)
+
+    def save_report(
+        self, path: str | PathLike[str], *, others: Plans | None = None, title: str | None = None
+    ) -> Path:
+        """Write :meth:`report_html` to ``path``, and give that back."""
+        return report.save_report(self, path, others=others, title=title)
+
+    def explain(self, name: str | None = None) -> str:
+        """Why the tensor or op ``name`` is kept or recomputed; None: what holds the peak.
+
+        Raises ArgumentError where the network has no such name.
+        """
+        return explain.peak(self.schedule) if name is None else explain.why(self.schedule, name)
+
+    def _repr_html_(self) -> str:
+        return notebook.notebook_html(self)
 
     def __str__(self) -> str:
         budget = "" if self.budget_nbytes is None else f" in {format_nbytes(self.budget_nbytes)}"
@@ -108,8 +155,7 @@ class Plan:
         return "\n".join(lines)
 
     def _proof(self) -> str:
-        # Checkmate's program over a whole graph leaves the order of first executions as it is.
-        kind = "plan" if self.realisation == "mirror" else "plan that keeps the order of the ops"
+        kind = "plan that keeps the order of the ops" if self.bound_in_order else "plan"
         if self.status is Status.OPTIMAL:
             return f"no cheaper {kind} exists"
         if self.lower_bound:
@@ -146,6 +192,10 @@ class Comparison:
             ).rstrip()
             for line in table
         )
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
+        """Overhead against memory: see :func:`memplan.pictures.overhead_against_memory`."""
+        return pictures.overhead_against_memory(self, path)
 
     def to_csv(self) -> str:
         """The table as CSV: bytes as integers, overhead and bound as fractions."""
