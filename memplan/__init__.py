@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from memplan import errors, strategies
+from memplan.batch_size import BatchSize, max_batch_size
 from memplan.cost import CostTable, Roofline
 from memplan.errors import MemplanError
+from memplan.frontier import Frontier, frontier
 from memplan.graph import TrainingGraph
 from memplan.planner import compare, plan, search_plan
 from memplan.result import Comparison, Plan
@@ -14,8 +16,10 @@ from memplan.schedule import Schedule
 from memplan.strategies import Status
 
 __all__ = [
+    "BatchSize",
     "Comparison",
     "CostTable",
+    "Frontier",
     "MemplanError",
     "Plan",
     "Roofline",
@@ -24,6 +28,8 @@ __all__ = [
     "TrainingGraph",
     "compare",
     "errors",
+    "frontier",
+    "max_batch_size",
     "plan",
     "profile",
     "search_plan",

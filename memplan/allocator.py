@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.graph import Tensor
 from memplan.schedule import Schedule
@@ -12,16 +12,22 @@ from memplan.simulate import replay
 PLANNER_ELEMENT_NBYTES = 4
 """MXNet's planner counts every element as 4 bytes, whatever its dtype."""
 
+MATCH_RANGES = (1, 2, 4, 8, 16)
+"""Values of NNVM_EXEC_MATCH_RANGE to choose from where memplan binds a network itself."""
+
 
 @dataclass(frozen=True)
 class Allocation:
     """Memory in blocks. ``nbytes`` is their true size, ``reported_nbytes`` what MXNet prints.
 
-    They differ where elements are not 4 bytes wide.
+    They differ where elements are not 4 bytes wide. ``match_range`` is the NNVM_EXEC_MATCH_RANGE
+    with which MXNet places them so, ``blocks`` has the true size of each.
     """
 
     nbytes: int
     reported_nbytes: int
+    match_range: int
+    blocks: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
 
 class _Blocks:
@@ -78,4 +84,14 @@ def allocate(schedule: Schedule, *, match_range: int | None = None) -> Allocatio
     """
     blocks = _Blocks(schedule.graph.match_range if match_range is None else match_range)
     replay(schedule, blocks)
-    return Allocation(sum(blocks.true), sum(blocks.reported))
+    return Allocation(
+        sum(blocks.true), sum(blocks.reported), blocks.match_range, tuple(blocks.true)
+    )
+
+
+def best_allocation(schedule: Schedule) -> Allocation:
+    """The blocks of ``schedule`` at the match range of :data:`MATCH_RANGES` that suits it best."""
+    return min(
+        (allocate(schedule, match_range=match_range) for match_range in MATCH_RANGES),
+        key=lambda allocation: allocation.nbytes,
+    )

@@ -13,6 +13,7 @@ import time
 from memplan.compiled import Array, Cost, Evaluator
 from memplan.graph import TrainingGraph
 from memplan.mirroring import mirror
+from memplan.progress import tell
 from memplan.schedule import Schedule
 
 # Cost is overhead (extra seconds / unplanned seconds) plus this for every 100% over the budget.
@@ -33,7 +34,8 @@ def anneal(
 ) -> Schedule | None:
     """The cheapest mirrored schedule met whose blocks fit the budget, or None if none did.
 
-    Without a budget: the one with the fewest bytes. Runs for about ``seconds``.
+    Without a budget: the one with the fewest bytes. Runs for about ``seconds``, or until an
+    interrupt, which is raised only if none was met yet.
     """
     evaluate = Evaluator(graph)
     candidates = evaluate.flaggable
@@ -44,15 +46,23 @@ def anneal(
     current = evaluate.flags(start)
     cost, fits = _cost(evaluate(current), graph.seconds, budget_nbytes)
     best, best_cost = (current, cost) if fits else (None, math.inf)
-    while (elapsed := time.monotonic() - begin) < seconds:
-        temperature = HOT * (COLD / HOT) ** (elapsed / seconds)
-        for _ in range(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK):
-            other = _neighbour(current, candidates, rng)
-            other_cost, fits = _cost(evaluate(other), graph.seconds, budget_nbytes)
-            if fits and other_cost < best_cost:
-                best, best_cost = other, other_cost
-            if other_cost <= cost or rng.random() < math.exp((cost - other_cost) / temperature):
-                current, cost = other, other_cost
+    try:
+        while (elapsed := time.monotonic() - begin) < seconds:
+            temperature = HOT * (COLD / HOT) ** (elapsed / seconds)
+            for _ in range(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK):
+                other = _neighbour(current, candidates, rng)
+                other_cost, fits = _cost(evaluate(other), graph.seconds, budget_nbytes)
+                if fits and other_cost < best_cost:
+                    best, best_cost = other, other_cost
+                if other_cost <= cost or rng.random() < math.exp((cost - other_cost) / temperature):
+                    current, cost = other, other_cost
+            if budget_nbytes is not None and best is not None:
+                # Within the budget the cost is the overhead.
+                found = (1.0 + best_cost) * graph.seconds
+                tell("annealing", incumbent_seconds=found, unplanned_seconds=graph.seconds)
+    except KeyboardInterrupt:
+        if best is None:
+            raise
     if best is None:
         return None
     return mirror(graph, frozenset(int(op) for op in best.nonzero()[0]))

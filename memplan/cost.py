@@ -155,7 +155,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
     """``graph`` with the ``seconds`` that ``costs`` gives each op.
 
     ``costs`` is a Roofline, the name of one ("roofline:v100"), a CostTable, or the path of a
-    saved one (*.json). A table of another device than ``device`` ("gpu(Tesla T4)", or "gpu" for
+    saved one (``*.json``). A table of another device than ``device`` ("gpu(Tesla T4)", or "gpu" for
     any) is refused. Raises CostError where the table lacks ops, ArgumentError for other costs or an
     unknown name.
     """

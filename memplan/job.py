@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memplan.allocator import Allocation, allocate
+from memplan.allocator import Allocation, allocate, best_allocation
 from memplan.budget import format_nbytes, parse_budget
 from memplan.cost import Costs, CostTable, with_costs
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError
 from memplan.graph import TrainingGraph
+from memplan.interrupts import Interrupt, noticing
 from memplan.mirroring import flags_of
+from memplan.moments import Moments
+from memplan.progress import tell
+from memplan.quick import quick_schedule
+from memplan.refusal import refusal
 from memplan.result import Attempt, Footprint, Plan
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
+from memplan.solver import TOLERANCE
 from memplan.strategies import REALISATIONS, Outcome, Status, Strategy, create
 from memplan.validate import validate
 
@@ -28,19 +35,16 @@ Symbol = Any
 Context = Any
 Shape = Sequence[int]
 
-# The strategies whose best plan is the start of those that take one: fast, and unlike each other.
-QUICK = {
-    "mirror": ("store_all", "memonger", "chen_greedy", "chen_greedy_linear", "chen_sqrt"),
-    "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
-}
-
-# Quick strategies of the explicit realisation mind live bytes, and MXNet's blocks need more: these
-# shares of the budget are tried until one fits.
-QUICK_SHARES = {"mirror": (1.0,), "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
+# What part of the time limit the quick strategies get.
+QUICK_SHARE_OF_TIME = 0.1
 
 # What part of the time that is left a strategy gets: all but what checking and binding its plan
-# take; those of the explicit realisation mind live bytes only, so leave time to tighten, too.
-SHARE_OF_TIME = {"mirror": 0.97, "explicit": 0.5}
+# take; those that mind live bytes only leave time to tighten, too.
+MIND_BLOCKS = 0.95
+MIND_LIVE_BYTES = 0.5
+
+# The strategy that reaches the least memory in a short time.
+LEANEST = {"mirror": "anneal", "explicit": "search"}
 
 # Seconds to look for the lowest reachable memory when a budget cannot be met.
 LOWEST_SECONDS = 5.0
@@ -117,7 +121,9 @@ class Job:
             trace=traced,
             graph=graph,
             realisation=traced.realisation,
-            unplanned=Footprint(0, 0, graph.fixed_nbytes, reserve_nbytes, graph.seconds),
+            unplanned=Footprint(
+                0, 0, graph.fixed_nbytes, reserve_nbytes, graph.seconds, graph.match_range
+            ),
             costs=_name_of(costs),
             on_gpu=ctx is not None and ctx.device_type == "gpu",
             time_limit=time_limit,
@@ -144,31 +150,52 @@ class Job:
         from memplan.mxnet.lowering import lower
 
         if self.realisation == "explicit":
-            return allocate(lower(self.trace, schedule).schedule)
+            return best_allocation(lower(self.trace, schedule).schedule)
         return allocate(schedule)
+
+    def _placed_nbytes(self, schedule: Schedule) -> int:
+        return self.placed(schedule).nbytes
 
     def footprint(self, schedule: Schedule, symbol: Symbol) -> Footprint:
         """Simulated peak and, for ``symbol``, MXNet's own total: it has the last word."""
         from memplan.mxnet.allocation import reported_mib
 
         replayed = self.placed(schedule)
-        surplus = (reported_mib(symbol, self.trace) - (replayed.reported_nbytes >> 20)) << 20
+        match_range = replayed.match_range
+        asked = match_range if self.realisation == "explicit" else None
+        reported = reported_mib(symbol, self.trace, asked)
+        surplus = (reported - (replayed.reported_nbytes >> 20)) << 20
         return Footprint(
             peak_nbytes=simulate(schedule).peak_nbytes,
             allocated_nbytes=replayed.nbytes + max(0, surplus),
             fixed_nbytes=self.graph.fixed_nbytes,
             reserve_nbytes=self.reserve_nbytes,
             seconds=schedule.seconds,
+            match_range=match_range,
         )
 
-    def attempt(self, strategy: str | Strategy, budget_nbytes: int | None) -> Attempt:
-        """What ``strategy`` finds within the budget, checked, realised and measured."""
-        begin = time.monotonic()
+    def attempt(
+        self,
+        strategy: str | Strategy,
+        budget_nbytes: int | None,
+        *,
+        start: Schedule | None = None,
+        since: float | None = None,
+    ) -> Attempt:
+        """What ``strategy`` finds within the budget, checked, realised and measured.
+
+        ``start`` is a schedule that is known already, for strategies that take one. The time limit
+        counts from ``since`` (of time.monotonic()), or from now. An interrupt ends the search with
+        the best plan so far; without any, it is raised.
+        """
+        begin = time.monotonic() if since is None else since
         limit = None
         if budget_nbytes is not None:
             limit = budget_nbytes - self.graph.fixed_nbytes - self.reserve_nbytes
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
-        outcome, found = self._within(strategy, limit, begin)
+        tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
+        with noticing() as interrupt:
+            outcome, found = self._within(strategy, limit, begin, start, interrupt)
         seconds = time.monotonic() - begin
         if outcome.schedule is None or found is None:
             return Attempt(name, budget_nbytes, outcome.status, None, seconds)
@@ -188,23 +215,34 @@ class Job:
             footprint=footprint,
             unplanned=self.unplanned,
             lower_bound=bound,
+            bound_in_order=outcome.in_order,
             planning_seconds=seconds,
         )
         return Attempt(name, budget_nbytes, outcome.status, made, seconds)
 
     def _within(
-        self, strategy: str | Strategy, limit: int | None, begin: float
+        self,
+        strategy: str | Strategy,
+        limit: int | None,
+        begin: float,
+        known: Schedule | None,
+        interrupt: Interrupt,
     ) -> tuple[Outcome, tuple[Symbol, Footprint] | None]:
         """Solve; where MXNet allocates more than ``limit``, tighten by the excess and try again."""
-        if limit is not None and limit < 0:
-            return Outcome(Status.INFEASIBLE), None
         solver = create(strategy, realisation=self.realisation)
-        start = self._quick_start(limit) if "start" in _options(solver) else None
+        if limit is not None and limit < self._moments(solver).floor.nbytes:
+            return Outcome(Status.INFEASIBLE), None
+        start = self._start(limit, known) if "start" in options_of(solver) else None
+        if start is not None and limit is not None and self.placed(start).nbytes <= limit:
+            tell("start", incumbent_seconds=start.seconds, unplanned_seconds=self.graph.seconds)
         target, bound = limit, None
         while target == limit or time.monotonic() - begin < self.time_limit:
             left = self.time_limit - (time.monotonic() - begin)
-            outcome = self._solve(solver, target, SHARE_OF_TIME[self.realisation] * left, start)
+            share = MIND_BLOCKS if self._minds_blocks(solver) else MIND_LIVE_BYTES
+            outcome = self._solve(solver, target, share * left, start)
             if target == limit:
+                if limit is not None:
+                    outcome = self._bounded(outcome, solver, limit, begin + self.time_limit)
                 bound = outcome.lower_bound
                 if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
                     return outcome, None
@@ -217,11 +255,35 @@ class Job:
                 return dataclasses.replace(outcome, status=status, lower_bound=bound), realised
             # A tightened budget that cannot be met proves nothing about the true one.
             target = (target or 0) - excess
-            if target < 0:
+            if target < 0 or interrupt.noticed:
                 break
+            tell("tightened, as MXNet allocates more than is alive")
         if start is not None and limit is not None and self.placed(start).nbytes <= limit:
             return Outcome(Status.FEASIBLE, start, bound), self._realised(start)
+        if interrupt.noticed:
+            raise KeyboardInterrupt
         return Outcome(Status.NO_PLAN_FOUND), None
+
+    def _moments(self, solver: Strategy) -> Moments:
+        """What holds for every schedule that ``solver`` may return."""
+        may_repeat_backward = getattr(solver, "recompute_backward", self.realisation == "explicit")
+        return Moments(self.graph, recompute_backward=may_repeat_backward)
+
+    def _minds_blocks(self, solver: Strategy) -> bool:
+        return getattr(solver, "memory", self.realisation) in ("blocks", "mirror")
+
+    def _bounded(self, outcome: Outcome, solver: Strategy, limit: int, deadline: float) -> Outcome:
+        """``outcome`` with the bound that holds for schedules in any order, if that says more."""
+        bound = self._moments(solver).bound(limit, deadline).seconds
+        if outcome.schedule is None:
+            proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
+            return Outcome(Status.INFEASIBLE) if proved else outcome
+        if bound < (outcome.lower_bound or 0.0):
+            return outcome
+        seconds = outcome.schedule.seconds
+        closed = seconds <= bound + 2 * TOLERANCE * self.graph.seconds
+        status = Status.OPTIMAL if closed else Status.FEASIBLE
+        return Outcome(status, outcome.schedule, min(seconds, bound))
 
     def _realised(self, schedule: Schedule) -> tuple[Symbol, Footprint]:
         """The checked schedule as a network, and what it holds."""
@@ -240,7 +302,7 @@ class Job:
         if limit is not None and unplanned_nbytes <= limit:
             return Outcome(Status.OPTIMAL, everything, self.graph.seconds)
         given = {"start": start, "time_limit": max(0.1, seconds)}
-        taken = {name: value for name, value in given.items() if name in _options(solver)}
+        taken = {name: value for name, value in given.items() if name in options_of(solver)}
         if taken:
             solver = dataclasses.replace(solver, **taken)  # type: ignore[type-var]
         outcome = solver.solve(self.graph, limit)
@@ -263,50 +325,35 @@ class Job:
             )
         return found
 
-    def _quick_start(self, limit: int | None) -> Schedule | None:
-        """The best plan of the quick strategies; if none fits, the one with the least memory."""
-        quick = [create(name, realisation=self.realisation) for name in QUICK[self.realisation]]
-        shares = QUICK_SHARES[self.realisation] if limit is not None else ()
-        for target in (*(int(share * (limit or 0)) for share in shares), None):
-            outcomes = [strategy.solve(self.graph, target) for strategy in quick]
-            plans = [outcome.schedule for outcome in outcomes if outcome.schedule is not None]
-            fitting = [
-                plan for plan in plans if limit is not None and self.placed(plan).nbytes <= limit
-            ]
-            if fitting:
-                return min(fitting, key=lambda schedule: schedule.seconds)
-        return min(plans, key=lambda schedule: self.placed(schedule).nbytes, default=None)
+    def _start(self, limit: int | None, known: Schedule | None) -> Schedule:
+        """The better one of the quick strategies' best plan and the one that is known."""
 
-    def _least(self) -> Schedule | None:
+        def rank(schedule: Schedule) -> tuple[float, float]:
+            nbytes = self.placed(schedule).nbytes
+            return (nbytes if limit is None else max(0, nbytes - limit), schedule.seconds)
+
+        deadline = time.monotonic() + QUICK_SHARE_OF_TIME * self.time_limit
+        quick = quick_schedule(self.graph, self.realisation, limit, deadline, self._placed_nbytes)
+        return quick if known is None else min((quick, known), key=rank)
+
+    def _least(self) -> Schedule:
         """A schedule with about the least memory that can be reached."""
-        start = self._quick_start(None)
-        if self.realisation == "explicit":
-            return start
-        return self._solve(create("anneal"), None, LOWEST_SECONDS, start).schedule
+        deadline = time.monotonic() + LOWEST_SECONDS
+        start = quick_schedule(self.graph, self.realisation, None, deadline, self._placed_nbytes)
+        solver = create(LEANEST[self.realisation], realisation=self.realisation)
+        found = self._solve(solver, None, LOWEST_SECONDS, start).schedule
+        plans = [start] if found is None else [start, found]
+        return min(plans, key=self._placed_nbytes)
 
-    def budget_error(self, attempt: Attempt) -> BudgetError:
-        """Why there is no plan, with the lowest memory that memplan can reach."""
+    def budget_error(self, attempt: Attempt, strategy: str | Strategy) -> BudgetError:
+        """Why ``strategy`` found no plan, with the lowest memory that memplan can reach."""
         least = self._least()
-        lowest = None if least is None else self._realised(least)[1].total_nbytes
-        proved = attempt.status is Status.INFEASIBLE
-        budget = format_nbytes(attempt.budget_nbytes or 0)
-        what = f"strategy {attempt.strategy} found no plan within {budget}"
-        if proved:
-            what = f"no plan fits in {budget} (proved)"
-        where = ""
-        if lowest is not None:
-            by = " (strategy 'anneal')" if self.realisation == "mirror" else ""
-            size = f"{format_nbytes(lowest)} ({lowest} bytes)"
-            where = f"; the lowest that memplan reaches{by} is {size}"
-        why = (
-            f". Arguments, gradients and states take {format_nbytes(self.graph.fixed_nbytes)} of "
-            f"it, the reserve {format_nbytes(self.reserve_nbytes)}, whatever the plan. "
-            "Raise the budget, or lower the batch size"
-        )
-        return BudgetError(what + where + why, proved=proved, lowest_nbytes=lowest)
+        found = (least, self._realised(least)[1])
+        floor = self._moments(create(strategy, realisation=self.realisation)).floor
+        return refusal(self.graph, attempt, floor, found, self.reserve_nbytes)
 
 
-def _options(strategy: Strategy) -> frozenset[str]:
+def options_of(strategy: Strategy) -> frozenset[str]:
     """The names of a strategy's options."""
     if not dataclasses.is_dataclass(strategy):
         return frozenset()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from memplan.budget import parse_budget
+from memplan.cache import Cache
 from memplan.cost import Costs
 from memplan.job import Context, Job, Shape, Symbol
 from memplan.result import Comparison, Plan
 from memplan.strategies import Strategy, create
+from memplan.tasks import Task, run
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace import GradReq
@@ -22,7 +27,7 @@ def search_plan(
     ntrial: int | None = None,
     type_dict: Mapping[str, Any] | None = None,
     *,
-    strategy: str | Strategy = "checkmate",
+    strategy: str | Strategy = "auto",
     budget: Budget = None,
     **options: Any,
 ) -> Symbol:
@@ -40,7 +45,7 @@ def search_plan(
 def plan(
     net: Symbol,
     *,
-    strategy: str | Strategy = "checkmate",
+    strategy: str | Strategy = "auto",
     budget: Budget = None,
     realisation: str = "mirror",
     ctx: Context | None = None,
@@ -49,6 +54,7 @@ def plan(
     type_dict: Mapping[str, Any] | None = None,
     reserve: int | str = 0,
     grad_req: GradReq = None,
+    cache: str | os.PathLike[str] | None = None,
     **shapes: Shape,
 ) -> Plan:
     """The plan that ``strategy`` finds for training ``net`` within ``budget``.
@@ -59,13 +65,18 @@ def plan(
     fraction of the unplanned total; None means the least memory at no more than one extra forward
     pass. ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op
     times (:func:`memplan.cost.with_costs`); None means measured on ``ctx`` if that is a GPU, else
-    a roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for the
-    strategy.
+    a roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
+    and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
+    are kept by all that they depend on; one found there is checked and measured as a new one.
+
+    An interrupt (Ctrl-C) ends the search with the best plan so far; without any, it is raised.
 
     Raises ArgumentError for arguments that cannot be used, TraceError for a network that cannot
     be trained, CostError for costs that do not fit it, BudgetError where no plan is within the
     budget, DependencyError without MXNet.
     """
+    since = time.monotonic()
+    kept = None if cache is None else Cache.open(cache)
     job = Job.prepare(
         net,
         realisation=realisation,
@@ -78,31 +89,41 @@ def plan(
         **shapes,
     )
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
-    attempt = job.attempt(strategy, budget_nbytes)
+    profiled = costs is None and job.on_gpu
+    task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
+    [attempt] = run([task], cache=kept)
+    assert attempt is not None  # or run would have raised the interrupt
     if attempt.plan is None:
-        raise job.budget_error(attempt)
+        raise job.budget_error(attempt, strategy)
     return attempt.plan
 
 
 def compare(
     net: Symbol,
     *,
-    strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "checkmate"),
+    strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "auto"),
     budgets: Budget | Iterable[Budget] = (0.75, 0.5, None),
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Comparison:
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
 
-    ``options`` are the other arguments of :func:`plan`. A budget that a strategy cannot meet is a
-    row, not an error.
+    ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan. A
+    budget that a strategy cannot meet is a row, not an error. ``executor`` (a process pool, Dask's
+    ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
+    ones. After an interrupt the rows made so far are returned.
     """
     chosen = [strategies] if isinstance(strategies, str) else list(strategies)
     if isinstance(budgets, Iterable) and not isinstance(budgets, str):
         wanted = list(budgets)
     else:
         wanted = [budgets]
+    kept = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
     for strategy in chosen:  # an unknown name is said before the first long search
         create(strategy, realisation=job.realisation)
-    return Comparison(tuple(job.attempt(s, limit) for limit in limits for s in chosen))
+    tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
+    rows = run(tasks, executor=executor, cache=kept)
+    return Comparison(tuple(row for row in rows if row is not None))

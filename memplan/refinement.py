@@ -22,6 +22,10 @@ from memplan.simulate import simulate
 APART = 0.01
 
 
+# Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
+PATIENCE = 3
+
+
 @dataclass(frozen=True)
 class Refined:
     """A schedule within the budget, or None, and what every schedule within it takes at least."""
@@ -41,13 +45,15 @@ def refine(
 ) -> Iterator[Refined]:
     """What is known after each moment that is added, the bound never falling.
 
-    Ends when no other moment is worth adding, or at ``deadline``, a time of time.monotonic(). An
-    infinite bound means that no schedule is within the budget.
+    Ends when no other moment is worth adding, when the last ones changed nothing, or at
+    ``deadline``, a time of time.monotonic(). An infinite bound means that no schedule is within
+    the budget.
     """
     moments = Moments(graph, recompute_backward=recompute_backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=recompute_backward)
     bound = moments.bound(budget_nbytes, deadline, solver=solver)
     highest = bound.seconds
+    stalled, cheapest = 0, float("inf")
     while True:
         if highest == float("inf"):
             yield Refined(None, highest)
@@ -60,13 +66,16 @@ def refine(
         stages, _ = evictions.run(drops)
         found = evictions.fit(drops, deadline)
         yield Refined(None if found is None else found.schedule, highest)
+        if found is not None and found.schedule.seconds < cheapest:
+            stalled, cheapest = 0, found.schedule.seconds
         op = _worst(moments, bound, stages, budget_nbytes)
-        if op is None or time.monotonic() >= deadline:
+        if op is None or stalled == PATIENCE or time.monotonic() >= deadline:
             return
         program = MomentProgram(
             moments, sorted((*bound.ops, op)), budget_nbytes, solver=solver, threads=threads
         )
         bound = program.bound(deadline - time.monotonic(), relax=False)
+        stalled = 0 if bound.seconds > highest else stalled + 1
         highest = max(highest, bound.seconds)
 
 

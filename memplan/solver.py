@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
+from memplan.interrupts import deferring
 
 try:
     import mip
@@ -28,6 +29,9 @@ TOLERANCE = 1e-6
 
 # Sums of floats that should be equal differ by less than this.
 ROUNDING = 1e-9
+
+# HiGHS asks in the simplex method, the interior point method and branch and bound.
+_MAY_BE_STOPPED = (1, 2, 6)
 
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
@@ -82,7 +86,11 @@ def solve(model: Model, seconds: float, *, relax: bool = False) -> Solved:
 
     All its variables must be bounded. A status that is not known to mean more proves nothing.
     """
-    with _silence() if relax and model.solver_name == "CBC" else contextlib.nullcontext():
+    around = {
+        "CBC": _silence if relax else contextlib.nullcontext,
+        "HIGHS": lambda: _stoppable(model),
+    }
+    with around[model.solver_name]():
         status = model.optimize(max_seconds=max(0.1, seconds), relax=relax)
     infeasible = status in _INFEASIBLE
     if model.solver_name == "HIGHS" and status == mip.OptimizationStatus.UNBOUNDED:
@@ -120,6 +128,37 @@ def _silence() -> Iterator[None]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
+
+
+@contextlib.contextmanager
+def _stoppable(model: Model) -> Iterator[None]:
+    """Let an interrupt stop HiGHS: Python alone would only see it once the solver has come back.
+
+    CBC offers no such way.
+    """
+    if model.solver_name != "HIGHS":
+        yield
+        return
+    with deferring() as interrupt:
+        highs, pointer = model.solver._lib, model.solver._model
+
+        def look(kind: int, message: Any, out: Any, answer: Any, data: Any) -> None:
+            if interrupt.noticed and answer != mip.highs.ffi.NULL:
+                answer.user_interrupt = 1
+
+        signature = "void(int, char *, HighsCallbackDataOut *, HighsCallbackDataIn *, void *)"
+        callback = mip.highs.ffi.callback(signature, look)
+        highs.Highs_setCallback(pointer, callback, mip.highs.ffi.NULL)
+        for kind in _MAY_BE_STOPPED:
+            highs.Highs_startCallback(pointer, kind)
+        try:
+            yield
+        except KeyError:  # python-mip knows no status "interrupted"
+            if not interrupt.noticed:
+                raise
+        finally:
+            for kind in _MAY_BE_STOPPED:
+                highs.Highs_stopCallback(pointer, kind)
 
 
 class Program:

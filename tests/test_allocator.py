@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs import UNIT, schedules, training_graphs
-from memplan.allocator import Allocation, allocate
+from memplan.allocator import MATCH_RANGES, Allocation, allocate, best_allocation
 from memplan.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
@@ -123,12 +123,22 @@ def test_an_unread_output_frees_its_block_at_once() -> None:
 
 def test_true_bytes_of_half_floats() -> None:
     schedule = steps(("a:100h", ""), ("b:50h", "a"), ("c:100h", "b"))
-    assert allocate(schedule, match_range=1) == Allocation(nbytes=300, reported_nbytes=600)
+    assert allocate(schedule, match_range=1) == Allocation(300, 600, match_range=1)
+
+
+def test_the_best_match_range_is_found_and_said() -> None:
+    # At range 1 nothing fits what is free; at 2 the block of 4 serves the 3, and the 5 by growing.
+    schedule = steps(("a:4", ""), ("b:1", "a"), ("c:3", "b"), ("d:1", "c"), ("e:5", "d"))
+    totals = {n: allocate(schedule, match_range=n).nbytes for n in MATCH_RANGES}
+    best = best_allocation(schedule)
+    assert best.nbytes == min(totals.values()) < totals[1]
+    assert totals[best.match_range] == best.nbytes
+    assert sum(best.blocks) == best.nbytes
 
 
 def test_a_block_is_as_large_as_its_largest_tensor() -> None:
     schedule = steps(("a:100h", ""), ("b:50h", "a"), ("c:100", "b"))
-    assert allocate(schedule, match_range=1) == Allocation(nbytes=500, reported_nbytes=600)
+    assert allocate(schedule, match_range=1) == Allocation(500, 600, match_range=1)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_a_block_is_as_large_as_its_largest_tensor() -> None:
 )
 def test_of_equal_blocks_the_first_released_is_taken(released: str, nbytes: int) -> None:
     schedule = steps(("a:100h b:100", ""), ("x:1", released), ("c:100", "x"))
-    assert allocate(schedule, match_range=16) == Allocation(nbytes, 201 * UNIT)
+    assert allocate(schedule, match_range=16) == Allocation(nbytes, 201 * UNIT, 16)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +162,7 @@ def test_of_equal_blocks_the_first_released_is_taken(released: str, nbytes: int)
 )
 def test_of_equal_smaller_blocks_the_last_released_grows(released: str, nbytes: int) -> None:
     schedule = steps(("a:100h b:100", ""), ("x:1", released), ("c:120", "x"))
-    assert allocate(schedule, match_range=16) == Allocation(nbytes, 221 * UNIT)
+    assert allocate(schedule, match_range=16) == Allocation(nbytes, 221 * UNIT, 16)
 
 
 @pytest.mark.parametrize(("alias", "total"), [(False, 200), (True, 100)])

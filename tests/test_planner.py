@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,18 @@ import pytest
 
 import memplan
 from graphs import unit_chain
+from memplan.budget import format_nbytes
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.graph import TrainingGraph
+from memplan.job import Job
 from memplan.mirroring import flaggable, mirror
+from memplan.moments import Moments
 from memplan.mxnet.allocation import reported_mib
 from memplan.mxnet.trace import trace
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.strategies.base import Outcome, Status
+from memplan.strategies.evict import Evict
 from networks import hinted_resnet, residual_net, two_headed_net
 
 ROOFLINE = "roofline:v100"
@@ -298,7 +303,7 @@ def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
 
 
 def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> None:
-    with pytest.raises(BudgetError, match="the lowest that memplan reaches") as caught:
+    with pytest.raises(BudgetError, match="The lowest that memplan reaches") as caught:
         quick(network, strategy="memonger", budget=0.2)
     assert not caught.value.proved
     lowest = caught.value.lowest_nbytes
@@ -331,6 +336,45 @@ def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None
     with pytest.raises(BudgetError, match="proved") as caught:
         quick(network, budget=1000)
     assert caught.value.proved
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_what_no_plan_can_do_without_is_named(network: Any, realisation: str) -> None:
+    options = {"realisation": realisation, "strategy": "store_all"}
+    plan = quick(network, **options)
+    floor = Moments(plan.schedule.graph).floor
+    budget = plan.fixed_nbytes + floor.nbytes - 1
+    with pytest.raises(BudgetError) as caught:
+        quick(network, **(options | {"budget": budget}))
+    assert caught.value.proved
+    assert caught.value.lowest_nbytes is not None
+    assert caught.value.lowest_nbytes > budget
+    message = str(caught.value)
+    assert floor.op is not None
+    assert f"while {plan.schedule.graph.ops[floor.op].name!r}" in message
+    largest = max(plan.schedule.graph.tensors[a].nbytes for a in floor.tensors)
+    names = [t.name for a, t in enumerate(plan.schedule.graph.tensors) if a in floor.tensors]
+    assert any(f"{name!r} {format_nbytes(largest)}" in message for name in names)
+
+
+def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
+    for realisation, strategy in (("mirror", "memonger"), ("explicit", "chen_greedy")):
+        plan = quick(network, realisation=realisation, strategy=strategy, budget=0.7)
+        assert plan.lower_bound is not None
+        assert 0.0 < plan.lower_bound <= plan.overhead
+
+
+def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> None:
+    net, shapes = network
+    job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
+    limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
+    found = NoDataclass(Evict(time_limit=5).solve(job.graph, limit))
+    bounded = job._bounded(found.answer, found, limit, time.monotonic() + 20)
+    assert found.answer.status is Status.FEASIBLE
+    assert bounded.status is Status.OPTIMAL
+    longer = Schedule.sequence(job.graph, [*found.answer.schedule.ops, 0])
+    dearer = Outcome(Status.FEASIBLE, longer)
+    assert job._bounded(dearer, found, limit, time.monotonic() + 20).status is Status.FEASIBLE
 
 
 def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet.base import MXNetError
 
+from memplan.mxnet.environment import match_range as under
 from memplan.mxnet.executor import bind_as_it_stands
 from memplan.mxnet.nnvm import depth_first
 from memplan.mxnet.probe import allocated_mib
@@ -13,13 +14,22 @@ from memplan.mxnet.trace import Trace
 CONTEXT = mx.cpu(0)
 
 
-def executor_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
+def executor_description(
+    symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = None
+) -> str:
     """MXNet's description of ``symbol`` (the traced network, flagged or not) bound to train.
 
+    ``match_range`` is NNVM_EXEC_MATCH_RANGE for this bind (None: as the process has set it).
     Nothing is computed, and the arrays it is bound to are never touched.
     """
-    if trace.realisation == "explicit":
-        return _explicit_description(symbol, trace)
+    with under(match_range):
+        if trace.realisation == "explicit":
+            return _explicit_description(symbol, trace)
+        return _stock_description(symbol, trace)
+
+
+def _stock_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
+    """That of a network whose gradients MXNet derives."""
     arguments = symbol.list_arguments()
 
     def arrays(names: list[str]) -> dict[str, mx.nd.NDArray]:
@@ -54,6 +64,9 @@ def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
     return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
 
 
-def reported_mib(symbol: mx.sym.Symbol, trace: Trace) -> int:
-    """Whole MiB that MXNet says it allocates for activations (4 bytes for any element)."""
-    return allocated_mib(executor_description(symbol, trace))
+def reported_mib(symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = None) -> int:
+    """Whole MiB that MXNet says it allocates for activations (4 bytes for any element).
+
+    ``match_range`` is that of :func:`executor_description`.
+    """
+    return allocated_mib(executor_description(symbol, trace, match_range))

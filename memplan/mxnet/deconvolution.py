@@ -6,7 +6,8 @@ y = Deconvolution(x, w), which is the gradient of a convolution with respect to 
     dx = Convolution(dy, w),
     dw = the weight's gradient of that convolution when its output's gradient is x,
 
-and both are equal to Deconvolution's own gradients bit for bit.
+which are Deconvolution's own gradients: bit for bit where oneDNN works in the same layouts, as it
+does for the usual numbers of channels (multiples of 8 in, 16 out), otherwise but for rounding.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _aborts(node: Node) -> bool:
     if node.op != "_backward_Deconvolution" or node.forward is None:
         return False
     data = node.forward.infos.inputs[0]
-    return data is not None and data.dtype == "float32" and len(data.shape) <= 4
+    return data is not None and data.dtype == "float32" and len(data.shape) <= 5
 
 
 def _gradients(node: Node) -> tuple[Entry, Entry]:

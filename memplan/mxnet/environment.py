@@ -4,28 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 
+from memplan.errors import ArgumentError
+
 MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
+
+# The environment belongs to all threads: while one binds under its own, the others wait.
+_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Environment variable ``name`` is ``value`` within, and what it was afterwards."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
+    """Environment variable ``name`` is ``value`` within, and what it was afterwards.
+
+    Threads that use this module wait for each other.
+    """
+    with _LOCK:
+        before = os.environ.get(name)
+        os.environ[name] = value
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
+
+
+@contextlib.contextmanager
+def match_range(value: int | None) -> Iterator[None]:
+    """MXNet's allocator works under NNVM_EXEC_MATCH_RANGE ``value`` within.
+
+    None leaves MXNet what the process has set, and keeps other threads' settings out. Raises
+    ArgumentError for anything but a whole number from 0 (no block serves twice).
+    """
+    if value is None:
+        with _LOCK:
+            yield
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(f"match_range must be a whole number from 0, got {value!r}")
+    # A user's search over ranges would end at another than this one.
+    with variable(MATCH_RANGE, str(value)), variable("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"):
         yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def match_range(value: int) -> contextlib.AbstractContextManager[None]:
-    """MXNet's allocator works under NNVM_EXEC_MATCH_RANGE ``value`` within."""
-    return variable(MATCH_RANGE, str(value))
 
 
 def current_match_range() -> int:

@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.environment import match_range as under
 from memplan.mxnet.explicit import PLACED, training_symbol
 from memplan.mxnet.nnvm import VARIABLE, depth_first
 from memplan.mxnet.trace import Trace
@@ -25,25 +26,28 @@ def bind_as_it_stands(
     args: Arrays,
     aux_states: Arrays,
     pool: mx.executor.Executor | None = None,
+    match_range: int | None = None,
 ) -> mx.executor.Executor:
     """Bind ``symbol`` without gradients, and keep MXNet from rewriting it.
 
     What it computes lies in the memory of ``pool``, as far as that reaches: of two executors that
-    share it, running one overwrites the outputs of the other.
+    share it, running one overwrites the outputs of the other. MXNet's allocator works under
+    NNVM_EXEC_MATCH_RANGE ``match_range`` (None: as the process has set it).
 
     A graph without gradients looks like inference to MXNet's subgraph backend (CPU) and pointwise
     fusion (GPU), which would join ops across the schedule. Both look at the context of the call
     only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
     Ops without control dependencies must be :data:`~memplan.mxnet.explicit.PLACED`.
     """
-    return symbol.bind(
-        mx.cpu(1),
-        {name: args[name] for name in symbol.list_arguments()},
-        grad_req="null",
-        aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
-        group2ctx=dict.fromkeys(PLACED.values(), ctx),
-        shared_exec=pool,
-    )
+    with under(match_range):
+        return symbol.bind(
+            mx.cpu(1),
+            {name: args[name] for name in symbol.list_arguments()},
+            grad_req="null",
+            aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
+            group2ctx=dict.fromkeys(PLACED.values(), ctx),
+            shared_exec=pool,
+        )
 
 
 def bind_inference(
@@ -100,12 +104,14 @@ class TrainExecutor:
         args_grad: Arrays | None = None,
         aux_states: Arrays | None = None,
         pool: mx.executor.Executor | None = None,
+        match_range: int | None = None,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
         Arrays are made, filled with zeros, for the arguments and states that are not given.
-        ``pool`` is that of :func:`bind_as_it_stands`.
-        Raises ArgumentError for an array that is unknown or of the wrong shape or dtype.
+        ``pool`` and ``match_range`` are those of :func:`bind_as_it_stands`.
+        Raises ArgumentError for an array that is unknown or of the wrong shape or dtype, and for
+        a ``match_range`` that is no whole number.
         """
         self.trace, self.schedule = trace, schedule
         self.ctx = mx.context.current_context() if ctx is None else ctx
@@ -120,6 +126,7 @@ class TrainExecutor:
             {**self.arg_dict, **self.head_grads},
             self.aux_dict,
             pool,
+            match_range,
         )
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())

@@ -34,10 +34,13 @@ from memplan.mxnet.nesting import (
     specs_of,
     variables,
 )
+from memplan.mxnet.pool import Pool, release, training_blocks, view
+from memplan.mxnet.trace import Trace
 from memplan.planner import Budget, plan
 from memplan.result import Plan
 from memplan.strategies import Strategy
 
+NDArray = Any
 Parameter = Any
 
 # Names of the variables that stand for inputs and labels; parameters have others.
@@ -63,8 +66,9 @@ class TrainStep:
     ``step(x, y)`` returns the loss and leaves the gradients in the parameters, as
     ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those
     of ``block``, which serves for inference, saving and exporting as ever. Every new combination
-    of input shapes is planned when it is first seen; :attr:`plans` has them all. Parameters may
-    be cast, frozen, moved or set anew in between; if layers change, make another TrainStep.
+    of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
+    memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
+    frozen, moved or set anew in between; if layers change, make another TrainStep.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class TrainStep:
         loss: Any = None,
         *,
         budget: Budget = None,
-        strategy: str | Strategy = "checkmate",
+        strategy: str | Strategy = "auto",
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
@@ -115,6 +119,7 @@ class TrainStep:
         }
         self._plans: dict[Any, tuple[Plan, _Network]] = {}
         self._bound: dict[Any, _Bound] = {}
+        self._pools: dict[mx.Context, Pool] = {}
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
@@ -158,11 +163,28 @@ class TrainStep:
         if bound is None or not bound.is_current():
             params = self._parameters()
             made, network = self._planned(specs, params, ctx, to_run=True)
-            others = [other for (_, place), other in self._bound.items() if place == ctx]
-            bound = _Bound(made, network, params, ctx, others[0] if others else None)
-            self._bound[specs, ctx] = bound
-            self._bound = {key: other for key, other in self._bound.items() if other.is_current()}
+            bound = self._bound[specs, ctx] = self._bind(made, network, params, ctx)
         return bound.step(batch, scale)
+
+    def _bind(
+        self, made: Plan, network: _Network, params: Mapping[str, Parameter], ctx: mx.Context
+    ) -> _Bound:
+        """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
+        blocks, pool = training_blocks(made), self._pools.setdefault(ctx, Pool())
+        pool.allow(made)
+        unfit = {place for (_, place), other in self._bound.items() if not other.is_current()}
+        if not pool.admits(blocks):
+            unfit.add(ctx)
+        self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
+        for place in unfit:
+            self._pools[place].clear()
+        others = [other for (_, place), other in self._bound.items() if place == ctx]
+        bound = _Bound(made, network, params, ctx, pool.executor, others)
+        pool.add(blocks, bound.executor.pool)
+        bound.hand_over_gradients()  # the parameters hold those of what went
+        for place in unfit:
+            release(place)
+        return bound
 
     def _parameters(self) -> dict[str, Parameter]:
         """The parameters of the block and the loss; ArgumentError for what cannot be trained."""
@@ -276,8 +298,10 @@ class _Bound:
         network: _Network,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
-        shared: _Bound | None,
+        pool: mx.executor.Executor | None,
+        others: Sequence[_Bound],
     ) -> None:
+        """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
         self.network = network
         trace = made.trace
         used = [params[name] for name in network.symbol.list_inputs() if name in params]
@@ -289,10 +313,14 @@ class _Bound:
             trace,
             made.schedule,
             ctx=ctx,
-            args={name: array for name, array in data.items() if name not in states},
+            args={
+                **{name: array for name, array in data.items() if name not in states},
+                **{name: array for name in network.shapes for array in _lent(name, trace, others)},
+            },
             args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
             aux_states={name: array for name, array in data.items() if name in states},
-            pool=None if shared is None else shared.executor.pool,
+            pool=pool,
+            match_range=made.match_range,
         )
         self.data = [data[p.name] for p in used]
         grads = self.executor.grad_dict
@@ -322,7 +350,7 @@ class _Bound:
         values = {f"{_INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
         values |= {f"{_LABEL}{i}": array for i, array in enumerate(leaves(labels))}
         known = self.executor.arg_dict
-        self._hand_over_gradients()
+        self.hand_over_gradients()
         found = self.executor.forward(
             is_train=True, **{name: value for name, value in values.items() if name in known}
         )
@@ -330,7 +358,8 @@ class _Bound:
         losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
         return losses, outputs
 
-    def _hand_over_gradients(self) -> None:
+    def hand_over_gradients(self) -> None:
+        """Make the arrays in which the gradients will be those of the parameters."""
         for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
             if grad is None:
                 continue
@@ -339,6 +368,19 @@ class _Bound:
                 # Backward of autograd, if it is used beside this step, must write there too.
                 autograd.mark_variables([data], [grad], [request])
             data._fresh_grad = True
+
+
+def _lent(name: str, trace: Trace, others: Sequence[_Bound]) -> list[NDArray]:
+    """An array for an input in the memory of one that is as large; none where there is none."""
+    if name not in trace.shapes:
+        return []
+    known = [other.executor.arg_dict for other in others]
+    views = [
+        view(arrays[name], trace.shapes[name], trace.dtypes[name])
+        for arrays in known
+        if name in arrays
+    ]
+    return [array for array in views if array is not None][:1]
 
 
 def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -23,14 +23,15 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``. ``plan`` is a plan made
     before with ``realisation="explicit"``, for the shapes on the first device. The network is
     planned when it is bound to train, and when input shapes are first seen in training; plans are
-    remembered. A budget given as a share is one of the step that is planned first.
+    remembered. A budget given as a share is one of the step that is planned first. Steps of other
+    shapes share its memory; where that would exceed the budget, they are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
     BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
     memory of the training step: it overwrites gradients that ``update`` has not used yet.
 
     ``bind`` and ``forward`` raise what :func:`memplan.plan` raises, and ArgumentError for a
-    network that they cannot train.
+    network that they cannot train. A bind that fails or is interrupted leaves all as it was.
     """
 
     def __init__(
@@ -47,12 +48,17 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         compression_params: Mapping[str, Any] | None = None,
         *,
         budget: int | float | str | None = None,
-        strategy: str | Strategy = "checkmate",
+        strategy: str | Strategy = "auto",
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
         plan: Plan | None = None,
     ) -> None:
+        if not isinstance(symbol, mx.sym.Symbol):
+            raise ArgumentError(
+                f"Module trains a Symbol, got {type(symbol).__name__}; for a Gluon block there is "
+                f"memplan.mxnet.gluon.TrainStep"
+            )
         super().__init__(
             symbol,
             data_names=data_names,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakSet
 
 import mxnet as mx
 from mxnet.base import NDArrayHandle
@@ -15,6 +16,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor, bind_inference, copy_params
 from memplan.mxnet.module_plans import Plans, Request
 from memplan.mxnet.nnvm import VARIABLE
+from memplan.mxnet.pool import Pool, release, training_blocks, view
 from memplan.mxnet.trace import infer_arguments
 from memplan.result import Plan
 
@@ -25,13 +27,20 @@ Callback = Callable[..., Any]
 
 @dataclass
 class Device:
-    """What the executors of one device share.
+    """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``."""
 
-    ``pool`` is the first of them, whose memory they share; ``nruns`` counts what ran in it.
-    """
-
-    pool: mx.executor.Executor | None = None
+    # No references: MXNet's memory is free as soon as nobody holds the first executor.
+    executors: WeakSet[Executor] = field(default_factory=WeakSet)
+    pool: Pool = field(default_factory=Pool)
     nruns: int = 0
+
+    def make_room(self, blocks: Sequence[int], ctx: mx.Context) -> None:
+        """Give up what is bound if these ``blocks`` would exceed the budget beside it."""
+        if not self.pool.admits(blocks):
+            for executor in self.executors:
+                executor.give_up()
+            self.pool.clear()
+            release(ctx)
 
 
 class Executor:
@@ -52,20 +61,24 @@ class Executor:
     ) -> None:
         self._symbol, self._plans, self._request = net, plans, request
         self._device = shared.device if isinstance(shared, Executor) else Device()
-        # No references back: MXNet's memory is free as soon as nobody holds the first executor.
+        self._device.executors.add(self)
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
         self._trained = -1
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
+        reshaped = isinstance(shared, Executor) and shared._symbol is net
+
+        def array(name: str, found: NDArray | None) -> NDArray:
+            taken = None
+            if found is not None and name in shareable:
+                taken = found
+            elif found is not None and reshaped:
+                taken = view(found, shapes[name], dtypes[name])
+            return mx.nd.zeros(shapes[name], request.ctx, dtypes[name]) if taken is None else taken
 
         def arrays(names: Sequence[str], found: Arrays) -> Arrays:
-            return {
-                name: found[name]
-                if found.get(name) is not None and name in shareable
-                else mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
-                for name in names
-            }
+            return {name: array(name, found.get(name)) for name in names}
 
         self._arguments = net.list_arguments()
         self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {})
@@ -87,12 +100,12 @@ class Executor:
     @property
     def pool(self) -> mx.executor.Executor | None:
         """The executor of MXNet's whose memory others on this device share."""
-        return self._device.pool
+        return self._device.pool.executor
 
     @property
     def plan(self) -> Plan | None:
-        """The plan by which it trains; None as long as it has not."""
-        return None if self._training is None else self._plans.find(self._request)
+        """The plan by which it trains; None as long as there is none."""
+        return self._plans.made.get(self._request.key)
 
     @property
     def grad_dict(self) -> Arrays:
@@ -111,6 +124,9 @@ class Executor:
         """Its training executor, bound to the plan when it is first needed."""
         if self._training is None:
             plan = self._plans.find(self._request)
+            blocks = training_blocks(plan)
+            self._device.pool.allow(plan)
+            self._device.make_room(blocks, self._request.ctx)
             self._training = TrainExecutor(
                 plan.trace,
                 plan.schedule,
@@ -118,20 +134,30 @@ class Executor:
                 args=self.arg_dict,
                 args_grad=self._added,
                 aux_states=self.aux_dict,
-                pool=self._device.pool,
+                pool=self.pool,
+                match_range=plan.match_range,
             )
-            self._device.pool = self._device.pool or self._training.pool
+            self._device.pool.add(blocks, self._training.pool)
             self.grad_arrays = self._training.grad_arrays
             self._outputs = self._outputs or self._training.outputs
             self._plans.nbound += 1
             self._watch()
         return self._training
 
+    def give_up(self) -> None:
+        """Free the memory in which it runs; it is bound anew when it is next needed."""
+        self._training = self._inference = self._outputs = None
+        self.grad_arrays = [self._added.get(name) for name in self._arguments]
+
     def _infer(self) -> mx.executor.Executor:
         if self._inference is None:
+            ctx, pool = self._request.ctx, self._device.pool
+            blocks = self._plans.inference_blocks(self._request) if pool.is_limited else ()
+            self._device.make_room(blocks, ctx)
             self._inference = bind_inference(
-                self._symbol, self._request.ctx, self.arg_dict, self.aux_dict, self._device.pool
+                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor
             )
+            pool.add(blocks, self._inference)
             self._watch()
         return self._inference
 

@@ -9,11 +9,12 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from memplan.budget import parse_budget
+from memplan.budget import format_nbytes, parse_budget
 from memplan.errors import ArgumentError
 from memplan.job import Job
 from memplan.mxnet.nnvm import depth_first
-from memplan.mxnet.trace import Trace, infer_arguments, without_flags
+from memplan.mxnet.pool import inference_blocks
+from memplan.mxnet.trace import Trace, infer_arguments, trace, without_flags
 from memplan.result import Plan
 from memplan.strategies import Strategy
 
@@ -52,7 +53,10 @@ class Plans:
         self._net, self._budget, self._strategy = net, budget, strategy
         self._options, self._given = options, given
         self.made: dict[tuple[Any, ...], Plan] = {}
+        self._inference: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self.nbound = 0
+        if given is not None and not isinstance(given, Plan):
+            raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
         if given is not None and given.realisation != "explicit":
             raise ArgumentError(
                 f"Module trains by plans made with realisation='explicit'; the given plan was "
@@ -69,6 +73,24 @@ class Plans:
                 self._budget = made.budget_nbytes
         return self.made[request.key]
 
+    def inference_blocks(self, request: Request) -> tuple[int, ...]:
+        """Bytes of each block of memory of inference with the inputs of ``request``."""
+        if request.key not in self._inference:
+            made = self.made.get(request.key)
+            traced = made.trace if made else self._trace(request)
+            self._inference[request.key] = inference_blocks(traced)
+        return self._inference[request.key]
+
+    def _trace(self, request: Request) -> Trace:
+        return trace(
+            self._net,
+            shapes=request.shapes,
+            type_dict=request.dtypes,
+            grad_req=request.grad_req,
+            realisation="explicit",
+            device_type=request.ctx.device_type,
+        )
+
     def _make(self, request: Request) -> Plan:
         options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}
         options |= request.shapes
@@ -78,7 +100,7 @@ class Plans:
             self._strategy, parse_budget(self._budget, job.unplanned.total_nbytes)
         )
         if attempt.plan is None:
-            raise job.budget_error(attempt)
+            raise job.budget_error(attempt, self._strategy)
         return attempt.plan
 
     def _checked(self, plan: Plan, request: Request) -> Plan:
@@ -95,6 +117,12 @@ class Plans:
             if wanted != found:
                 where = "" if what == "network" else f": {_difference(wanted, found)}"
                 raise ArgumentError(f"the given plan was made for another {what}{where}")
+        budget_nbytes = parse_budget(self._budget, plan.unplanned.total_nbytes)
+        if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
+            raise ArgumentError(
+                f"the given plan takes {format_nbytes(plan.total_nbytes)}, more than the budget of "
+                f"{format_nbytes(budget_nbytes)}; give one that fits, or no budget"
+            )
         _check_losses(plan.trace)
         return plan
 

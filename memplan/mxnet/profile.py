@@ -12,7 +12,6 @@ import ctypes
 import platform
 import re
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from memplan.mxnet.lowering import lower
 from memplan.mxnet.mirror import annotate, unread_copies
 from memplan.mxnet.nnvm import Node
 from memplan.mxnet.trace import GradReq, Trace, trace
+from memplan.progress import tell
 from memplan.rematerialize import recomputing_segments
 from memplan.schedule import Schedule
 from memplan.segments import articulation_points, flags_keeping, threshold_cuts
@@ -173,11 +173,11 @@ def _measure(
     stopwatch = _Stopwatch(executor)
     passes = []
     for number in range(warmup + repeats):
-        with _progress(f"profiling, step {number + 1} of {warmup + repeats}"):
-            with stopwatch.running():
-                executor.forward(is_train=True)
-            with stopwatch.running():
-                executor.backward(head_gradients)
+        tell(f"profiling, step {number + 1} of {warmup + repeats}")
+        with stopwatch.running():
+            executor.forward(is_train=True)
+        with stopwatch.running():
+            executor.backward(head_gradients)
         names, seconds = stopwatch.take()
         if number >= warmup:
             passes.append(seconds)
@@ -336,16 +336,3 @@ def _callback_seconds(ctx: mx.Context, nops: int = 100, repeats: int = 9) -> tup
             executor.forward(is_train=True)
         monitored += stopwatch.take()[1]
     return alone, max(statistics.median(monitored) - alone, 0.0)
-
-
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Shows ``text`` on a terminal while the block runs."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(f"\r{text}", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if shown:
-            print("\r" + " " * len(text) + "\r", end="", file=sys.stderr, flush=True)

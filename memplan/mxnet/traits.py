@@ -17,9 +17,9 @@ _IGNORED_INPUTS = {
 }
 
 _RANDOM = re.compile(
-    r"random|sample_|shuffle|multinomial|[Dd]ropout|_npi_(normal|uniform|bernoulli|exponential|"
-    r"gamma|laplace|logistic|gumbel|rayleigh|weibull|pareto|power|choice|permutation)(_n)?$"
-    r"|^(normal|uniform)$"
+    r"random(?!_pdf)|sample_|_sample$|shuffle|multinomial|[Dd]ropout|_npi_(normal|uniform|"
+    r"bernoulli|exponential|gamma|laplace|logistic|gumbel|rayleigh|weibull|pareto|powerd|choice|"
+    r"permutation)(_n)?$|^(normal|uniform)$"
 )
 
 # A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;

@@ -60,6 +60,11 @@ _loaders: dict[str, dict[str, Loader]] = {
     },
     "griewank": {"explicit": _builtin("griewank", "Griewank")},
     "griewank_linear": {"explicit": _builtin("griewank", "Griewank", linear=True)},
+    "auto": {
+        "mirror": _builtin("checkmate", "Checkmate", program_share=0.1),
+        "explicit": _builtin("auto", "Auto", memory="blocks"),
+    },
+    "search": {"explicit": _builtin("search", "Search", memory="blocks")},
     "evict": {"explicit": _builtin("evict", "Evict")},
     "anneal": {"mirror": _builtin("anneal", "Anneal")},
     "checkmate": {

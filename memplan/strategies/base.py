@@ -30,12 +30,14 @@ class Outcome:
     """The answer of a strategy. It never reports its own score.
 
     ``lower_bound`` is proven: no schedule within the budget takes fewer seconds a step (None if
-    nothing was proved).
+    nothing was proved). With ``in_order`` that, and an optimum, hold among the schedules that
+    keep the order in which ops first run, and run an op once per stage at most.
     """
 
     status: Status
     schedule: Schedule | None = None
     lower_bound: float | None = None
+    in_order: bool = False
 
 
 class Strategy(Protocol):

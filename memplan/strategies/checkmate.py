@@ -15,8 +15,10 @@ from memplan.allocator import allocate
 from memplan.annealing import anneal
 from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
+from memplan.interrupts import noticing
 from memplan.mirror_program import MirrorProgram
 from memplan.mirroring import flaggable, flags_of, mirror
+from memplan.progress import tell
 from memplan.schedule import Schedule
 from memplan.simulate import Timeline, simulate
 from memplan.strategies.base import Outcome, Status, best_of
@@ -51,11 +53,15 @@ class Checkmate:
         """The cheapest plan found within the budget, with a proven bound.
 
         Without a budget: the least memory that annealing finds, then the cheapest plan in it.
+        An interrupt ends the search with what is found so far.
         """
         deadline = time.monotonic() + self.time_limit
         first = Schedule.unplanned(graph) if self.start is None else self.start
         if budget_nbytes is None:
-            least = _annealed(self, first, None, 0.4 * self.time_limit)
+            with noticing() as interrupt:
+                least = _annealed(self, first, None, 0.4 * self.time_limit)
+            if interrupt.noticed:
+                return Outcome(Status.FEASIBLE, least)
             budget_nbytes = allocate(least).nbytes
             shorter = replace(self, time_limit=deadline - time.monotonic(), start=least)
             # What was proved holds for that memory, not for a budget that the user named.
@@ -66,7 +72,12 @@ class Checkmate:
             return Outcome(Status.OPTIMAL, known.schedule, graph.seconds)
         if not flaggable(graph):
             return Outcome(Status.INFEASIBLE)
-        proved = self._solve_program(graph, budget_nbytes, known, deadline)
+        try:
+            proved = self._solve_program(graph, budget_nbytes, known, deadline)
+        except KeyboardInterrupt:
+            if known.schedule is None:
+                raise
+            return known
         if proved.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return proved
         start = first if proved.schedule is None else proved.schedule
@@ -88,6 +99,8 @@ class Checkmate:
         while (left := stop - time.monotonic()) > 0:
             solution = program.solve(left)
             bound = max(bound, solution.bound_seconds)
+            seconds = graph.seconds
+            tell("program", bound_seconds=seconds + bound, unplanned_seconds=seconds)
             if solution.infeasible:
                 return Outcome(Status.INFEASIBLE)
             if solution.flags is None:

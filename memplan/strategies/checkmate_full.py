@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from memplan.eviction import Drop, Evictions, lowest
 from memplan.graph import TrainingGraph
+from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.rematerialize import cheapest
 from memplan.rounding import relaxation, roundings
@@ -87,20 +88,29 @@ class _Search:
         self.deadline = deadline
         self.best: Schedule | None = None
         self.bound = graph.seconds
+        self.in_order = False  # is the bound that of the program with a stage for every op?
         self.evictions = Evictions(
             graph, budget_nbytes, recompute_backward=options.recompute_backward
         )
 
     def outcome(self) -> Outcome:
         """FEASIBLE or NO_PLAN_FOUND: nothing more is proved."""
-        if self.best is None:
-            return Outcome(Status.NO_PLAN_FOUND, None, self.bound)
-        return Outcome(Status.FEASIBLE, self.best, self.bound)
+        status = Status.NO_PLAN_FOUND if self.best is None else Status.FEASIBLE
+        return Outcome(status, self.best, self.bound, self.in_order)
 
     def offer(self, *schedules: Schedule) -> None:
         """Remember the cheapest within the budget."""
         known = [] if self.best is None else [self.best]
         self.best = cheapest([*known, *schedules], self.budget_nbytes)
+        self._tell()
+
+    def _tell(self) -> None:
+        tell(
+            "checkmate",
+            incumbent_seconds=None if self.best is None else self.best.seconds,
+            bound_seconds=self.bound,
+            unplanned_seconds=self.graph.seconds,
+        )
 
     def run(self) -> Outcome:
         """Evictions, a few moments, then the whole: relaxation, roundings, integer program."""
@@ -125,7 +135,7 @@ class _Search:
             return self.outcome()
         if relaxed.infeasible:
             return Outcome(Status.INFEASIBLE)
-        self.bound = max(self.bound, program.seconds(relaxed.bound))
+        self._raise_bound(program.seconds(relaxed.bound))
         if relaxed.values is not None:
             count = options.thresholds
             self.offer(
@@ -147,10 +157,16 @@ class _Search:
         )
         for found in refined:
             self.bound = max(self.bound, found.bound_seconds)
+            self._tell()
             if found.schedule is not None:
                 self.offer(found.schedule)
             if self._is_proved():
                 break
+
+    def _raise_bound(self, seconds: float) -> None:
+        """Of the program with a stage for every op, which keeps the order of first executions."""
+        if seconds > self.bound:
+            self.bound, self.in_order = seconds, True
 
     def _is_proved(self) -> bool:
         allowance = 2 * TOLERANCE * self.graph.seconds
@@ -172,14 +188,15 @@ class _Search:
             solved = program.solve(left)
             if solved.infeasible:
                 return Outcome(Status.INFEASIBLE)
-            self.bound = max(self.bound, program.seconds(solved.bound))
+            self._raise_bound(program.seconds(solved.bound))
             if solved.values is None:
                 break
             schedule = program.schedule(solved.values)
             self.offer(schedule)
             if simulate(schedule).peak_nbytes <= self.budget_nbytes:
                 if solved.optimal:
-                    return Outcome(Status.OPTIMAL, schedule, min(self.bound, schedule.seconds))
+                    bound = min(self.bound, schedule.seconds)
+                    return Outcome(Status.OPTIMAL, schedule, bound, self.in_order)
                 break
             if not program.add_violated(solved.values):
                 program.forbid(solved.values)

@@ -1,16 +1,18 @@
-"""Checkmate's approximation: the linear relaxation, rounded.
+"""Checkmate's approximation: the linear relaxation, rounded, and improved by a local search.
 
 Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
 (arXiv:1910.02653), section 5. The program is :mod:`memplan.stage_program`, the rounding
-:mod:`memplan.rounding`.
+:mod:`memplan.rounding`. The search, which is not Checkmate's, is :mod:`memplan.eviction`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from memplan.eviction import lowest
+from memplan.eviction import Evictions, lowest
 from memplan.graph import TrainingGraph
 from memplan.rematerialize import cheapest
 from memplan.rounding import relaxation, roundings
@@ -18,6 +20,7 @@ from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.solver import TOLERANCE, check_solver
 from memplan.stage_program import StageProgram
+from memplan.stages import carried_tensors
 from memplan.strategies.base import Outcome, Status
 
 
@@ -26,15 +29,19 @@ class CheckmateLP:
     """Rounds the optimum of the relaxation at ``thresholds`` thresholds, the best one counts.
 
     As a rounded schedule may need more memory than the relaxation, that is solved again with
-    the share 1 - a of the budget for every a of ``allowances``. ``solver`` is "CBC" or "HIGHS"
-    (extra ``highs``); backward ops run once unless ``recompute_backward``.
+    the share 1 - a of the budget for every a of ``allowances``. A search, for which half of the
+    time is left, then improves the best one until ``patience`` attempts in a row have not made it
+    cheaper; with 0 there is none, and the schedule is as Checkmate's rounding makes it.
+    ``solver`` is "CBC" or "HIGHS" (extra ``highs``); backward ops run once unless
+    ``recompute_backward``.
     """
 
     time_limit: float = 60.0
     solver: str = "CBC"
     threads: int = 2
     thresholds: int = 24
-    allowances: tuple[float, ...] = (0.0, 0.01, 0.03, 0.1, 0.2)
+    allowances: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.03)
+    patience: int = 200
     recompute_backward: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +67,8 @@ class CheckmateLP:
     def _round(self, graph: TrainingGraph, budget_nbytes: int, deadline: float) -> Outcome:
         best: Schedule | None = None
         bound: float | None = None
+        retained: list[set[int]] = []
+        halfway = 0.5 * (deadline + time.monotonic()) if self.patience else deadline
         for allowance in self.allowances:
             program = StageProgram(
                 graph,
@@ -68,19 +77,43 @@ class CheckmateLP:
                 threads=self.threads,
                 recompute_backward=self.recompute_backward,
             )
-            solved = relaxation(program, deadline)
+            solved = relaxation(program, halfway if allowance else deadline)
             if solved is not None and solved.infeasible and not allowance:
                 return Outcome(Status.INFEASIBLE)
             if solved is None or solved.values is None:
                 break
             if not allowance:
                 bound = program.seconds(solved.bound)
+                retained = program.retained(solved.values)
             rounded = roundings(
-                program, solved.values, thresholds=self.thresholds, deadline=deadline
+                program,
+                solved.values,
+                thresholds=self.thresholds,
+                deadline=deadline,
+                within_nbytes=budget_nbytes,
             )
             best = cheapest([*([best] if best else []), *rounded], budget_nbytes)
+        if self.patience and retained:
+            best = self._improved(graph, budget_nbytes, best, retained, deadline)
         if best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, bound)
         if bound is not None and best.seconds <= bound + TOLERANCE * graph.seconds:
             return Outcome(Status.OPTIMAL, best, bound)
         return Outcome(Status.FEASIBLE, best, bound)
+
+    def _improved(
+        self,
+        graph: TrainingGraph,
+        budget_nbytes: int,
+        best: Schedule | None,
+        retained: Sequence[AbstractSet[int]],
+        deadline: float,
+    ) -> Schedule | None:
+        """The search from ``best``, if there is one, else from what the relaxation retains."""
+        evictions = Evictions(graph, budget_nbytes, recompute_backward=self.recompute_backward)
+        carried = retained if best is None else carried_tensors(best)
+        found = evictions.fit(evictions.drops_of(carried), deadline)
+        if found is None:
+            return best
+        found = evictions.improve(found, deadline, patience=self.patience)
+        return cheapest([*([best] if best else []), found.schedule], budget_nbytes)

@@ -1,0 +1,244 @@
+"""Networks from where people keep them: Symbol JSON, Gluon exports, functions of modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import MXNetError
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.nesting import dtype_name, leaves
+from memplan.mxnet.nnvm import depth_first, shape_is_known
+from memplan.mxnet.trace import Trace, complete_grad_req
+
+# Whole numbers; a letter stands for what is searched for, such as the batch size.
+Shapes = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with the arguments of :func:`memplan.plan` that go with it.
+
+    ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by
+    explicit plans only.
+    """
+
+    symbol: mx.sym.Symbol
+    shapes: Shapes
+    type_dict: Mapping[str, str] | None
+    grad_req: Mapping[str, str] | str | None
+    files: tuple[Path, ...]
+    gluon: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of :func:`memplan.plan`."""
+        return {"type_dict": self.type_dict, "grad_req": self.grad_req, **self.shapes}
+
+
+def load_network(
+    source: str,
+    *,
+    shapes: Shapes,
+    type_dict: Mapping[str, str] | None = None,
+    requests: Sequence[tuple[str, str]] = (),
+) -> Network:
+    """The network that ``source`` names.
+
+    ``source`` is the path of a Symbol's JSON, or "module:function" of a function without arguments
+    that returns a Symbol, a Gluon block, or a pair of a block and its loss. Where parameters lie
+    beside the JSON, as Gluon's export writes them, the network must fit them and takes their
+    dtypes. A block is called with the inputs that ``shapes`` names, in this order; a loss with its
+    output and the inputs that are called "...label".
+
+    ``requests`` are pairs of a pattern of argument names and what it is to have: "write", "add" or
+    "null"; the last one that fits counts, without any the argument has what Module (or the block's
+    parameter) asks for. Raises ArgumentError for anything that cannot be used.
+    """
+    if source.endswith(".json"):
+        network = _from_file(Path(source), shapes, type_dict)
+    elif re.fullmatch(r"[\w.]+:[\w.]+", source):
+        network = _from_function(source, shapes, type_dict)
+    else:
+        raise ArgumentError(
+            f"the network {source!r} is neither the path of a Symbol (*.json) nor a function "
+            "(module:function)"
+        )
+    if not requests:
+        return network
+    asked = complete_grad_req(network.symbol, network.shapes, network.grad_req)
+    for pattern, request in requests:
+        names = [name for name in asked if fnmatchcase(name, pattern)]
+        if not names:
+            raise ArgumentError(f"grad_req: no argument of the network is called {pattern!r}")
+        asked |= dict.fromkeys(names, request)
+    return dataclasses.replace(network, grad_req=asked)
+
+
+def outputs_without_loss(trace: Trace) -> list[str]:
+    """The outputs of a traced network whose gradients must come from outside."""
+    names = trace.symbol.list_outputs()
+    return [
+        names[int(node.name.rpartition("_")[2])]
+        for node in depth_first(trace.heads)
+        if node.is_variable and node.name not in trace.shapes
+    ]
+
+
+def context(text: str) -> mx.Context:
+    """The context called "cpu", "gpu", "gpu:1" or "gpu(1)"; ArgumentError for anything else."""
+    found = re.fullmatch(r"(cpu|gpu)(?::(\d+)|\((\d+)\))?", text)
+    if found is None:
+        raise ArgumentError(f"there is no context {text!r}; it is 'cpu', 'gpu', or such as 'gpu:1'")
+    return mx.Context(found[1], int(found[2] or found[3] or 0))
+
+
+def symbol_text(symbol: mx.sym.Symbol) -> str:
+    """``symbol`` as JSON, casts of mixed precision included."""
+    return str(symbol.tojson(remove_amp_cast=False))
+
+
+def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
+    try:
+        symbol = mx.sym.load_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except (MXNetError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            f"{str(path)!r} is no Symbol: MXNet cannot read it. Such a file is written by "
+            "symbol.save(path), module.save_checkpoint(prefix, epoch) or block.export(prefix)"
+        ) from error
+    beside = _params_beside(path)
+    if beside is None:
+        return Network(symbol, shapes, type_dict, None, (path,), gluon=False)
+    params = _load_params(beside)
+    _check_fit(symbol, shapes, params, beside)
+    type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
+    return Network(symbol, shapes, type_dict, None, (path, beside), gluon=False)
+
+
+def _params_beside(path: Path) -> Path | None:
+    """The parameters saved with the Symbol in ``path``: those of the last epoch."""
+    prefix = path.name.removesuffix(".json").removesuffix("-symbol")
+    numbered = re.compile(re.escape(prefix) + r"-\d{4,}\.params")
+    found = [other for other in path.parent.glob("*.params") if numbered.fullmatch(other.name)]
+    return max(found, key=lambda other: (len(other.name), other.name), default=None)
+
+
+def _load_params(path: Path) -> dict[str, mx.nd.NDArray]:
+    """The arrays in ``path`` by name, without their prefixes "arg:" and "aux:"."""
+    try:
+        found = mx.nd.load(str(path))
+    except MXNetError as error:
+        raise ArgumentError(f"{str(path)!r} holds no parameters: MXNet cannot read it") from error
+    if not isinstance(found, dict):
+        raise ArgumentError(f"{str(path)!r} holds arrays without names, not a network's parameters")
+    return {re.sub("^(arg|aux):", "", name): array for name, array in found.items()}
+
+
+def _check_fit(
+    symbol: mx.sym.Symbol, shapes: Shapes, params: Mapping[str, mx.nd.NDArray], path: Path
+) -> None:
+    """ArgumentError if ``shapes`` make a parameter another shape than it has in ``path``.
+
+    A letter in them, for a batch size that is searched for, counts as 1.
+    """
+    ones = {n: tuple(s if isinstance(s, int) else 1 for s in dims) for n, dims in shapes.items()}
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    try:
+        found, _, found_states = symbol.infer_shape_partial(**ones)
+    except MXNetError:
+        return  # planning says what is wrong with the shapes
+    for name, shape in zip((*arguments, *states), (*found, *found_states), strict=True):
+        if name in params and shape_is_known(shape) and tuple(shape) != params[name].shape:
+            raise ArgumentError(
+                f"with these input shapes {name!r} is {tuple(shape)}, but {params[name].shape} in "
+                f"{str(path)!r}; give the shapes that those parameters are for, or move that file "
+                "away to plan for new ones"
+            )
+
+
+def _with_dtypes(
+    symbol: mx.sym.Symbol, type_dict: Mapping[str, str] | None, dtypes: Mapping[str, str]
+) -> Mapping[str, str] | None:
+    """``type_dict`` with the parameters' ``dtypes``, where they are not all float32."""
+    if not set(dtypes.values()) - {"float32"}:
+        return type_dict
+    arguments = symbol.list_arguments()
+    return {name: dtype for name, dtype in dtypes.items() if name in arguments} | dict(
+        type_dict or {}
+    )
+
+
+def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
+    made = _call(source)
+    if isinstance(made, mx.sym.Symbol):
+        return Network(made, shapes, type_dict, None, (), gluon=False)
+    block, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise ArgumentError(
+            f"{source} returned {_kind(made)}; it must return a Symbol, a HybridBlock, or a pair "
+            "of a HybridBlock and its loss"
+        )
+    if loss is not None and not callable(loss):
+        raise ArgumentError(f"{source}: the loss must be a function or a block, got {loss!r}")
+    if not shapes:
+        raise ArgumentError(f"{source} returned a block; name its inputs by their shapes")
+    symbol = _composed(source, block, loss, list(shapes))
+    params = {**block.collect_params(), **_params_of(loss)}
+    requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
+    type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
+    return Network(symbol, shapes, type_dict, requests, (), gluon=True)
+
+
+def _call(source: str) -> Any:
+    """What the function "module:function" returns; modules of the current folder are found."""
+    module_name, _, path = source.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found() if callable(found) and not isinstance(found, mx.gluon.Block) else found
+    except Exception as error:  # the user's code raises whatever it likes
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
+        raise ArgumentError(f"{source} failed: {type(error).__name__}: {error}{where}") from error
+
+
+def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sym.Symbol:
+    labels = [name for name in names if loss is not None and name.endswith("label")]
+    inputs = [mx.sym.Variable(name) for name in names if name not in labels]
+    try:
+        outputs = block(*inputs)
+        if loss is not None:
+            given = [mx.sym.Variable(name) for name in labels]
+            outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
+        symbol = mx.sym.Group(list(leaves(outputs)))
+    except Exception as error:  # the user's code raises whatever it likes
+        raise ArgumentError(
+            f"the block that {source} returned cannot be called with the inputs "
+            f"{', '.join(names)}: {type(error).__name__}: {error}"
+        ) from error
+    return symbol
+
+
+def _params_of(loss: Any) -> Mapping[str, Any]:
+    return loss.collect_params() if isinstance(loss, mx.gluon.Block) else {}
+
+
+def _kind(made: Any) -> str:
+    if isinstance(made, mx.gluon.Block):
+        return f"{type(made).__name__}, which is no HybridBlock"
+    return type(made).__name__

@@ -1,0 +1,135 @@
+"""For who does not want to choose: what is proved quickly first, then the best of the time left."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from memplan.allocator import MATCH_RANGES, best_allocation
+from memplan.errors import ArgumentError
+from memplan.graph import TrainingGraph
+from memplan.local_search import Rules, search
+from memplan.progress import tell
+from memplan.refinement import refine
+from memplan.schedule import Schedule
+from memplan.simulate import simulate
+from memplan.solver import TOLERANCE, check_solver
+from memplan.strategies.base import Outcome, Status
+
+# Part of the time for what a few moments say: less in blocks, where they say less.
+MOMENTS_SHARES = {"live": 0.4, "blocks": 0.2}
+
+# MXNet's blocks need more than the bytes alive: schedules for these shares of the budget are made.
+LIVE_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """For explicit schedules: a few moments prove a bound and give schedules, a search the rest.
+
+    ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
+    MXNet's allocator hands out at the best match range. ``solver`` is "CBC" or "HIGHS" (extra
+    ``highs``), ``start`` a schedule to start from. The bound holds for schedules in any order.
+    """
+
+    time_limit: float = 60.0
+    memory: str = "live"
+    solver: str = "CBC"
+    seed: int = 0
+    reorder: bool = True
+    recompute_backward: bool = False
+    start: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        check_solver(self.solver)
+        if self.memory not in MOMENTS_SHARES:
+            choices = " or ".join(map(repr, MOMENTS_SHARES))
+            raise ArgumentError(f"memory must be {choices}, got {self.memory!r}")
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        """The cheapest schedule found within the budget; without one, that of least memory.
+
+        An interrupt ends the search with what is found so far.
+        """
+        deadline = time.monotonic() + self.time_limit
+        if budget_nbytes is None:
+            least = self._search(graph, None, deadline, self.start)
+            return Outcome(Status.FEASIBLE, least or Schedule.unplanned(graph))
+        unplanned = Schedule.unplanned(graph)
+        if self._nbytes(unplanned) <= budget_nbytes:
+            return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
+        best, bound = self.start, graph.seconds
+        try:
+            best, bound = self._refined(graph, budget_nbytes)
+            tell(
+                "moments",
+                incumbent_seconds=None if best is None else best.seconds,
+                bound_seconds=bound,
+                unplanned_seconds=graph.seconds,
+            )
+            if math.isinf(bound):
+                return Outcome(Status.INFEASIBLE)
+            if best is None or best.seconds > bound + 2 * TOLERANCE * graph.seconds:
+                found = self._search(graph, budget_nbytes, deadline, best)
+                plans = [plan for plan in (found, best) if plan is not None]
+                best = min(plans, key=lambda plan: plan.seconds, default=None)
+        except KeyboardInterrupt:
+            if best is None or self._nbytes(best) > budget_nbytes:
+                raise
+        if best is None:
+            return Outcome(Status.NO_PLAN_FOUND, None, bound)
+        proved = best.seconds <= bound + 2 * TOLERANCE * graph.seconds
+        status = Status.OPTIMAL if proved else Status.FEASIBLE
+        return Outcome(status, best, min(bound, best.seconds))
+
+    def _nbytes(self, schedule: Schedule) -> int:
+        if self.memory == "live":
+            return simulate(schedule).peak_nbytes
+        return best_allocation(schedule).nbytes
+
+    def _refined(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
+        """The cheapest schedule within the budget that a few moments give, and a bound."""
+        shares = LIVE_SHARES if self.memory == "blocks" else LIVE_SHARES[:1]
+        seconds = MOMENTS_SHARES[self.memory] * self.time_limit / len(shares)
+        known = [] if self.start is None else [self.start]
+        bound = graph.seconds
+        for share in shares:
+            refined = refine(
+                graph,
+                int(share * budget_nbytes),
+                time.monotonic() + seconds,
+                solver=self.solver,
+                recompute_backward=self.recompute_backward,
+            )
+            for found in refined:
+                if found.schedule is not None:
+                    known.append(found.schedule)
+                if share == 1.0:
+                    bound = max(bound, found.bound_seconds)
+                    tell("moments", bound_seconds=bound, unplanned_seconds=graph.seconds)
+                if found.schedule is not None and found.schedule.seconds <= bound:
+                    break
+            if math.isinf(bound):
+                break
+        fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
+        return min(fitting, key=lambda schedule: schedule.seconds, default=None), bound
+
+    def _search(
+        self,
+        graph: TrainingGraph,
+        budget_nbytes: int | None,
+        deadline: float,
+        start: Schedule | None,
+    ) -> Schedule | None:
+        """The better one of ``start`` and what a search that begins with it finds."""
+        match_ranges = MATCH_RANGES if self.memory == "blocks" else ()
+        return search(
+            graph,
+            budget_nbytes,
+            rules=Rules(self.recompute_backward, self.reorder, match_ranges),
+            starts=[] if start is None else [start],
+            seed=self.seed,
+            deadline=deadline,
+            rounds=None,
+        )

@@ -1,0 +1,104 @@
+"""The default strategy: proved where that is quick, never worse than another in the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphs import UNIT, training_graphs, unit_chain
+from memplan.allocator import best_allocation
+from memplan.errors import ArgumentError
+from memplan.schedule import Schedule
+from memplan.simulate import simulate
+from memplan.strategies import Status, create, names
+from memplan.strategies.auto import Auto
+from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.validate import validate
+from small_graphs import small_graphs
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
+    graph = data.draw(small_graphs(max_forward=4))
+    least = ExplicitBruteForce(any_order=True).solve(graph, None).schedule
+    assert least is not None
+    budget = simulate(least).peak_nbytes + data.draw(st.integers(0, 3))
+    optimum = ExplicitBruteForce(any_order=True).solve(graph, budget).schedule
+    assert optimum is not None
+    for seconds in (0.3, 3.0):  # on a busy machine a first short time may not do
+        found = Auto(time_limit=seconds, reorder=False).solve(graph, budget)
+        if found.schedule is not None and found.schedule.seconds <= optimum.seconds + 1e-9:
+            break
+    assert found.schedule is not None
+    assert validate(found.schedule).valid
+    assert simulate(found.schedule).peak_nbytes <= budget
+    assert found.lower_bound is not None
+    assert found.lower_bound <= optimum.seconds + 1e-6 * graph.seconds
+    assert found.schedule.seconds == pytest.approx(optimum.seconds)
+
+
+@pytest.mark.parametrize("memory", ["live", "blocks"])
+def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
+    graph = unit_chain(16)
+    budget = 8 * UNIT
+    auto = Auto(time_limit=3, memory=memory).solve(graph, budget)
+    assert auto.schedule is not None
+    for name in set(names("explicit")) - {"auto", "brute_force"}:
+        options: dict[str, Any] = {"memory": memory} if name == "search" else {}
+        other = create(name, realisation="explicit", **options)
+        if hasattr(other, "time_limit"):
+            other = create(name, realisation="explicit", time_limit=3, **options)
+        found = other.solve(graph, budget).schedule
+        if found is not None and (memory == "live" or best_allocation(found).nbytes <= budget):
+            assert auto.schedule.seconds <= found.seconds + 1e-9, name
+
+
+@settings(max_examples=15)
+@given(training_graphs())
+def test_blocks_are_kept_within_the_budget(graph: Any) -> None:
+    unplanned = best_allocation(Schedule.unplanned(graph)).nbytes
+    found = Auto(time_limit=0.3, memory="blocks").solve(graph, max(1, unplanned * 3 // 4))
+    if found.schedule is not None:
+        assert validate(found.schedule).valid
+        assert best_allocation(found.schedule).nbytes <= max(1, unplanned * 3 // 4)
+
+
+def test_what_one_moment_proves_is_optimal() -> None:
+    graph = unit_chain(16)
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    assert Auto().solve(graph, peak - UNIT).status is Status.OPTIMAL
+    assert Auto().solve(graph, peak).schedule == Schedule.unplanned(graph)
+    assert Auto().solve(graph, 2 * UNIT).status is Status.INFEASIBLE
+
+
+def test_without_a_budget_the_least_memory() -> None:
+    graph = unit_chain(8)
+    least = Auto(time_limit=2).solve(graph, None)
+    assert least.status is Status.FEASIBLE
+    assert least.schedule is not None
+    assert simulate(least.schedule).peak_nbytes == 3 * UNIT
+
+
+def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memplan.strategies.auto.search", interrupted)
+    graph = unit_chain(16)
+    found = Auto().solve(graph, 8 * UNIT)
+    assert found.schedule is not None
+    assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
+    monkeypatch.setattr("memplan.strategies.auto.refine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Auto().solve(graph, 8 * UNIT)
+
+
+def test_wrong_options_are_said() -> None:
+    with pytest.raises(ArgumentError, match="'live' or 'blocks'"):
+        Auto(memory="bytes")
+    with pytest.raises(ArgumentError, match="CBC"):
+        Auto(solver="")
