@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -13,23 +14,28 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.base import _LIB, check_call
 
+import memplan
 from executors import ops
 from memplan.allocator import allocate
 from memplan.errors import ArgumentError, ScheduleError, TraceError
+from memplan.mxnet.allocation import executor_description
 from memplan.mxnet.environment import match_range
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.explicit import training_symbol
 from memplan.mxnet.lowering import lower
+from memplan.mxnet.nnvm import Node
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import Trace, trace
+from memplan.mxnet.traits import is_random
 from memplan.schedule import Schedule
-from networks import Network, dropout_net, residual_net, unrolled_lstm
-from schedules import random_schedule
-from test_explicit import (
-    CASES,
+from memplan.simulate import simulate
+from networks import (
+    Network,
     conv,
     dense,
+    dropout_net,
     fused_rnn,
     gathered,
     group_norm_net,
@@ -37,11 +43,15 @@ from test_explicit import (
     loss,
     many_terms,
     repeated_heads,
+    residual_net,
     shared_deconvolution,
     unet,
+    unrolled_lstm,
     var,
 )
-from training import bound, differences, planned_steps, random_values, stock_steps
+from schedules import random_schedule
+from test_explicit import CASES
+from training import bound, differences, expected_ops, planned_steps, random_values, stock_steps
 
 
 def explicit(network: Network, **options: Any) -> Trace:
@@ -131,13 +141,14 @@ def test_4_a_sum_does_not_add_into_a_tensor_that_others_read() -> None:
 
 
 def test_4_an_unrolled_lstm_takes_no_more_memory_than_in_mxnet() -> None:
-    symbol, shapes = unrolled_lstm(steps=100, batch=32, features=64, hidden=128)
-    totals = []
-    for realisation in ("mirror", "explicit"):
-        traced = trace(symbol, shapes=shapes, realisation=realisation)
-        held = allocate(Schedule.unplanned(traced.graph)).nbytes
-        totals.append(held + traced.graph.fixed_nbytes)
-    assert totals[1] <= 1.1 * totals[0]
+    """By MXNet's own word; gradients are outputs here, and arrays beside its executor."""
+    network = unrolled_lstm(steps=100, batch=32, features=64, hidden=128)
+    stock, traced = trace(network[0], shapes=network[1]), explicit(network)
+    own = allocated_mib(executor_description(stock.symbol, stock))
+    planned = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    gradients = (stock.graph.fixed_nbytes - traced.graph.fixed_nbytes) >> 20
+    assert own > 20, "too small to tell"
+    assert allocated_mib(planned.debug_str()) <= 1.1 * (own + gradients)
 
 
 def test_5_what_a_fused_rnn_reads_is_kept_with_known_shapes() -> None:
@@ -185,10 +196,63 @@ def foreach() -> Network:
     return mx.sym.MakeLoss(mx.sym.sum(outputs)), {"data": (5, 4), "begin": (4,)}
 
 
-@pytest.mark.parametrize(("network", "name"), [(custom, "mine"), (foreach, "_foreach")])
+def cond() -> Network:
+    body = dense(var())
+    return mx.sym.contrib.cond(mx.sym.sum(body) < 5, lambda: body * 3, lambda: body * 2), {
+        "data": (4, 7)
+    }
+
+
+@pytest.mark.parametrize(
+    ("network", "name"), [(custom, "mine"), (foreach, "_foreach"), (cond, "_cond")]
+)
 def test_6_user_code_and_loops_are_refused(network: Callable[[], Network], name: str) -> None:
     with pytest.raises(TraceError, match=f"op '{name}.*cannot be trained by an explicit plan"):
         explicit(network(), grad_req="write")
+
+
+@mx.operator.register("memplan_test_counted")
+class _CountedProp(mx.operator.CustomOpProp):
+    def create_operator(self, *_: Any) -> Any:
+        return _Counted()
+
+
+class _Counted(mx.operator.CustomOp):
+    """Its output tells how often it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self.runs += 1
+        self.assign(out_data[0], req[0], in_data[0] * self.runs)
+
+
+def custom_without_gradient() -> Network:
+    body = mx.sym.tanh(dense(var(), name="first"))
+    mine = mx.sym.Custom(mx.sym.BlockGrad(body), op_type="memplan_test_counted", name="mine")
+    return loss(body + mx.sym.BlockGrad(mx.sym.tanh(mine))), {"data": (4, 7)}
+
+
+def foreach_without_gradient() -> Network:
+    body = mx.sym.tanh(dense(var(), name="first"))
+    items, _ = mx.sym.contrib.foreach(
+        lambda item, state: (mx.sym.Dropout(item + state), item),
+        mx.sym.BlockGrad(body),
+        var("begin"),
+    )
+    return loss(body + mx.sym.BlockGrad(items)), {"data": (4, 7), "begin": (16,)}
+
+
+@pytest.mark.parametrize("network", [custom_without_gradient, foreach_without_gradient])
+def test_6_user_code_and_loops_without_gradient_are_kept(network: Callable[[], Network]) -> None:
+    traced = explicit(network())
+    kept = {
+        call.kind for call in traced.graph.ops[: traced.graph.nforward] if not call.recomputable
+    }
+    assert kept & {"Custom", "_foreach"}
+    assert identical(traced, random_schedule(traced.graph, 1, repeated=1.0))
 
 
 def test_7_the_last_gradient_of_a_head_listed_twice_counts() -> None:
@@ -230,25 +294,58 @@ def test_8_deconvolution_with_a_shared_weight() -> None:
     assert np.array_equal(executor.grad_dict["weight"].asnumpy(), (parts[0] + parts[1]).asnumpy())
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 16, 7), {"kernel": (4,), "stride": (2,), "pad": (1,)}),
+        ((2, 16, 5, 4), {"kernel": (3, 4), "stride": (2, 2), "num_group": 4, "adj": (1, 0)}),
+        ((2, 16, 5, 4), {"kernel": (3, 3), "dilate": (2, 2), "no_bias": False}),
+        ((2, 8, 5, 4), {"kernel": (2, 2), "stride": (2, 2), "num_filter": 3}),
+        ((2, 4, 3, 3, 3), {"kernel": (2, 2, 2), "stride": (2, 2, 2), "num_filter": 4}),
+    ],
+    ids=["1D", "grouped", "dilated", "few channels", "3D"],
+)
+def test_8_deconvolution_of_every_kind(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Equal but for rounding: oneDNN may work in other layouts than for MXNet's own gradient."""
+    body = mx.sym.Deconvolution(var(), name="deconv", **{"num_filter": 16, **options})
+    traced = explicit(
+        (mx.sym.MakeLoss(mx.sym.sum(mx.sym.tanh(body))), {"data": shape}), grad_req="write"
+    )
+    values = random_values(traced)
+    expected = stock_steps(traced, values, 1)[0]
+    found = planned_steps(bound(traced, random_schedule(traced.graph, 1), values), 1)[0]
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
 def test_8_on_a_gpu_deconvolution_stays() -> None:
     kinds = [call.kind for call in explicit(unet(), device_type="gpu").graph.ops]
     assert kinds.count("_backward_Deconvolution") == 2
     assert kinds.count("Convolution") == 6
 
 
-def test_9_without_onednn() -> None:
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MXNET_MKLDNN_ENABLED": "0", "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0"},
+        {
+            "MXNET_SUBGRAPH_BACKEND": "MKLDNN",
+            "MXNET_BACKWARD_DO_MIRROR": "1",
+            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
+            "NNVM_EXEC_NUM_TEMP": "4",
+        },
+    ],
+    ids=["without oneDNN", "a user's own"],
+)
+def test_9_under_other_settings(variables: dict[str, str]) -> None:
     code = (
         "import test_explicit as t\n"
-        "for name in ('residual', 'unet_no_bias', 'terms5', 'lstm'):\n"
+        "for name in ('residual', 'unet_no_bias', 'terms5', 'lstm', 'dropout'):\n"
         "    t.test_identical_to_mxnet(name)\n"
     )
     root = Path(__file__).parent.parent
-    environment = {
-        **os.environ,
-        "MXNET_MKLDNN_ENABLED": "0",
-        "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
-        "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests"))),
-    }
+    path = os.pathsep.join(map(str, (root, root / "tests")))
+    environment = {**os.environ, **variables, "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
@@ -291,6 +388,8 @@ def test_a_copy_of_batch_norm_leaves_the_statistics_alone() -> None:
     }
     assert momenta.pop("unit0_a_bn_again1") == "1"
     assert set(momenta.values()) == {"0.9"}
+    assert "_backward_BatchNorm" in {node["op"] for node in data["nodes"]}
+    assert identical(traced, schedule)
 
 
 def test_random_ops_run_once_and_in_order() -> None:
@@ -301,6 +400,26 @@ def test_random_ops_run_once_and_in_order() -> None:
         drops[0] in traced.graph.ops[drops[1]].after,
         drops[1] in traced.graph.ops[drops[2]].after,
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "random"),
+    [
+        *((name, True) for name in "_npi_powerd _npi_gamma _random_normal_like _shuffle".split()),
+        ("_contrib_dgl_csr_neighbor_uniform_sample", True),
+        *((name, False) for name in "_npi_power _random_pdf_normal gamma BilinearSampler".split()),
+    ],
+)
+def test_random_ops_are_known(name: str, random: bool) -> None:
+    """NumPy's power() is no random op, but its random.power() is."""
+    assert name in _operators()
+    assert is_random(Node(name, "op")) == random
+
+
+def _operators() -> list[str]:
+    count, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(count), ctypes.byref(names)))
+    return [names[i].decode() for i in range(count.value)]
 
 
 @pytest.mark.parametrize("width", [1, 2, 16])
@@ -386,3 +505,94 @@ def test_errors_of_the_executor() -> None:
         executor.backward([mx.nd.zeros(1)])
     with pytest.raises(ArgumentError, match="'dta' is no argument"):
         executor.forward(dta=1)
+
+
+def test_a_plan_runs_in_the_order_of_its_schedule() -> None:
+    symbol, shapes = residual_net(batch=64)
+    before = dict(os.environ)
+    plan = memplan.plan(symbol, realisation="explicit", strategy="chen_sqrt", **shapes)
+    assert plan.schedule.recomputed
+    executor = TrainExecutor(plan.trace, plan.schedule)
+    assert ops(executor.debug_str()) == expected_ops(plan.schedule)
+    assert dict(os.environ) == before
+    gradients = [n for n in symbol.list_arguments() if plan.trace.grad_req[n] == "write"]
+    assert len(plan.symbol.list_outputs()) == 1 + len(gradients)
+    assert list(executor.grad_dict) == gradients
+
+
+def test_half_precision_is_counted_by_its_true_size() -> None:
+    body = mx.sym.tanh(mx.sym.broadcast_mul(var(), var("scale")))
+    shapes = {"data": (64, 7), "scale": (1, 7)}
+    peaks, fixed = [], []
+    for dtype in ("float16", "float32"):
+        traced = explicit(
+            (mx.sym.MakeLoss(body), shapes),
+            type_dict=dict.fromkeys(shapes, dtype),
+            grad_req="write",
+        )
+        peaks.append(simulate(Schedule.unplanned(traced.graph)).peak_nbytes)
+        fixed.append(traced.graph.fixed_nbytes)
+    assert 2 * peaks[0] == peaks[1] >= 2 * 64 * 7 * 4
+    assert 2 * fixed[0] == fixed[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("shared_weights", {}), ("embedding", {}), ("unet", {"type_dict": {"data": "float64"}})],
+)
+def test_added_gradients_are_sums_of_written_ones(name: str, options: dict[str, Any]) -> None:
+    """Some kernels of MXNet's add term by term, so that their sums differ in the last bit."""
+    case = CASES[name]
+    network, results = case.network(), []
+    wanted = [n for n in network[0].list_arguments() if n not in case.integers]
+    for request in ("write", "add"):
+        traced = explicit(network, grad_req=dict.fromkeys(wanted, request), **options)
+        executor = bound(
+            traced, random_schedule(traced.graph, 1), random_values(traced, case.integers)
+        )
+        for _ in range(2):
+            executor.forward(is_train=True)
+        results.append({n: grad.asnumpy() for n, grad in executor.grad_dict.items()})
+    for argument, written in results[0].items():
+        assert np.array_equal(results[1][argument], written + written)
+
+
+def sparse_embedding() -> Network:
+    words, weight = var(), var("weight")
+    looked_up = [
+        mx.sym.Embedding(w, weight, input_dim=30, output_dim=8, sparse_grad=True)
+        for w in (words, words + 1)
+    ]
+    return loss(mx.sym.tanh(looked_up[0]) * mx.sym.relu(looked_up[1])), {"data": (4, 5)}
+
+
+def sparse_dot() -> Network:
+    body = mx.sym.sparse.dot(var(stype="csr"), var("weight", stype="row_sparse"))
+    return loss(mx.sym.tanh(body)), {"data": (4, 30), "weight": (30, 8)}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("network", [sparse_embedding, sparse_dot])
+def test_row_sparse_gradients(network: Callable[[], Network], seed: int) -> None:
+    symbol, shapes = network()
+    wanted = ("weight", "scores_weight", "scores_bias")
+    traced = explicit((symbol, shapes), grad_req=dict.fromkeys(wanted, "write"))
+    stock = symbol.simple_bind(mx.cpu(), grad_req=dict(traced.grad_req), **shapes)
+    values = random_values(traced, {"data": 29} if network is sparse_embedding else {})
+    for name, array in stock.arg_dict.items():
+        mx.nd.array(values[name]).tostype(array.stype).copyto(array)
+    args = {name: array.copy() for name, array in stock.arg_dict.items()}
+    executor = TrainExecutor(traced, random_schedule(traced.graph, seed), args=args)
+    assert stock.grad_dict["weight"].stype == "row_sparse"
+    for _ in range(3):
+        for each in (stock, executor):
+            each.forward(is_train=True)
+            each.backward()
+        for name in wanted:
+            assert executor.grad_dict[name].stype == stock.grad_dict[name].stype
+            mine, expected = executor.grad_dict[name].asnumpy(), stock.grad_dict[name].asnumpy()
+            assert np.array_equal(mine, expected)
+        for each in (stock, executor):
+            update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1))
+            for i, name in enumerate(wanted):
+                update(i, each.grad_dict[name], each.arg_dict[name])

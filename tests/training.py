@@ -39,26 +39,55 @@ def _arrays(names: Sequence[str], values: Values) -> dict[str, Any]:
     return {name: mx.nd.array(values[name], dtype=values[name].dtype) for name in names}
 
 
-def stock_steps(trace: Trace, values: Values, steps: int = 3) -> list[Values]:
-    """Everything that MXNet's own executor has computed after each of ``steps`` of SGD."""
+def stock_executor(trace: Trace, values: Values) -> Any:
+    """MXNet's own executor, bound to copies of ``values``."""
     symbol = trace.symbol
     arguments = symbol.list_arguments()
     wanted = [n for n in arguments if trace.grad_req[n] != "null"]
     args = _arrays(arguments, values)
-    executor = symbol.bind(
+    return symbol.bind(
         mx.cpu(0),
         args,
         args_grad={n: mx.nd.zeros(a.shape, dtype=a.dtype) for n, a in args.items() if n in wanted},
         grad_req=dict(trace.grad_req),
         aux_states=_arrays(symbol.list_auxiliary_states(), values),
     )
-    head_grads = [mx.nd.ones(o.shape, dtype=o.dtype) for o in executor.outputs]
+
+
+def stock_steps(trace: Trace, values: Values, steps: int = 3) -> list[Values]:
+    """Everything that MXNet's own executor has computed after each of ``steps`` of SGD."""
+    executor = stock_executor(trace, values)
+    head_grads = _ones(executor)
     return [_step(executor, head_grads) for _ in _seeded(steps)]
+
+
+def _ones(executor: Any) -> list[Any]:
+    return [mx.nd.ones(o.shape, dtype=o.dtype) for o in executor.outputs]
 
 
 def planned_steps(executor: TrainExecutor, steps: int = 3) -> list[Values]:
     """The same by ``executor``."""
     return [_step(executor, None) for _ in _seeded(steps)]
+
+
+def differences_by_turns(
+    trace: Trace, schedules: Sequence[Schedule], values: Values, steps: int = 3
+) -> list[str]:
+    """:func:`differences` of each schedule's training from MXNet's, for large networks.
+
+    All train step by step in turn, so that the results of one step only are held.
+    """
+    stock = stock_executor(trace, values)
+    planned = [bound(trace, schedule, values) for schedule in schedules]
+    found = []
+    for step in range(steps):
+        mx.random.seed(step)
+        expected = _step(stock, _ones(stock))
+        for i, executor in enumerate(planned):
+            mx.random.seed(step)
+            gaps = differences([expected], [_step(executor, None)])
+            found += [f"schedule {i}, {gap.replace('step 0', f'step {step}')}" for gap in gaps]
+    return found
 
 
 def _seeded(steps: int) -> range:
@@ -86,7 +115,7 @@ def differences(one: Sequence[Values], other: Sequence[Values]) -> list[str]:
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         assert a.keys() == b.keys()
         for name in a:
-            if not np.array_equal(a[name], b[name], equal_nan=True):
+            if a[name].tobytes() != b[name].tobytes():
                 gap = np.abs(a[name].astype("f8") - b[name].astype("f8")).max()
                 found.append(f"step {step}: {name} by {gap:.3g} (max {np.abs(a[name]).max():.3g})")
     return found
