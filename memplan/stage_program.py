@@ -36,6 +36,7 @@ Exact reductions, none of which loses the optimum:
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,11 @@ def _value(quantity: Quantity, values: Values) -> float:
 
 
 class StageProgram:
-    """A relaxation of the program, with the memory rows added so far."""
+    """A relaxation of the program, with the memory rows added so far.
+
+    Raises TimeoutError if it is not built by ``deadline``, a time of time.monotonic(): it has of
+    the order of a variable for every pair of ops.
+    """
 
     def __init__(
         self,
@@ -87,8 +92,10 @@ class StageProgram:
         solver: str,
         threads: int,
         recompute_backward: bool = False,
+        deadline: float = float("inf"),
     ) -> None:
         self.graph = graph
+        self.deadline = deadline
         self.budget_nbytes = budget_nbytes
         self.program = Program(solver, threads)
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
@@ -163,19 +170,26 @@ class StageProgram:
     def _add_variables(self) -> None:
         graph = self.graph
         for i, op in enumerate(graph.ops):
+            self._check_clock()
             if self.again[i]:
                 for t in range(max(i, self.first) + 1, min(self.last_run[i], self.last) + 1):
                     self._run[t, i] = self.program.variable(self.scale * op.seconds)
         for a in range(len(graph.tensors)):
+            self._check_clock()
             begin = max(graph.producer[a], self.first) + 1
             for t in range(begin, min(self.last_stage[a], self.last) + 1):
                 if not self._surely_carried(t, a):
                     self._carried[t, a] = self.program.variable(integer=True)
 
+    def _check_clock(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
+
     # Rows -------------------------------------------------------------------------------------
 
     def _add_stage(self, t: int) -> None:
         """Rows (1b) and (1c) of stage ``t``."""
+        self._check_clock()
         graph = self.graph
         for j in range(t + 1):
             running = self.run(t, j)

@@ -15,6 +15,7 @@ from memplan.graph import Handover, Op, TrainingGraph
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.solver import SOLVERS
+from memplan.stage_program import StageProgram
 from memplan.stages import carried_tensors
 from memplan.strategies import Status
 from memplan.strategies.checkmate_full import CheckmateFull
@@ -270,3 +271,12 @@ def test_order_within_a_stage_costs_little(data: st.DataObject) -> None:
 def test_brute_force_refuses_large_graphs() -> None:
     with pytest.raises(ArgumentError, match="17"):
         ExplicitBruteForce().solve(unit_chain(8), 4 * UNIT)
+
+
+def test_a_program_that_takes_too_long_to_build_is_left() -> None:
+    with pytest.raises(TimeoutError):
+        StageProgram(unit_chain(8), 4 * UNIT, solver="CBC", threads=1, deadline=0.0)
+    graph = unit_chain(100)
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
+    outcome = CheckmateFull(time_limit=0.5).solve(graph, budget)
+    assert outcome.status in (Status.FEASIBLE, Status.NO_PLAN_FOUND)

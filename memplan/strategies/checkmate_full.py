@@ -123,13 +123,17 @@ class _Search:
             return Outcome(Status.INFEASIBLE)
         if self._is_proved():
             return Outcome(Status.OPTIMAL, self.best, self.bound)
-        program = StageProgram(
-            self.graph,
-            self.budget_nbytes,
-            solver=options.solver,
-            threads=options.threads,
-            recompute_backward=options.recompute_backward,
-        )
+        try:
+            program = StageProgram(
+                self.graph,
+                self.budget_nbytes,
+                solver=options.solver,
+                threads=options.threads,
+                recompute_backward=options.recompute_backward,
+                deadline=0.5 * (time.monotonic() + self.deadline),
+            )
+        except TimeoutError:
+            return self.outcome()
         relaxed = relaxation(program, self.deadline)
         if relaxed is None:
             return self.outcome()
