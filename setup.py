@@ -17,6 +17,8 @@ CUDA_LIBRARIES = [
     "nvidia-nvtx-cu11",
 ]
 
+DASK = "distributed>=2024.1,<2027"
+
 setup(
     name="memplan",
     version="0.1.0",
@@ -44,7 +46,9 @@ setup(
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
         "highs": ["mip[highs]"],
         "plot": ["matplotlib>=3.7,<3.11"],
+        "dask": [DASK],
         "test": [
+            DASK,
             "hypothesis>=6.100,<7",
             "mypy>=2.4,<2.5",
             "pytest>=8,<10",
