@@ -35,13 +35,19 @@ Symbol = Any
 Context = Any
 Shape = Sequence[int]
 
+# What part of the time limit a strategy gets in any case.
+LEAST_SHARE_OF_TIME = 0.1
+
 # What part of the time limit the quick strategies get.
 QUICK_SHARE_OF_TIME = 0.1
 
 # What part of the time that is left a strategy gets: all but what checking and binding its plan
 # take; those that mind live bytes only leave time to tighten, too.
-MIND_BLOCKS = 0.95
+MIND_BLOCKS = 0.9
 MIND_LIVE_BYTES = 0.5
+
+# Checking and binding a plan takes about so many times what binding the unplanned step takes.
+REALISING = {"mirror": 2.0, "explicit": 4.0}
 
 # The strategy that reaches the least memory in a short time.
 LEANEST = {"mirror": "anneal", "explicit": "search"}
@@ -62,6 +68,7 @@ class Job:
     on_gpu: bool
     time_limit: float
     reserve_nbytes: int
+    realising_seconds: float = 0.0
 
     @classmethod
     def prepare(
@@ -105,7 +112,9 @@ class Job:
             return stock
         explicit = trace(net, realisation=realisation, **options)
         job = cls._of_trace(explicit, costs, ctx, time_limit, reserve_nbytes)
-        return dataclasses.replace(job, unplanned=stock.unplanned)
+        return dataclasses.replace(
+            job, unplanned=stock.unplanned, realising_seconds=stock.realising_seconds
+        )
 
     @classmethod
     def _of_trace(
@@ -131,10 +140,12 @@ class Job:
         )
 
     def _with_unplanned(self) -> Job:
-        """With the figures of the step that MXNet runs without a plan."""
+        """With the figures of the step that MXNet runs without a plan, and how long that took."""
+        begin = time.monotonic()
         everything = Schedule.unplanned(self.graph)
         figures = self.footprint(everything, self.realise(everything))
-        return dataclasses.replace(self, unplanned=figures)
+        seconds = time.monotonic() - begin
+        return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 
     def realise(self, schedule: Schedule) -> Symbol:
         """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
@@ -235,14 +246,15 @@ class Job:
         start = self._start(limit, known) if "start" in options_of(solver) else None
         if start is not None and limit is not None and self.placed(start).nbytes <= limit:
             tell("start", incumbent_seconds=start.seconds, unplanned_seconds=self.graph.seconds)
-        target, bound = limit, None
-        while target == limit or time.monotonic() - begin < self.time_limit:
-            left = self.time_limit - (time.monotonic() - begin)
+        target, bound, seed = limit, None, start
+        deadline = begin + self.time_limit - REALISING[self.realisation] * self.realising_seconds
+        while target == limit or time.monotonic() < deadline:
+            left = max(deadline - time.monotonic(), LEAST_SHARE_OF_TIME * self.time_limit)
             share = MIND_BLOCKS if self._minds_blocks(solver) else MIND_LIVE_BYTES
-            outcome = self._solve(solver, target, share * left, start)
+            outcome = self._solve(solver, target, share * left, seed)
             if target == limit:
                 if limit is not None:
-                    outcome = self._bounded(outcome, solver, limit, begin + self.time_limit)
+                    outcome = self._bounded(outcome, solver, limit, deadline)
                 bound = outcome.lower_bound
                 if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
                     return outcome, None
@@ -254,7 +266,7 @@ class Job:
                 status = outcome.status if target == limit else Status.FEASIBLE
                 return dataclasses.replace(outcome, status=status, lower_bound=bound), realised
             # A tightened budget that cannot be met proves nothing about the true one.
-            target = (target or 0) - excess
+            target, seed = (target or 0) - excess, outcome.schedule
             if target < 0 or interrupt.noticed:
                 break
             tell("tightened, as MXNet allocates more than is alive")
