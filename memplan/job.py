@@ -243,7 +243,10 @@ class Job:
         solver = create(strategy, realisation=self.realisation)
         if limit is not None and limit < self._moments(solver).floor.nbytes:
             return Outcome(Status.INFEASIBLE), None
-        start = self._start(limit, known) if "start" in options_of(solver) else None
+        start = None
+        if "start" in options_of(solver):
+            soon = time.monotonic() + QUICK_SHARE_OF_TIME * self.time_limit
+            start = self._start(limit, known, soon)
         if start is not None and limit is not None and self.placed(start).nbytes <= limit:
             tell("start", incumbent_seconds=start.seconds, unplanned_seconds=self.graph.seconds)
         target, bound, seed = limit, None, start
@@ -270,8 +273,11 @@ class Job:
             if target < 0 or interrupt.noticed:
                 break
             tell("tightened, as MXNet allocates more than is alive")
-        if start is not None and limit is not None and self.placed(start).nbytes <= limit:
-            return Outcome(Status.FEASIBLE, start, bound), self._realised(start)
+        if "start" in options_of(solver) and limit is not None:
+            if start is None or self._placed_nbytes(start) > limit:  # not all had time before
+                start = self._start(limit, known, time.monotonic() + LOWEST_SECONDS)
+            if self._placed_nbytes(start) <= limit:
+                return Outcome(Status.FEASIBLE, start, bound), self._realised(start)
         if interrupt.noticed:
             raise KeyboardInterrupt
         return Outcome(Status.NO_PLAN_FOUND), None
@@ -319,8 +325,9 @@ class Job:
             solver = dataclasses.replace(solver, **taken)  # type: ignore[type-var]
         outcome = solver.solve(self.graph, limit)
         found = self._checked(outcome, solver)
-        if limit is None and found is not None and self.placed(found).nbytes >= unplanned_nbytes:
-            return Outcome(Status.FEASIBLE, everything)
+        if limit is None and found is not None:
+            least = min((found, start or everything, everything), key=self._placed_nbytes)
+            return dataclasses.replace(outcome, schedule=least)
         return outcome
 
     def _checked(self, outcome: Outcome, solver: Strategy) -> Schedule | None:
@@ -337,14 +344,13 @@ class Job:
             )
         return found
 
-    def _start(self, limit: int | None, known: Schedule | None) -> Schedule:
+    def _start(self, limit: int | None, known: Schedule | None, deadline: float) -> Schedule:
         """The better one of the quick strategies' best plan and the one that is known."""
 
         def rank(schedule: Schedule) -> tuple[float, float]:
             nbytes = self.placed(schedule).nbytes
             return (nbytes if limit is None else max(0, nbytes - limit), schedule.seconds)
 
-        deadline = time.monotonic() + QUICK_SHARE_OF_TIME * self.time_limit
         quick = quick_schedule(self.graph, self.realisation, limit, deadline, self._placed_nbytes)
         return quick if known is None else min((quick, known), key=rank)
 

@@ -818,6 +818,21 @@ def test_ops_that_are_never_in_a_trace_are_never_recomputed(name: str) -> None:
     assert not may_be_mirrored(Node(name, "op"))
 
 
+def test_begin_states_without_a_batch_size_can_be_bound_with_any_flags() -> None:
+    cell = mx.rnn.LSTMCell(8, prefix="l_")
+    outputs, _ = cell.unroll(3, V("data"), layout="NTC", merge_outputs=False)
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(outputs[-1], num_hidden=5), name="softmax")
+    traced = trace(net, shapes={"data": (4, 3, 6)})
+    candidates = flaggable(traced.graph)
+    states = [i for i, op in enumerate(traced.graph.ops) if op.kind == "_zeros"]
+    assert states
+    assert not set(states) & set(candidates)
+    for seed in range(8):
+        draw = random.Random(seed)
+        flags = frozenset(op for op in candidates if draw.random() < 0.7)
+        executor_description(annotate(traced, flags), traced)
+
+
 def test_random_leaky_relu_is_never_recomputed() -> None:
     """Not run: MXNet's own training step crashes on it on the CPU."""
     symbol, shapes = shelled(lambda x: S.LeakyReLU(x, act_type="rrelu")[0], IMAGE)

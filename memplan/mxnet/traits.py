@@ -44,6 +44,9 @@ _SEVERAL_OUTPUTS_SAFE = frozenset(
     "BatchNorm Pooling LeakyReLU SliceChannel LRN L2Normalization InstanceNorm".split()
 )
 
+# A begin state of mx.rnn has the shape (0, 8): MXNet infers the rest.
+_UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
+
 # Operators that update an input (FMutateInputs), such as optimizers.
 _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
 
@@ -73,4 +76,6 @@ def may_be_mirrored(node: Node) -> bool:
         return False
     if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
         return False  # aborts where nobody reads its output, as those above
+    if not node.inputs and _UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")):
+        return False  # its shape comes from who reads it: that of a copy cannot be inferred
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
