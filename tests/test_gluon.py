@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from memplan.strategies import Outcome, Status
 
 CPU = mx.cpu(0)
 STEPS = 3
-QUICK = {"strategy": "checkmate", "time_limit": 2}
+QUICK = {"strategy": "evict"}
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
 
 Values = dict[str, np.ndarray]
@@ -338,6 +339,81 @@ def test_identical_to_autograd(name: str) -> None:
         assert bool(planned.schedule.recomputed) == case.recomputes
 
 
+def normal(*shape: int) -> Any:
+    return mx.nd.random.normal(shape=shape, ctx=CPU)
+
+
+LOSSES: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "ctc": (gluon.loss.CTCLoss(), lambda: mx.nd.floor(mx.nd.random.uniform(0, 8, (8, 3)))),
+    "triplet": (gluon.loss.TripletLoss(), lambda: [normal(8, 10), normal(8, 10)]),
+    "weighted": (SOFTMAX, lambda: [mx.nd.arange(8), mx.nd.random.uniform(shape=(8, 1))]),
+    "distribution": (gluon.loss.KLDivLoss(from_logits=False), lambda: normal(8, 10).softmax()),
+    "signs": (gluon.loss.SquaredHingeLoss(), lambda: normal(8, 10).sign()),
+    "two terms": (lambda o, y: SOFTMAX(o, y) + (o**2).mean(axis=1), lambda: mx.nd.arange(8)),
+    "mean": (lambda o, y: SOFTMAX(o, y).mean(), lambda: mx.nd.arange(8)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    loss, labels = LOSSES[name]
+
+    def given(outputs: Any, labels: Any) -> Any:
+        return loss(outputs, *(labels if isinstance(labels, list) else [labels]))
+
+    def net() -> Any:
+        made = nn.HybridSequential(prefix="net_")
+        with made.name_scope():
+            flatten = name != "ctc"
+            for _ in range(3):
+                made.add(nn.Dense(16, activation="tanh", flatten=flatten), nn.LayerNorm())
+            made.add(nn.Dense(10, flatten=flatten))
+        return made
+
+    batch = (lambda: normal(8, 6, 12)) if name == "ctc" else (lambda: normal(8, 12))
+    case = Case(net, lambda: (batch(), labels()), given)
+    assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, [])))
+
+
+def test_a_network_of_the_zoo_in_a_whole_script() -> None:
+    """A loader whose last batch is smaller, metrics, clipped gradients, saving and resuming."""
+    random = np.random.default_rng(2)
+    x = random.normal(size=(10, 3, 32, 32)).astype("float32")
+    y = random.integers(0, 10, 10).astype("int32")
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), 6, last_batch="keep")
+
+    def epoch(net: Any, trainer: Any, losses_of: Any) -> Values:
+        accuracy = mx.metric.Accuracy()
+        for data, label in loader:
+            losses_of(net, (data, label), [CPU])
+            trainer.allreduce_grads()
+            grads = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
+            gluon.utils.clip_global_norm(grads, 1.0)
+            trainer.update(len(data))
+            accuracy.update(label, net(data))
+        return {"accuracy": np.array(accuracy.get()[1])} | gradients(net)
+
+    def made() -> Any:
+        mx.random.seed(3)
+        net = gluon.model_zoo.vision.get_model("mobilenetv2_0.25", classes=10, prefix="net_")
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        return net, gluon.Trainer(net.collect_params(), "adam", update_on_kvstore=False)
+
+    def run(way: Callable[[], Any]) -> list[Values]:
+        net, trainer = made()
+        found = [epoch(net, trainer, way())]
+        with tempfile.TemporaryDirectory() as folder:
+            net.save_parameters(f"{folder}/net.params")
+            trainer.save_states(f"{folder}/trainer.states")
+            net, trainer = made()
+            net.load_parameters(f"{folder}/net.params", ctx=CPU)
+            trainer.load_states(f"{folder}/trainer.states")
+        return [*found, epoch(net, trainer, way())]
+
+    case = Case(lambda: None, lambda: None)
+    assert not differences(run(lambda: by_autograd(case)), run(lambda: by_plan(case, [])))
+
+
 def trained(block: Any = None, **options: Any) -> tuple[Any, TrainStep, Any]:
     """A block after a step, its TrainStep, and the batch."""
     mx.random.seed(3)
@@ -478,8 +554,34 @@ def to_another_context_and_back(net: Any) -> None:
     net.collect_params().reset_ctx(CPU)
 
 
+def set_values(net: Any) -> None:
+    for parameter in net.collect_params().values():
+        parameter.set_data(parameter.data() * 0.5)
+
+
+def load_values(net: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        net.save_parameters(f"{folder}/net.params")
+        reset_values(net)
+        net.load_parameters(f"{folder}/net.params", ctx=CPU)
+
+
+def hybridize(net: Any) -> None:
+    net.hybridize(static_alloc=True, static_shape=True)
+    net(images(8)[0])
+
+
 @pytest.mark.parametrize(
-    "change", [freeze_the_first, accumulate, reset_values, to_another_context_and_back]
+    "change",
+    [
+        freeze_the_first,
+        accumulate,
+        reset_values,
+        set_values,
+        load_values,
+        hybridize,
+        to_another_context_and_back,
+    ],
 )
 def test_changed_parameters_are_noticed(change: Callable[[Any], Any]) -> None:
     net, step, batch = trained()

@@ -23,6 +23,7 @@ from memplan.errors import ArgumentError, BudgetError, UsageError
 from memplan.graph import TrainingGraph
 from memplan.mxnet.explicit import training_symbol
 from memplan.schedule import Schedule
+from memplan.strategies import Outcome, Status
 from networks import Network, residual_net, two_headed_net
 
 Make = Callable[..., Any]
@@ -280,8 +281,9 @@ def test_checkpoints(tmp_path: Path) -> None:
 
     stock = run(mx.mod.Module, mx.mod.Module.load, "stock")
     assert not differing(stock, run(planned, load, "ours"))
-    # What is saved is the user's network, for any script.
-    assert not differing(stock, run(planned, mx.mod.Module.load, "mixed"))
+    # What is saved is the user's network, for any script, and any script's can be loaded.
+    assert not differing(stock, run(planned, mx.mod.Module.load, "for stock"))
+    assert not differing(stock, run(mx.mod.Module, load, "of stock"))
     written = (tmp_path / "ours-symbol.json").read_bytes()
     assert written == (tmp_path / "stock-symbol.json").read_bytes()
 
@@ -300,9 +302,8 @@ def test_monitors(sizes: tuple[int, ...]) -> None:
         seen.append([])
         fit(make, network, *sizes, monitor=Monitor(1))
     assert [row[:2] for row in sorted(seen[0])] == [row[:2] for row in sorted(seen[1])]
-    # Gradients of data and labels are not wanted, and what lies there is not computed. A smaller
-    # batch lies in the array of the larger one, or beside it.
-    unlike = {"first_backward_output0", "softmax_backward_output1", "data", "softmax_label"}
+    # Gradients of data and labels are not wanted, and what lies there is not computed.
+    unlike = {"first_backward_output0", "softmax_backward_output1"}
     stock, ours = ({row for row in rows if row[1] not in unlike} for rows in seen)
     assert any(name.endswith("relu_output") for _, name, _ in stock)
     assert any("bn_backward_output" in name for _, name, _ in stock)
@@ -385,9 +386,12 @@ def test_a_plan_made_before() -> None:
             fit(planned, network, plan=made, **options)
     with pytest.raises(ArgumentError, match="network"):
         fit(planned, NETWORKS["noisy"], plan=made)
+    with pytest.raises(ArgumentError, match=r"takes .* budget of 100\.00 KiB"):
+        fit(planned, network, plan=made, budget="100 KiB")
     mirrored = memplan.plan(network[0], strategy="store_all", data=(8, 3, 16, 16))
-    with pytest.raises(ArgumentError, match="explicit"):
-        planned(network[0], plan=mirrored)
+    for wrong, culprit in ((mirrored, "explicit"), ("made before", "'made before'")):
+        with pytest.raises(ArgumentError, match=culprit):
+            planned(network[0], plan=wrong)
 
 
 def test_parameters_shared_with_another_module() -> None:
@@ -546,6 +550,73 @@ def test_what_is_refused() -> None:
     module.forward(batch, is_train=True)
     with pytest.raises(ArgumentError, match="out_grads"):
         module.backward([mx.nd.ones((8, CLASSES))])
+
+
+def test_only_symbols_are_trained() -> None:
+    with pytest.raises(ArgumentError, match=r"HybridSequential.*TrainStep"):
+        planned(mx.gluon.nn.HybridSequential())
+
+
+class Interrupted:
+    """A strategy whose user presses Ctrl-C at first."""
+
+    presses = 1
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        if self.presses:
+            self.presses -= 1
+            raise KeyboardInterrupt
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+
+
+def test_an_interrupt_leaves_the_module_as_it_was() -> None:
+    network = NETWORKS["residual"]
+    data = batches(network)
+    module = planned(network[0], strategy=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        module.bind(data.provide_data, data.provide_label)
+    assert not module.binded
+    assert module.symbol is network[0]
+    module.bind(data.provide_data, data.provide_label)
+    assert module.plan is not None
+
+
+def test_a_network_of_the_zoo_in_a_whole_script(tmp_path: Path) -> None:
+    """A padded last batch, callbacks, weights of another script, uneven devices, compression."""
+    net = mx.gluon.model_zoo.vision.get_model("mobilenetv2_0.25", classes=CLASSES, prefix="net_")
+    net = mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax")
+    random = np.random.default_rng(2)
+    x = random.normal(size=(12, 3, 32, 32)).astype("float32")
+    y = random.integers(0, CLASSES, 12).astype("float32")
+
+    def run(make: Make) -> Result:
+        options = {"work_load_list": [3, 5], "compression_params": {"type": "2bit"}}
+        module = make(net, context=TWO, **options)
+        prefix = str(tmp_path / type(module).__module__)
+        seed()
+        module.fit(
+            mx.io.NDArrayIter(x, y, 8),
+            mx.io.NDArrayIter(x, y, 8),
+            kvstore="device",
+            num_epoch=1,
+            initializer=mx.init.Xavier(),
+            optimizer="adam",
+            eval_metric=mx.metric.CompositeEvalMetric(["acc", "ce"]),
+            batch_end_callback=[mx.callback.Speedometer(8, 1), wait],
+            epoch_end_callback=mx.callback.do_checkpoint(prefix),
+        )
+        result = state(module)
+        other = make(net)
+        other.bind([("data", (5, 3, 32, 32))], for_training=False)
+        other.set_params(*mx.model.load_checkpoint(prefix, 1)[1:])
+        result["predicted"] = other.predict(mx.io.NDArrayIter(x, None, 5)).asnumpy()
+        other.bind([("data", x.shape)], [("softmax_label", y.shape)], force_rebind=True)
+        other.init_optimizer(kvstore=None, optimizer_params=SGD)
+        other.forward_backward(mx.io.DataBatch([mx.nd.array(x)], [mx.nd.array(y)]))
+        other.update()
+        return result | {f"tuned {name}": array for name, array in state(other).items()}
+
+    assert not differing(run(mx.mod.Module), run(planned))
 
 
 def test_an_impossible_budget_leaves_the_module_as_it_was() -> None:
