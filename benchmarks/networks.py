@@ -35,6 +35,8 @@ def network(name: str) -> mx.sym.Symbol:
     """A named network ending in a softmax, hints set."""
     if name == "memonger-resnet":
         return memonger_resnet((3, 24, 36, 3))
+    if name == "unet":
+        return unet()
     block = getattr(vision, name)()
     block.initialize()
     net = mx.sym.SoftmaxOutput(block(mx.sym.Variable("data")), name="softmax")
@@ -75,3 +77,26 @@ def memonger_resnet(stages: tuple[int, ...]) -> mx.sym.Symbol:
     out = mx.sym.Pooling(out, kernel=(7, 7), stride=(1, 1), pool_type="avg", name="global_pool")
     out = mx.sym.FullyConnected(mx.sym.Flatten(out), num_hidden=1000, name="fc1")
     return mx.sym.SoftmaxOutput(out, name="softmax")
+
+
+def unet(filters: int = 64, depth: int = 4, classes: int = 2) -> mx.sym.Symbol:
+    """The U-Net of Ronneberger et al. 2015, padded: a picture's sides are multiples of 2**depth."""
+
+    def block(data, nfilter):
+        for _ in range(2):
+            data = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=nfilter)
+            data = mx.sym.Activation(data, act_type="relu")
+        return data
+
+    out = block(mx.sym.Variable("data"), filters)
+    skipped = []
+    for level in range(depth):
+        skipped.append(out)
+        out = mx.sym.Pooling(out, pool_type="max", kernel=(2, 2), stride=(2, 2))
+        out = block(out, filters << (level + 1))
+    for level in reversed(range(depth)):
+        nfilter = filters << level
+        out = mx.sym.Deconvolution(out, kernel=(2, 2), stride=(2, 2), num_filter=nfilter)
+        out = block(mx.sym.Concat(skipped[level], out, dim=1), nfilter)
+    out = mx.sym.Convolution(out, kernel=(1, 1), num_filter=classes)
+    return mx.sym.SoftmaxOutput(out, multi_output=True, name="softmax")

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from memplan.rematerialize import Keep, rematerialize, retaining
 from memplan.schedule import Schedule
+from memplan.simulate import simulate
 from memplan.solver import Solved
 from memplan.stage_program import StageProgram
 
@@ -35,12 +36,19 @@ def relaxation(program: StageProgram, deadline: float) -> Solved | None:
 
 
 def roundings(
-    program: StageProgram, values: Sequence[float], *, thresholds: int, deadline: float
+    program: StageProgram,
+    values: Sequence[float],
+    *,
+    thresholds: int,
+    deadline: float,
+    within_nbytes: int | None = None,
 ) -> Iterator[Schedule]:
     """Schedules from values of S: ``thresholds`` different ones, each rounded in two ways.
 
     Either what is to be carried is there, recomputed if need be; or it is carried only if some op
-    has needed it and recomputed when the next one does.
+    has needed it and recomputed when the next one does. The lower the threshold, the more is
+    carried and the less recomputed: so, in the second way, the lowest threshold whose peak is
+    ``within_nbytes`` (None: the program's budget) is then sought by bisection.
     """
     graph = program.graph
     distinct = sorted({round(value, 6) for value in program.carried_values(values)})
@@ -52,6 +60,16 @@ def roundings(
         retained = program.retained(values, cuts[int(index * step)])
         yield retaining(graph, retained)
         yield rematerialize(graph, _member(retained))
+    limit = program.budget_nbytes if within_nbytes is None else within_nbytes
+    low, high = 0, len(cuts)
+    while low < high and time.monotonic() <= deadline:
+        middle = (low + high) // 2
+        schedule = rematerialize(graph, _member(program.retained(values, cuts[middle])))
+        yield schedule
+        if simulate(schedule).peak_nbytes <= limit:
+            high = middle
+        else:
+            low = middle + 1
 
 
 def _member(retained: Sequence[AbstractSet[int]]) -> Keep:
