@@ -1,8 +1,8 @@
-# Everything runs in .venv, which the first call makes: a minute, 1.1 GB.
+# Everything runs in .venv, which the first call makes: a minute, 1.5 GB.
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: example test lint clean
+.PHONY: example test lint docs clean
 
 example: $(STAMP)
 	$(BIN)/python examples/resnet.py
@@ -14,6 +14,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# To read: build/docs/index.html
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -29,7 +33,7 @@ $(STAMP): setup.py
 		"(on Debian: apt-get install python3.11-venv); found neither." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing memplan and all it needs into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,highs,plot,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,docs,highs,plot,test]'
 	@$(BIN)/python -c 'import mxnet' || { echo "MXNet is installed but does not load. If a library" \
 		"is missing above, on Debian: apt-get install libgomp1 libquadmath0" >&2; exit 1; }
 	@touch $@

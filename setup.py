@@ -47,6 +47,7 @@ setup(
         "highs": ["mip[highs]"],
         "plot": ["matplotlib>=3.7,<3.11"],
         "dask": [DASK],
+        "docs": ["sphinx>=8.1,<8.2", "myst-parser>=4,<5", "sphinx-click>=6,<7"],
         "test": [
             DASK,
             "hypothesis>=6.100,<7",

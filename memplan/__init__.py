@@ -1,4 +1,8 @@
-"""memplan: activation-memory planning for training on MXNet 1.9.1."""
+"""memplan: activation-memory planning for training on MXNet 1.9.1.
+
+:func:`plan` gives a network that trains within a budget; docs/tutorial.md starts there. MXNet is
+imported when it is first needed.
+"""
 
 from __future__ import annotations
 
