@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
 
 from memplan.allocator import MATCH_RANGES, best_allocation
+from memplan.annealing import anneal
 from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
 from memplan.local_search import Rules, search
@@ -19,6 +21,15 @@ from memplan.strategies.base import Outcome, Status
 
 # Part of the time for what a few moments say: less in blocks, where they say less.
 MOMENTS_SHARES = {"live": 0.4, "blocks": 0.2}
+
+# Part of the time for annealing over what mirroring could recompute, at these match ranges: few
+# decisions, so that in blocks it is a far better start than schedules that mind live bytes.
+MIRRORED_SHARE = 0.25
+MIRRORED_RANGES = (2, 16)
+
+# The least memory is looked for in so many steps, at first by so much less each.
+STEPS = 12
+FIRST_STEP = 0.08
 
 # MXNet's blocks need more than the bytes alive: schedules for these shares of the budget are made.
 LIVE_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
@@ -48,14 +59,14 @@ class Auto:
             raise ArgumentError(f"memory must be {choices}, got {self.memory!r}")
 
     def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest schedule found within the budget; without one, that of least memory.
+        """The cheapest schedule found within the budget.
 
-        An interrupt ends the search with what is found so far.
+        Without one, that of the least memory found at no more than one extra forward pass. An
+        interrupt ends the search with what is found so far.
         """
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:
-            least = self._search(graph, None, deadline, self.start)
-            return Outcome(Status.FEASIBLE, least or Schedule.unplanned(graph))
+            return Outcome(Status.FEASIBLE, self._least(graph, deadline))
         unplanned = Schedule.unplanned(graph)
         if self._nbytes(unplanned) <= budget_nbytes:
             return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
@@ -112,8 +123,42 @@ class Auto:
                     break
             if math.isinf(bound):
                 break
+        if self.memory == "blocks" and not math.isinf(bound):
+            known += self._mirrored(graph, budget_nbytes)
         fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
         return min(fitting, key=lambda schedule: schedule.seconds, default=None), bound
+
+    def _least(self, graph: TrainingGraph, deadline: float) -> Schedule:
+        """The least memory found at no more than one extra forward pass, step by step."""
+        most_seconds = graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
+        known = [Schedule.unplanned(graph), *([] if self.start is None else [self.start])]
+        try:
+            known += self._mirrored(graph, None) if self.memory == "blocks" else []
+            best = min((s for s in known if s.seconds <= most_seconds), key=self._nbytes)
+            step, seconds = FIRST_STEP, (deadline - time.monotonic()) / STEPS
+            while (left := deadline - time.monotonic()) > 0.1 * seconds:
+                aim = int((1.0 - step) * self._nbytes(best))
+                stop = time.monotonic() + min(seconds, left)
+                found = self._search(graph, aim, stop, best)
+                if found is not None and found.seconds <= most_seconds:
+                    best = found
+                    known.append(best)
+                else:
+                    step *= 0.5
+        except KeyboardInterrupt:
+            best = min((s for s in known if s.seconds <= most_seconds), key=self._nbytes)
+        return best
+
+    def _mirrored(self, graph: TrainingGraph, budget_nbytes: int | None) -> list[Schedule]:
+        """Schedules that recompute what flags say, each op just before it is first needed."""
+        seconds = MIRRORED_SHARE * self.time_limit / len(MIRRORED_RANGES)
+        found = []
+        for match_range in MIRRORED_RANGES:
+            placed = dataclasses.replace(graph, match_range=match_range)
+            mirrored = anneal(placed, frozenset(), budget_nbytes, seconds=seconds, seed=self.seed)
+            if mirrored is not None:
+                found.append(Schedule.sequence(graph, mirrored.ops))
+        return found
 
     def _search(
         self,
