@@ -54,6 +54,17 @@ def ragged(rows: Sequence[Sequence[int]], offset: int = 0) -> tuple[Array, Array
     return start, np.array([value for row in rows for value in row], dtype=np.int64)
 
 
+def ragged_lists(lists: Sequence[Sequence[Sequence[int]]]) -> tuple[Array, Array]:
+    """Several lists of every op as one array; ``start[k, op]`` is where list k of an op begins."""
+    starts, flats, offset = [], [], 0
+    for rows in lists:
+        start, flat = ragged(rows, offset)
+        starts.append(start)
+        flats.append(flat)
+        offset += len(flat)
+    return np.array(starts), np.concatenate(flats)
+
+
 def graph_arrays(graph: TrainingGraph, least_nbytes: int = 1) -> GraphArrays:
     """``graph`` as compiled code reads it, without the tensors of less than ``least_nbytes``."""
     large = [tensor.nbytes >= least_nbytes for tensor in graph.tensors]
@@ -66,18 +77,13 @@ def graph_arrays(graph: TrainingGraph, least_nbytes: int = 1) -> GraphArrays:
         ],
         [_handed(op, large) for op in graph.ops],
     ]
-    starts, flats, offset = [], [], 0
-    for rows in lists:
-        start, flat = ragged(rows, offset)
-        starts.append(start)
-        flats.append(flat)
-        offset += len(flat)
+    start, flat = ragged_lists(lists)
     planner = [t.nelements * PLANNER_ELEMENT_NBYTES for t in graph.tensors]
     classes = sorted(set(planner))
     of_size = {size: c for c, size in enumerate(classes)}
     return GraphArrays(
-        np.array(starts),
-        np.concatenate(flats).astype(np.uint32),
+        start,
+        flat.astype(np.uint32),
         np.array([[of_size[n] for n in planner], [t.nbytes for t in graph.tensors]]).reshape(2, -1),
         np.array(classes, dtype=np.int64),
         np.array([a for a in graph.heads if large[a]], dtype=np.int64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -413,6 +414,8 @@ def _device(ctx: Context | None) -> str | None:
 
 
 def _name_of(costs: Costs) -> str:
+    if isinstance(costs, str | os.PathLike) and not str(costs).startswith("roofline:"):
+        costs = CostTable.load(costs)
     if isinstance(costs, CostTable):
         return f"measured on {costs.device}"
     return str(costs)

@@ -63,13 +63,15 @@ class Task(NamedTuple):
     """What annealing minimises: seconds, in units of ``seconds``, and the excess.
 
     ``match_range`` is that of the blocks, or LIVE. With ``shrink`` > 0 the budget is lowered by
-    that share (and at least a byte) below whatever fits it. Temperatures fall from ``hot`` to
+    that share (and at least a byte) below whatever fits it; with ``least`` the fewest bytes count,
+    however many more than the budget they are. Temperatures fall from ``hot`` to
     ``cold`` over ``moves``; the weight of the excess is looked at every ``review`` moves.
     """
 
     seconds: float
     match_range: int
     shrink: float
+    least: bool
     hot: float
     cold: float
     moves: int
@@ -267,6 +269,40 @@ def _review(control, review):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def _excess(model, state, large, memory, ops, task, control, most):  # type: ignore[no-untyped-def]
+    """Bytes over the budget, in budgets: summed over steps, or of blocks (inf if over ``most``)."""
+    budget = max(1.0, float(state.totals[BUDGET]))
+    if task.match_range == LIVE:
+        return state.totals[EXCESS] / budget
+    enough = min(float(UNLIMITED), budget * (1.0 + most))
+    if _live_peak(state) > enough:
+        return np.inf
+    enough -= control[SMALL]
+    nbytes = measure(model, state, large, memory, ops, task.match_range, np.int64(enough))
+    return np.inf if nbytes > enough else max(0.0, (nbytes + control[SMALL]) / budget - 1.0)
+
+
+@numba.njit(cache=True)
+def _record(  # type: ignore[no-untyped-def]
+    model, state, large, exact, memory, ops, task, best, control
+):
+    """Enter the state as the best, if it is within the budget by all its tensors, too."""
+    totals = state.totals
+    nbytes = measure(model, state, exact, memory, ops, task.match_range, UNLIMITED)
+    if task.match_range != LIVE:
+        known = measure(model, state, large, memory, ops, task.match_range, UNLIMITED)
+        control[SMALL] = nbytes - known
+    if nbytes >= best.figures[BEST_NBYTES] if task.least else nbytes > totals[BUDGET]:
+        return
+    best.sequence[: totals[LENGTH]] = state.steps[OP, : totals[LENGTH]]
+    best.figures[BEST_LENGTH] = totals[LENGTH]
+    best.figures[BEST_SECONDS] = state.seconds[0]
+    best.figures[BEST_NBYTES] = nbytes
+    if task.shrink > 0.0:
+        rebudget(state, np.int64(nbytes - max(1, int(nbytes * task.shrink))))
+
+
+@numba.njit(cache=True)
 def anneal(  # type: ignore[no-untyped-def]
     model, state, large, exact, memory, ops, task, best, control, nmoves
 ):
@@ -275,64 +311,36 @@ def anneal(  # type: ignore[no-untyped-def]
     Blocks are those of the tensors in ``large``; what the others add is taken from the last time
     that ``exact`` was asked.
     """
-    blocks = task.match_range != LIVE
-    totals = state.totals
-    budget = float(max(1, totals[BUDGET]))
-    over, now = np.inf, np.inf
-    for i in range(nmoves):
+    over, now = np.inf, np.inf  # not known
+    for _ in range(nmoves):
         made = int(control[MADE])
+        if made and made % task.review == 0 and not task.least:
+            _review(control, task.review)
+            now = np.inf
         weight = control[WEIGHT]
-        if i == 0 or made % task.review == 0 or now == np.inf:
-            if made and made % task.review == 0:
-                _review(control, task.review)
-                weight = control[WEIGHT]
+        if now == np.inf:
             state.seconds[0] = _total_seconds(model, state)  # free of the errors of adding up
-            if blocks:
-                nbytes = control[SMALL] + measure(
-                    model, state, large, memory, ops, task.match_range, UNLIMITED
-                )
-                over = max(0.0, nbytes / budget - 1.0)
-            else:
-                over = totals[EXCESS] / budget
+            over = _excess(model, state, large, memory, ops, task, control, np.inf)
             now = state.seconds[0] / task.seconds + weight * over
         control[MADE] += 1
-        totals[CHANGES] = 0
-        if not propose(model, state):
-            control[FEASIBLE] += over == 0.0
-            continue
-        heat = task.hot * (task.cold / task.hot) ** (made / task.moves)
-        limit = now - heat * np.log((_draw(state) + 1.0) / 9007199254740993.0)
-        seconds = state.seconds[0] / task.seconds
-        other = totals[EXCESS] / budget
-        nbytes = 0.0
-        if seconds <= limit and blocks:
-            most = budget * (1.0 + (limit - seconds) / weight) - control[SMALL]
+        state.totals[CHANGES] = 0
+        if propose(model, state):
+            heat = task.hot * (task.cold / task.hot) ** (made / task.moves)
+            limit = now - heat * np.log((_draw(state) + 1.0) / 9007199254740993.0)
+            left = limit - state.seconds[0] / task.seconds
             other = np.inf
-            if _live_peak(state) <= most + control[SMALL]:
-                nbytes = control[SMALL] + measure(
-                    model, state, large, memory, ops, task.match_range, np.int64(most)
-                )
-                other = max(0.0, nbytes / budget - 1.0)
-        if seconds + weight * other > limit:
-            undo(model, state)
-            control[FEASIBLE] += over == 0.0
-            continue
-        over = other
-        now = seconds + weight * over
+            if left >= 0.0:
+                other = _excess(model, state, large, memory, ops, task, control, left / weight)
+            if weight * other > left:
+                undo(model, state)
+            else:
+                over = other
+                now = state.seconds[0] / task.seconds + weight * over
+                cheaper = best.figures[BEST_SECONDS] - state.seconds[0] > 1e-9 * task.seconds
+                better = over == 0.0 and (cheaper or task.shrink > 0.0)
+                if task.least:
+                    better = (over + 1.0) * state.totals[BUDGET] < best.figures[BEST_NBYTES]
+                if better:
+                    _record(model, state, large, exact, memory, ops, task, best, control)
+                    now = np.inf
         control[FEASIBLE] += over == 0.0
-        totals[CHANGES] = 0
-        cheaper = state.seconds[0] < best.figures[BEST_SECONDS] - 1e-9 * task.seconds
-        if over == 0.0 and (cheaper or task.shrink > 0.0):
-            true = measure(model, state, exact, memory, ops, task.match_range, UNLIMITED)
-            if blocks:
-                control[SMALL] += true - nbytes
-            if true <= totals[BUDGET]:
-                best.sequence[: totals[LENGTH]] = state.steps[OP, : totals[LENGTH]]
-                best.figures[BEST_LENGTH] = totals[LENGTH]
-                best.figures[BEST_SECONDS] = state.seconds[0]
-                best.figures[BEST_NBYTES] = true
-                if task.shrink > 0.0:
-                    rebudget(state, np.int64(true - max(1, int(true * task.shrink))))
-                    budget = float(max(1, totals[BUDGET]))
-            if true > totals[BUDGET]:
-                now = np.inf  # to be counted anew

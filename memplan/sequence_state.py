@@ -12,14 +12,14 @@ reads the heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from memplan.compiled_schedule import Array, ragged
-from memplan.graph import TrainingGraph
+from memplan.compiled_schedule import Array, ragged, ragged_lists
+from memplan.graph import Op, TrainingGraph
 
 # Lists of an op, as rows of SequenceModel.start.
 READ, WRITTEN, HANDED, BEFORE, AFTER, MEMBERS = range(6)
@@ -110,64 +110,60 @@ def sequence_model(
     run again do, among themselves.
     """
     members = groups(graph, again, adjacent=not reorder)
-    group_of = {op: v for v, ops in enumerate(members) for op in ops}
-    root: dict[int, int] = {}
+    calls = [graph.ops[ops[0]] for ops in members]
+    written_by = [(v, a) for v, call in enumerate(calls) for a in call.outputs]
+    sized = [(v, a) for v, a in written_by if graph.tensors[a].nbytes]
+    number = {a: i for i, (_, a) in enumerate(sized)}
     for ops in members:
-        for op in ops:
-            aliased = graph.ops[op].inputs[0] if op != ops[0] else None
-            for a in graph.ops[op].outputs:
-                if graph.tensors[a].nbytes:
-                    root[a] = a if aliased is None else root[aliased]
-    tensors = [a for ops in members for a in graph.ops[ops[0]].outputs if root.get(a) == a]
-    number = {a: i for i, a in enumerate(tensors)}
-    writer = [group_of[graph.producer[a]] for a in tensors]
+        for op in ops[1:]:
+            number[graph.ops[op].outputs[0]] = number[graph.ops[op].inputs[0]]
     read = [
-        _distinct(number[root[a]] for a in graph.ops[ops[0]].inputs if a in root) for ops in members
+        _distinct(number[a] for a in row if a in number)
+        for row in (*(call.inputs for call in calls), graph.heads)
     ]
-    read.append(_distinct(number[root[a]] for a in graph.heads if a in root))
-    written = [[number[a] for a in graph.ops[ops[0]].outputs if a in number] for ops in members]
-    before = _predecessors(graph, members, group_of, again, reorder)
-    after: list[list[int]] = [[] for _ in before]
-    for v, others in enumerate(before):
-        for u in others:
-            after[u].append(v)
-    handed = []
-    for ops in members:
-        call = graph.ops[ops[0]]
-        roots = [root.get(a) for a in call.inputs]
-        pairs = [(roots[h.input], call.outputs[h.output]) for h in call.handovers]
-        handed.append(
-            [
-                number[t]
-                for a, b in pairs
-                if a is not None and b in number and roots.count(a) == 1
-                for t in (a, b)
-            ]
-        )
-    starts, flats, offset = [], [], 0
-    for rows in (read, [*written, []], [*handed, []], before, after, [*members, []]):
-        start, flat = ragged(rows, offset)
-        starts.append(start)
-        flats.append(flat)
-        offset += len(flat)
-    readers: list[list[int]] = [[] for _ in tensors]
-    for v, row in enumerate(read):
-        for a in row:
-            readers[a].append(v)
+    written = [[number[a] for a in call.outputs if a in number] for call in calls]
+    handed = [_handed(call, number) for call in calls]
+    before = _predecessors(graph, members, again, reorder)
+    readers = _reversed(read, len(sized))
+    nbytes = [graph.tensors[a].nbytes for _, a in sized]
+    repeatable = [*(again[ops[0]] for ops in members), False]
     reader_start, reader_flat = ragged(readers)
-    nbytes = [graph.tensors[a].nbytes for a in tensors]
-    repeatable = [again[ops[0]] for ops in members] + [False]
-    edges = [(a, v) for a, row in enumerate(readers) if repeatable[writer[a]] for v in row]
+    after = _reversed(before, len(before))
+    start, flat = ragged_lists([read, [*written, []], [*handed, []], before, after, [*members, []]])
+    edges = [(a, v) for a, row in enumerate(readers) if repeatable[sized[a][0]] for v in row]
     return SequenceModel(
-        np.array(starts),
-        np.concatenate(flats),
-        np.array([writer, nbytes, reader_start[:-1], reader_start[1:]], dtype=np.int64),
+        start,
+        flat,
+        np.array(
+            [[v for v, _ in sized], nbytes, reader_start[:-1], reader_start[1:]], dtype=np.int64
+        ),
         reader_flat,
-        np.array([sum(nbytes[a] for a in row) for row in [*written, []]], dtype=np.int64),
+        np.array([*(sum(nbytes[a] for a in row) for row in written), 0], dtype=np.int64),
         np.array([sum(graph.ops[op].seconds for op in ops) for ops in [*members, []]], dtype=float),
         np.array(repeatable),
         np.array(edges, dtype=np.int64).reshape(-1, 2),
     )
+
+
+def _reversed(rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """For each of ``count`` values, the rows in which it is."""
+    result: list[list[int]] = [[] for _ in range(count)]
+    for index, row in enumerate(rows):
+        for value in row:
+            result[value].append(index)
+    return result
+
+
+def _handed(call: Op, number: Mapping[int, int]) -> list[int]:
+    """Pairs of tensors: the second may take over the buffer of the first, which is read once."""
+    inputs = [number.get(a) for a in call.inputs]
+    pairs = [(inputs[h.input], number.get(call.outputs[h.output])) for h in call.handovers]
+    return [
+        t
+        for source, output in pairs
+        if source is not None and output is not None and inputs.count(source) == 1
+        for t in (source, output)
+    ]
 
 
 def _distinct(values: Iterable[int]) -> list[int]:
@@ -177,11 +173,11 @@ def _distinct(values: Iterable[int]) -> list[int]:
 def _predecessors(
     graph: TrainingGraph,
     members: list[list[int]],
-    group_of: dict[int, int],
     again: tuple[bool, ...],
     reorder: bool,
 ) -> list[list[int]]:
     """For each group, and for the end, the groups that must have run before it first runs."""
+    group_of = {op: v for v, ops in enumerate(members) for op in ops}
     result = []
     once: int | None = None
     for v, ops in enumerate(members):
@@ -294,32 +290,49 @@ def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def _open(row, place, length, first, by):  # type: ignore[no-untyped-def]
+    """Move ``row[place:length]`` up by a place; what is ``first`` or more grows by ``by``."""
+    for step in range(length, place, -1):
+        value = row[step - 1]
+        row[step] = value + by * (value >= first)
+
+
+@numba.njit(cache=True)
+def _close(row, place, length, first, by):  # type: ignore[no-untyped-def]
+    """Move ``row[place + 1:length]`` down by a place; what is ``first`` or more grows by ``by``."""
+    for step in range(place, length - 1):
+        value = row[step + 1]
+        row[step] = value + by * (value >= first)
+
+
+@numba.njit(cache=True)
+def _renumber(row, length, first, by):  # type: ignore[no-untyped-def]
+    for i in range(length):
+        value = row[i]
+        row[i] = value + by * (value >= first)
+
+
+@numba.njit(cache=True)
 def _shift(state, place, by):  # type: ignore[no-untyped-def]
     """Open (by = 1) a step at ``place``, or close the one there (by = -1)."""
-    steps, live, runs = state.steps, state.live, state.runs
-    length = state.totals[LENGTH]
-    first = place if by > 0 else place + 1  # the first step whose number changes
+    steps, length = state.steps, state.totals[LENGTH]
+    first = place + (by < 0)  # the first step whose number changes
     if by > 0:
-        for step in range(length, place, -1):
-            for row in range(4):
-                steps[row, step] = steps[row, step - 1]
-            live[step] = live[step - 1]
+        for row in (OP, DISCOUNT):
+            _open(steps[row], place, length, first, 0)
+        for row in (EARLIER, LATER):
+            _open(steps[row], place, length, first, by)
+        _open(state.live, place, length, first, 0)
     else:
-        for step in range(place, length - 1):
-            for row in range(4):
-                steps[row, step] = steps[row, step + 1]
-            live[step] = live[step + 1]
+        for row in (OP, DISCOUNT):
+            _close(steps[row], place, length, first, 0)
+        for row in (EARLIER, LATER):
+            _close(steps[row], place, length, first, by)
+        _close(state.live, place, length, first, 0)
+    _renumber(steps[LATER], place, first, by)
+    _renumber(state.runs[FIRST], state.runs.shape[1], first, by)
+    _renumber(state.runs[LAST], state.runs.shape[1], first, by)
     state.totals[LENGTH] = length + by
-    for step in range(length + by):
-        if steps[EARLIER, step] >= first:
-            steps[EARLIER, step] += by
-        if steps[LATER, step] >= first:
-            steps[LATER, step] += by
-    for op in range(runs.shape[1]):
-        if runs[FIRST, op] >= first:
-            runs[FIRST, op] += by
-        if runs[LAST, op] >= first:
-            runs[LAST, op] += by
 
 
 @numba.njit(cache=True)

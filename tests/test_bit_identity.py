@@ -36,7 +36,7 @@ from networks import (
     unrolled_lstm,
 )
 from schedules import random_schedule
-from training import Values, differences_by_turns, random_values
+from training_runs import Values, differences_by_turns, random_values
 
 # Sides of the pictures on which the networks are trained here: enough for all their layers.
 ZOO = {

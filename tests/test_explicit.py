@@ -40,7 +40,7 @@ from networks import (
 )
 from schedules import random_schedule
 from test_mirror import DANGEROUS, TABLE, arrays, shelled
-from training import (
+from training_runs import (
     bound,
     differences,
     differences_by_turns,

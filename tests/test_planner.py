@@ -9,6 +9,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -442,11 +443,14 @@ def test_an_op_without_a_gradient_is_named() -> None:
         memplan.plan(net, strategy="store_all", data=(4, 8))
 
 
-def test_costs_of_another_device_or_network_are_refused(network: Any) -> None:
+def test_costs_of_another_device_or_network_are_refused(network: Any, tmp_path: Path) -> None:
     net, shapes = network
     graph = trace(net, shapes=shapes).graph
     table = memplan.CostTable("gpu(Tesla T4)", {op.signature: 1e-4 for op in graph.ops})
     assert quick(network, costs=table, strategy="store_all").costs == "measured on gpu(Tesla T4)"
+    path = tmp_path / "costs.json"
+    table.save(path)
+    assert quick(network, costs=str(path), strategy="store_all").costs.endswith("gpu(Tesla T4)")
     with pytest.raises(CostError, match="Tesla T4"):
         quick(network, costs=table, ctx=mx.cpu(), strategy="store_all")
     poorer = dataclasses.replace(table, seconds=dict(list(table.seconds.items())[3:]))

@@ -25,7 +25,7 @@ class Search:
     seconds, or after ``rounds`` of annealing: then the same seed gives the same schedule. Ops may
     change their order if ``reorder``; backward ops run once unless ``recompute_backward``.
     ``start`` is a schedule to start from: what is found is never worse. The first call ever on a
-    machine compiles, which takes some 20 seconds beyond the limit.
+    machine compiles, which takes half a minute beyond the limit.
     """
 
     time_limit: float = 20.0

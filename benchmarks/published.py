@@ -1,0 +1,76 @@
+"""Extra cost of planned steps on published graphs, against the best published or measured.
+
+    python benchmarks/published.py [--time-limit SECONDS] [--seed SEED] [GRAPH ...]
+
+Graphs are those of ../shared/graphs, any op may run again, the order may change. The budget is a
+percentage of the peak of the given order. The search runs on one core. Printed as Markdown: our
+extra cost in percent, and in brackets the reference and who has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import published_graphs
+
+from memplan.schedule import Schedule
+from memplan.simulate import simulate
+from memplan.strategies.search import Search
+from memplan.validate import validate
+
+# Extra cost in percent and source, by graph and budget in percent: FastSA (NeurIPS 2023), Moccasin
+# (ICML 2023), Checkmate (MLSys 2020) and DTR (ICLR 2021); the U-Net's are proved for its order.
+REFERENCES = {
+    "rl1_n100": {90: (0.0, "FastSA"), 80: (0.3, "FastSA")},
+    "rl2_n250": {90: (0.0, "FastSA"), 80: (0.0, "FastSA")},
+    "rl3_n500": {90: (0.03, "FastSA, 21 s"), 80: (2.3, "FastSA, 21 s")},
+    "resnet50_b256_train": {
+        90: (0.1, "Checkmate, 434 s"),
+        80: (0.3, "Checkmate, 485 s"),
+        70: (0.75, "DTR"),
+        50: (1.87, "DTR"),
+        30: (4.79, "DTR"),
+    },
+    "unet_b32_train": {80: (1.98, "fixed order, proved"), 50: (6.97, "fixed order, proved")},
+    "mobilenet_b512_train": {50: (1.65, "Moccasin, 254 s"), 30: (4.69, "DTR")},
+}
+PERCENTS = (90, 80, 70, 50, 30)
+
+
+def cell(name: str, percent: int, options: argparse.Namespace) -> str:
+    """Our extra cost at this budget beside the reference."""
+    if percent not in REFERENCES[name]:
+        return ""
+    graph = published_graphs.load(name)
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * percent // 100
+    reference, source = REFERENCES[name][percent]
+    strategy = Search(time_limit=options.time_limit, seed=options.seed, recompute_backward=True)
+    begin = time.monotonic()
+    schedule = strategy.solve(graph, budget).schedule
+    seconds = time.monotonic() - begin
+    beside = f"({reference:g}: {source})"
+    if schedule is None:
+        return f"none in {seconds:.0f} s {beside}"
+    verdict = validate(schedule, budget)
+    if not verdict.valid:
+        raise AssertionError(verdict.reason)
+    return f"**{100 * schedule.overhead:.2f}** in {seconds:.0f} s {beside}"
+
+
+def main() -> None:
+    """Print a row per graph."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("graphs", nargs="*", metavar="GRAPH", help=", ".join(REFERENCES))
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print("| graph | " + " | ".join(f"{percent}%" for percent in PERCENTS) + " |")
+    print("|---" * (1 + len(PERCENTS)) + "|", flush=True)
+    for name in options.graphs or REFERENCES:
+        cells = [cell(name, percent, options) for percent in PERCENTS]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
