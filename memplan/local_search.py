@@ -107,10 +107,19 @@ class Rules(NamedTuple):
 class LocalSearch:
     """The search of one graph. The best sequence so far is :meth:`best`."""
 
-    def __init__(self, graph: TrainingGraph, rules: Rules, *, seed: int, deadline: float) -> None:
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        rules: Rules,
+        *,
+        seed: int,
+        deadline: float,
+        enough_seconds: float = 0.0,
+    ) -> None:
         self.graph = graph
         self.rules = rules
         self.deadline = deadline
+        self.enough_seconds = enough_seconds
         again = repeatable(graph, backward=rules.recompute_backward)
         self.model = sequence_model(graph, again, reorder=rules.reorder)
         nops = len(self.model.seconds)
@@ -250,8 +259,14 @@ class LocalSearch:
             self.moves_per_second[task.match_range] = speed
             if best is self.found:
                 self._tell()
+                if self._is_enough():
+                    break
         self.weight = control[0]
         self.current = self.state.steps[OP, : self.state.totals[LENGTH]].copy()
+
+    def _is_enough(self) -> bool:
+        """Is the best one so cheap that no other one can be cheaper?"""
+        return bool(self.found.figures[BEST_SECONDS] <= self.enough_seconds)
 
     def _tell(self) -> None:
         if self.found.figures[BEST_LENGTH]:
@@ -283,7 +298,7 @@ class LocalSearch:
                 greedy = self._evict(budget_nbytes, self._share_of_time(GREEDY_SHARE))
                 self._offer(greedy, budget_nbytes)
         for kind in rounds_to_make(rounds):
-            if time.monotonic() >= self.deadline:
+            if time.monotonic() >= self.deadline or self._is_enough():
                 break
             match_range = self.nbytes(self._start(kind, self.found))[1]
             self.round(kind, budget_nbytes, match_range=match_range)
@@ -391,12 +406,14 @@ def search(
     seed: int,
     deadline: float,
     rounds: int | None,
+    enough_seconds: float = 0.0,
 ) -> Schedule | None:
     """The best schedule found by ``deadline`` or in so many rounds; None if none fits the budget.
 
-    An interrupt (KeyboardInterrupt) ends it early.
+    One that takes no more than ``enough_seconds``, or an interrupt (KeyboardInterrupt), ends it
+    early.
     """
-    found = LocalSearch(graph, rules, seed=seed, deadline=deadline)
+    found = LocalSearch(graph, rules, seed=seed, deadline=deadline, enough_seconds=enough_seconds)
     try:
         for start in starts:
             found.start_from(start, budget_nbytes)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
@@ -68,6 +71,7 @@ def check_solver(solver: str) -> None:
 
 def new_model(solver: str, threads: int) -> Model:
     """An empty model of python-mip to be minimised by ``solver``."""
+    _load_openblas_of_mxnet()
     check_solver(solver)  # an empty name would make python-mip look at environment variables
     try:
         model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
@@ -79,6 +83,20 @@ def new_model(solver: str, threads: int) -> Model:
     # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
     model.threads = 0 if solver == "CBC" else _threads.setdefault(solver, threads)
     return model
+
+
+@functools.cache
+def _load_openblas_of_mxnet() -> None:
+    """Load the OpenBLAS that MXNet brings, if MXNet is installed, before CBC loads its own.
+
+    The two have one name, so that the first serves both; CBC's lacks functions that MXNet needs,
+    which could then no longer be imported in this process.
+    """
+    spec = importlib.util.find_spec("mxnet")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for library in Path(folder).glob("libopenblas.so*"):
+            with contextlib.suppress(OSError):  # MXNet will say itself what it lacks
+                ctypes.CDLL(str(library))
 
 
 def solve(model: Model, seconds: float, *, relax: bool = False) -> Solved:

@@ -80,7 +80,9 @@ def test_without_a_budget_the_least_memory() -> None:
     least = Auto(time_limit=2).solve(graph, None)
     assert least.status is Status.FEASIBLE
     assert least.schedule is not None
-    assert simulate(least.schedule).peak_nbytes == 3 * UNIT
+    # Three tensors would do, at more than one extra forward pass.
+    assert simulate(least.schedule).peak_nbytes == 4 * UNIT
+    assert least.schedule.seconds <= graph.seconds + 9
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,14 @@ from networks import (
 )
 from schedules import random_schedule
 from test_explicit import CASES
-from training_runs import bound, differences, expected_ops, planned_steps, random_values, stock_steps
+from training_runs import (
+    bound,
+    differences,
+    expected_ops,
+    planned_steps,
+    random_values,
+    stock_steps,
+)
 
 
 def explicit(network: Network, **options: Any) -> Trace:

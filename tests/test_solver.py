@@ -171,3 +171,15 @@ def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> No
     assert net.tojson() == before
     assert dict(os.environ) == environment
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
+    code = (
+        "from memplan.solver import Program\n"
+        "program = Program('CBC', 1)\n"
+        "program.at_most({program.variable(-1.0): 1.0}, 1.0)\n"
+        "assert program.solve(5.0).values is not None\n"
+        "import mxnet\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

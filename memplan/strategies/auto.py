@@ -11,7 +11,7 @@ from memplan.allocator import MATCH_RANGES, best_allocation
 from memplan.annealing import anneal
 from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
-from memplan.local_search import Rules, search
+from memplan.local_search import Rules, compile_search, search
 from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.schedule import Schedule
@@ -64,6 +64,7 @@ class Auto:
         Without one, that of the least memory found at no more than one extra forward pass. An
         interrupt ends the search with what is found so far.
         """
+        compile_search()
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:
             return Outcome(Status.FEASIBLE, self._least(graph, deadline))
@@ -81,8 +82,9 @@ class Auto:
             )
             if math.isinf(bound):
                 return Outcome(Status.INFEASIBLE)
-            if best is None or best.seconds > bound + 2 * TOLERANCE * graph.seconds:
-                found = self._search(graph, budget_nbytes, deadline, best)
+            enough = bound + 2 * TOLERANCE * graph.seconds
+            if best is None or best.seconds > enough:
+                found = self._search(graph, budget_nbytes, deadline, best, enough)
                 plans = [plan for plan in (found, best) if plan is not None]
                 best = min(plans, key=lambda plan: plan.seconds, default=None)
         except KeyboardInterrupt:
@@ -166,8 +168,9 @@ class Auto:
         budget_nbytes: int | None,
         deadline: float,
         start: Schedule | None,
+        enough_seconds: float = 0.0,
     ) -> Schedule | None:
-        """The better one of ``start`` and what a search that begins with it finds."""
+        """The best schedule that a search finds which begins with ``start``."""
         match_ranges = MATCH_RANGES if self.memory == "blocks" else ()
         return search(
             graph,
@@ -177,4 +180,5 @@ class Auto:
             seed=self.seed,
             deadline=deadline,
             rounds=None,
+            enough_seconds=enough_seconds,
         )
