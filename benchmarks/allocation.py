@@ -1,12 +1,13 @@
 """Explicit plans at the bytes of memonger's own code, and below, by what MXNet allocates.
 
-    python benchmarks/allocation.py [--time-limit SECONDS] [--points N] [NETWORK ...]
+    python benchmarks/allocation.py [--time-limit SECONDS] [NETWORK ...]
 
 Batch 32 at 224 x 224, roofline of a V100. Bytes are MXNet's own total for activations; as
 gradients are outputs of an explicit training graph, and lie in that total, whole steps are
 compared: the budget is memonger's bytes, and all arguments, gradients and states. Overheads are
-on the same costs. The last column is the geometric mean over a frontier of what MXNet allocates
-by the peak of live bytes.
+on the same costs, and memonger's is that of memplan's `memonger`, which is like its own code. The
+last column is the geometric mean over the plans of a row of what MXNet allocates by the peak of
+live bytes.
 """
 
 from __future__ import annotations
@@ -16,41 +17,42 @@ import math
 
 import memplan
 import networks
-from memplan.errors import BudgetError
 
 MIB = 1 << 20
 COSTS = "roofline:v100"
+# Besides memonger's bytes and the least, these shares of the unplanned activations are planned for.
+SHARES = (0.75, 0.5)
 
 
-def row(name: str, time_limit: float, npoints: int) -> list[str]:
+def row(name: str, time_limit: float) -> list[str]:
     """The cells of a network."""
     net = networks.network(name)
     options = {"costs": COSTS, "time_limit": time_limit, "data": networks.SHAPE}
     memonger = memplan.plan(net, strategy="memonger", **options)
-    own = networks.MEMONGER_MB[name]
-    budget = memonger.fixed_nbytes + own * MIB
-    explicit = {"realisation": "explicit", "strategy": "auto", **options}
-    cells = [name, str(memonger.unplanned.allocated_nbytes // MIB), str(own)]
-    cells.append(f"{memonger.overhead:.1%}")
-    try:
-        plan = memplan.plan(net, budget=budget, **explicit)
-        bound = "-" if plan.lower_bound is None else f"{plan.lower_bound:.1%}"
-        cells += [str(_activations(plan, memonger)), f"{plan.overhead:.1%}", bound]
-        cells.append(f"{plan.overhead / memonger.overhead:.2f}")
-    except BudgetError:
-        cells += ["-", "-", "-", "-"]
-    least = memplan.plan(net, **explicit)
-    reached = _activations(least, memonger)
-    cells += [str(reached), f"{least.overhead:.1%}", f"{reached / own:.2f}"]
-    frontier = memplan.frontier(net, budgets=npoints, **explicit)
-    ratios = [math.log(p.allocated_nbytes / p.peak_nbytes) for p in frontier.plans]
+    own, unplanned = networks.MEMONGER_MB[name] * MIB, memonger.unplanned.allocated_nbytes
+    sizes = [own, *(int(share * unplanned) for share in SHARES)]
+    budgets = [memonger.fixed_nbytes + nbytes for nbytes in sizes]
+    rows = memplan.compare(
+        net, strategies="auto", budgets=[*budgets, None], realisation="explicit", **options
+    ).rows
+    plans = [attempt.plan for attempt in rows]
+    cells = [name, str(unplanned // MIB), str(own // MIB), f"{memonger.overhead:.1%}"]
+    for plan in plans:
+        if plan is None:
+            cells += ["-", "-"]
+            continue
+        activations = plan.total_nbytes - memonger.fixed_nbytes
+        bound = "" if plan.lower_bound is None else f" (bound {plan.lower_bound:.1%})"
+        cells += [str(activations // MIB), f"{plan.overhead:.1%}{bound}"]
+    at_own, least = plans[0], plans[-1]
+    cells.append("-" if at_own is None else f"{at_own.overhead / memonger.overhead:.2f}")
+    if least is None:
+        cells.append("-")
+    else:
+        cells.append(f"{(least.total_nbytes - memonger.fixed_nbytes) / own:.2f}")
+    ratios = [math.log(p.allocated_nbytes / p.peak_nbytes) for p in plans if p is not None]
     cells.append(f"{math.exp(sum(ratios) / len(ratios)):.2f}")
     return cells
-
-
-def _activations(plan: memplan.Plan, memonger: memplan.Plan) -> int:
-    """MiB of a step beside all arguments, gradients and states."""
-    return (plan.total_nbytes - memonger.fixed_nbytes) // MIB
 
 
 def main() -> None:
@@ -58,17 +60,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*")
     parser.add_argument("--time-limit", type=float, default=60.0)
-    parser.add_argument("--points", type=int, default=6)
     options = parser.parse_args()
     heads = [
-        *("network", "unplanned MB", "memonger's own code, MB", "overhead", "`auto` MB"),
-        *("overhead", "proved bound", "by memonger's", "least MB", "overhead", "by memonger's"),
-        "allocated by peak",
+        *("network", "unplanned MB", "memonger's own code, MB", "overhead"),
+        *("`auto` in that, MB", "overhead", *("MB", "overhead") * len(SHARES), "least MB"),
+        *("overhead", "overhead by memonger's", "least by memonger's", "allocated by peak"),
     ]
     print("|", " | ".join(heads), "|")
     print("|", " | ".join("---" for _ in heads), "|")
     for name in options.networks or networks.MEMONGER_MB:
-        print("|", " | ".join(row(name, options.time_limit, options.points)), "|", flush=True)
+        print("|", " | ".join(row(name, options.time_limit)), "|", flush=True)
 
 
 if __name__ == "__main__":

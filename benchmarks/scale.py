@@ -4,6 +4,7 @@
 
 Residual networks of memonger's kind, DEPTH times one module in each stage, batch 1 at 224 x 224,
 roofline of a V100: traced, then planned (explicit, in MXNet's blocks) at half of the activations.
+The largest has SECONDS to be planned, the others in proportion, but 20 at least.
 Every size is planned in a fresh process, whose peak of memory is read at the end. "greedy" is the
 first plan of `evict`, which drops what is cheapest per byte as DTR does, and searches no further.
 """
@@ -77,9 +78,11 @@ def main() -> None:
     print("| ops | traced in s | greedy | `auto` | proved bound | planned in s | peak MiB |")
     print("|---|---|---|---|---|---|---|")
     rows = []
-    for depth in options.depths or DEPTHS:
+    depths = options.depths or DEPTHS
+    for depth in depths:
         command = [sys.executable, __file__, "--one", str(depth)]
-        command += ["--time-limit", str(options.time_limit)]
+        limit = max(20.0, options.time_limit * depth / max(depths))
+        command += ["--time-limit", str(limit)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         row = json.loads(answer.splitlines()[-1])
         rows.append(row)
