@@ -51,7 +51,7 @@ MIND_LIVE_BYTES = 0.5
 REALISING = {"mirror": 2.0, "explicit": 4.0}
 
 # The strategy that reaches the least memory in a short time.
-LEANEST = {"mirror": "anneal", "explicit": "search"}
+LEANEST = {"mirror": "anneal", "explicit": "auto"}
 
 # Seconds to look for the lowest reachable memory when a budget cannot be met.
 LOWEST_SECONDS = 5.0

@@ -26,8 +26,9 @@ def quick_schedule(
     deadline: float,
     nbytes_of: Callable[[Schedule], int],
 ) -> Schedule:
-    """The cheapest schedule that fits; if none does, the one that needs fewest bytes.
+    """The cheapest schedule that fits.
 
+    If none does, the one that needs fewest bytes at no more than one extra forward pass.
     ``nbytes_of`` says what a schedule needs. Strategies that have not begun at ``deadline``, a
     time of time.monotonic(), are left out.
     """
@@ -35,7 +36,8 @@ def quick_schedule(
     targets: list[int | None] = [None]
     if budget_nbytes is not None:
         targets = [*(int(share * budget_nbytes) for share in SHARES[realisation]), None]
-    plans = [Schedule.unplanned(graph)]
+    unplanned = Schedule.unplanned(graph)
+    plans = [unplanned]
     for target in targets:
         outcomes = [
             strategy.solve(graph, target) for strategy in strategies if time.monotonic() < deadline
@@ -44,4 +46,6 @@ def quick_schedule(
         for plan in sorted(plans, key=lambda schedule: schedule.seconds):
             if budget_nbytes is not None and nbytes_of(plan) <= budget_nbytes:
                 return plan
+    most_seconds = graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
+    plans = [unplanned, *(plan for plan in plans if plan.seconds <= most_seconds)]
     return min(plans, key=nbytes_of)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
 
 from memplan.allocator import MATCH_RANGES, best_allocation
-from memplan.annealing import anneal
 from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
 from memplan.local_search import Rules, compile_search, search
+from memplan.mirrored import mirrored_schedule
 from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.schedule import Schedule
@@ -84,7 +83,10 @@ class Auto:
                 return Outcome(Status.INFEASIBLE)
             enough = bound + 2 * TOLERANCE * graph.seconds
             if best is None or best.seconds > enough:
-                found = self._search(graph, budget_nbytes, deadline, best, enough)
+                # From a dear schedule the search does not get far: better without.
+                dear = best is None or best.seconds > _with_a_forward_pass(graph)
+                start = None if dear else best
+                found = self._search(graph, budget_nbytes, deadline, start, enough)
                 plans = [plan for plan in (found, best) if plan is not None]
                 best = min(plans, key=lambda plan: plan.seconds, default=None)
         except KeyboardInterrupt:
@@ -132,7 +134,7 @@ class Auto:
 
     def _least(self, graph: TrainingGraph, deadline: float) -> Schedule:
         """The least memory found at no more than one extra forward pass, step by step."""
-        most_seconds = graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
+        most_seconds = _with_a_forward_pass(graph)
         known = [Schedule.unplanned(graph), *([] if self.start is None else [self.start])]
         try:
             known += self._mirrored(graph, None) if self.memory == "blocks" else []
@@ -152,15 +154,13 @@ class Auto:
         return best
 
     def _mirrored(self, graph: TrainingGraph, budget_nbytes: int | None) -> list[Schedule]:
-        """Schedules that recompute what flags say, each op just before it is first needed."""
+        """Schedules that recompute what mirroring could."""
         seconds = MIRRORED_SHARE * self.time_limit / len(MIRRORED_RANGES)
-        found = []
-        for match_range in MIRRORED_RANGES:
-            placed = dataclasses.replace(graph, match_range=match_range)
-            mirrored = anneal(placed, frozenset(), budget_nbytes, seconds=seconds, seed=self.seed)
-            if mirrored is not None:
-                found.append(Schedule.sequence(graph, mirrored.ops))
-        return found
+        found = (
+            mirrored_schedule(graph, budget_nbytes, match_range=n, seconds=seconds, seed=self.seed)
+            for n in MIRRORED_RANGES
+        )
+        return [schedule for schedule in found if schedule is not None]
 
     def _search(
         self,
@@ -182,3 +182,8 @@ class Auto:
             rounds=None,
             enough_seconds=enough_seconds,
         )
+
+
+def _with_a_forward_pass(graph: TrainingGraph) -> float:
+    """Seconds of the unplanned step and one more forward pass."""
+    return graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
