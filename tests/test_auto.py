@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs import UNIT, training_graphs, unit_chain
-from memplan.allocator import best_allocation
+from graphs import UNIT, in_mxnets_order, mirrored_graphs, training_graphs, unit_chain
+from memplan.allocator import allocate, best_allocation
 from memplan.errors import ArgumentError
+from memplan.graph import TrainingGraph
+from memplan.mirrored import mirrored_schedule
+from memplan.mirroring import flaggable
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.strategies import Status, create, names
@@ -104,3 +107,29 @@ def test_wrong_options_are_said() -> None:
         Auto(memory="bytes")
     with pytest.raises(ArgumentError, match="CBC"):
         Auto(solver="")
+
+
+@settings(max_examples=20)
+@given(mirrored_graphs())
+def test_what_mirroring_could_recompute_is_a_schedule_like_others(graph: TrainingGraph) -> None:
+    unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
+    for budget in (None, unplanned * 3 // 4):
+        found = mirrored_schedule(graph, budget, match_range=2, seconds=0.05)
+        if found is not None:
+            assert validate(found).valid
+            assert set(found.recomputed) <= set(flaggable(graph))
+
+
+def test_segments_are_found_where_annealing_has_no_time() -> None:
+    graph = in_mxnets_order(unit_chain(64))
+    budget = allocate(Schedule.unplanned(graph), match_range=2).nbytes // 2
+    found = mirrored_schedule(graph, budget, match_range=2, seconds=0.0)
+    assert found is None or best_allocation(found).nbytes <= budget
+
+
+def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
+    graph = unit_chain(32)
+    for memory in ("live", "blocks"):
+        least = Auto(time_limit=2, memory=memory).solve(graph, None).schedule
+        assert least is not None
+        assert least.seconds <= graph.seconds + 32

@@ -11,12 +11,17 @@ from memplan.errors import ArgumentError
 from memplan.graph import TrainingGraph
 from memplan.local_search import Rules, compile_search, search
 from memplan.mirrored import mirrored_schedule
+from memplan.moments import Moments
 from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
 from memplan.solver import TOLERANCE, check_solver
 from memplan.strategies.base import Outcome, Status
+
+# Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
+# time and memory with the square of the number of ops.
+LARGE = 3000
 
 # Part of the time for what a few moments say: less in blocks, where they say less.
 MOMENTS_SHARES = {"live": 0.4, "blocks": 0.2}
@@ -105,6 +110,8 @@ class Auto:
 
     def _refined(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
         """The cheapest schedule within the budget that a few moments give, and a bound."""
+        if len(graph.ops) > LARGE:
+            return self._bounded(graph, budget_nbytes)
         shares = LIVE_SHARES if self.memory == "blocks" else LIVE_SHARES[:1]
         seconds = MOMENTS_SHARES[self.memory] * self.time_limit / len(shares)
         known = [] if self.start is None else [self.start]
@@ -131,6 +138,14 @@ class Auto:
             known += self._mirrored(graph, budget_nbytes)
         fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
         return min(fitting, key=lambda schedule: schedule.seconds, default=None), bound
+
+    def _bounded(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
+        """The schedule to start from, if it is within the budget, and a bound."""
+        moments = Moments(graph, recompute_backward=self.recompute_backward)
+        until = time.monotonic() + 0.5 * MOMENTS_SHARES[self.memory] * self.time_limit
+        bound = moments.bound(budget_nbytes, until, nmoments=3, solver=self.solver).seconds
+        fits = self.start is not None and self._nbytes(self.start) <= budget_nbytes
+        return self.start if fits else None, bound
 
     def _least(self, graph: TrainingGraph, deadline: float) -> Schedule:
         """The least memory found at no more than one extra forward pass, step by step."""
