@@ -42,10 +42,13 @@ LEAST_SHARE_OF_TIME = 0.1
 # What part of the time limit the quick strategies get.
 QUICK_SHARE_OF_TIME = 0.1
 
-# What part of the time that is left a strategy gets: all but what checking and binding its plan
-# take; those that mind live bytes only leave time to tighten, too.
-MIND_BLOCKS = 0.9
+# What part of the time that is left a strategy gets. The rest is to tighten its budget, if MXNet
+# allocates more: what a realisation adds to a schedule, or what blocks need beyond live bytes.
+MIND_BLOCKS = {"mirror": 0.9, "explicit": 0.7}
 MIND_LIVE_BYTES = 0.5
+
+# What part of the time limit goes into a bound, if the strategy itself has none.
+BOUND_SHARE_OF_TIME = 0.05
 
 # Checking and binding a plan takes about so many times what binding the unplanned step takes.
 REALISING = {"mirror": 2.0, "explicit": 4.0}
@@ -254,11 +257,12 @@ class Job:
         deadline = begin + self.time_limit - REALISING[self.realisation] * self.realising_seconds
         while target == limit or time.monotonic() < deadline:
             left = max(deadline - time.monotonic(), LEAST_SHARE_OF_TIME * self.time_limit)
-            share = MIND_BLOCKS if self._minds_blocks(solver) else MIND_LIVE_BYTES
+            minds_blocks = self._minds_blocks(solver)
+            share = MIND_BLOCKS[self.realisation] if minds_blocks else MIND_LIVE_BYTES
             outcome = self._solve(solver, target, share * left, seed)
             if target == limit:
                 if limit is not None:
-                    outcome = self._bounded(outcome, solver, limit, deadline)
+                    outcome = self._bounded(outcome, solver, limit)
                 bound = outcome.lower_bound
                 if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
                     return outcome, None
@@ -291,8 +295,9 @@ class Job:
     def _minds_blocks(self, solver: Strategy) -> bool:
         return getattr(solver, "memory", self.realisation) in ("blocks", "mirror")
 
-    def _bounded(self, outcome: Outcome, solver: Strategy, limit: int, deadline: float) -> Outcome:
+    def _bounded(self, outcome: Outcome, solver: Strategy, limit: int) -> Outcome:
         """``outcome`` with the bound that holds for schedules in any order, if that says more."""
+        deadline = time.monotonic() + BOUND_SHARE_OF_TIME * self.time_limit
         bound = self._moments(solver).bound(limit, deadline).seconds
         if outcome.schedule is None:
             proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
