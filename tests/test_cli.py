@@ -519,7 +519,7 @@ def test_profile_gives_costs_to_plan_by(result: Any, capsys: pytest.CaptureFixtu
     assert said["seconds"] == table.seconds
     assert said["shapes"] == {"data": [2, 3, 8, 8]}
     made = result("plan", *NET, *QUICK, "--costs", "costs.json")
-    assert made["costs"] .startswith("measured on cpu")
+    assert made["costs"].startswith("measured on cpu")
     unplanned = sum(op.seconds for op in _graph(table).ops)
     assert made["unplanned"]["seconds"] == pytest.approx(unplanned)
     assert cli.run(["profile", *NET, "--repeats", "1", "--warmup", "0"]) == 0
