@@ -35,6 +35,10 @@ MIRRORED_RANGES = (2, 16)
 STEPS = 12
 FIRST_STEP = 0.08
 
+# Greedy schedules are made for these parts of the budget in live bytes, in this part of the time.
+GREEDY_PERCENTS = tuple(range(100, 35, -5))
+GREEDY_SHARE = 0.15
+
 # MXNet's blocks need more than the bytes alive: schedules for these shares of the budget are made.
 LIVE_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 
@@ -114,7 +118,7 @@ class Auto:
             return self._bounded(graph, budget_nbytes)
         shares = LIVE_SHARES if self.memory == "blocks" else LIVE_SHARES[:1]
         seconds = MOMENTS_SHARES[self.memory] * self.time_limit / len(shares)
-        known = [] if self.start is None else [self.start]
+        known: list[Schedule] = []
         bound = graph.seconds
         for share in shares:
             refined = refine(
@@ -136,16 +140,43 @@ class Auto:
                 break
         if self.memory == "blocks" and not math.isinf(bound):
             known += self._mirrored(graph, budget_nbytes)
-        fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
-        return min(fitting, key=lambda schedule: schedule.seconds, default=None), bound
+        return self._cheapest(known, graph, budget_nbytes), bound
 
     def _bounded(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
         """The schedule to start from, if it is within the budget, and a bound."""
         moments = Moments(graph, recompute_backward=self.recompute_backward)
         until = time.monotonic() + 0.5 * MOMENTS_SHARES[self.memory] * self.time_limit
         bound = moments.bound(budget_nbytes, until, nmoments=3, solver=self.solver).seconds
-        fits = self.start is not None and self._nbytes(self.start) <= budget_nbytes
-        return self.start if fits else None, bound
+        return self._cheapest([], graph, budget_nbytes), bound
+
+    def _cheapest(
+        self, known: list[Schedule], graph: TrainingGraph, budget_nbytes: int
+    ) -> Schedule | None:
+        """Of what is ``known``, the start and a greedy schedule, the cheapest within the budget."""
+        known = [*known, *([] if self.start is None else [self.start])]
+        if self.memory == "blocks":
+            known += self._greedy(graph, budget_nbytes)
+        fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
+        return min(fitting, key=lambda schedule: schedule.seconds, default=None)
+
+    def _greedy(self, graph: TrainingGraph, budget_nbytes: int) -> list[Schedule]:
+        """What the search begins with, for the most live bytes with which blocks fit."""
+        until = time.monotonic() + GREEDY_SHARE * self.time_limit
+        for percent in GREEDY_PERCENTS:
+            found = search(
+                graph,
+                budget_nbytes * percent // 100,
+                rules=Rules(self.recompute_backward, reorder=False, match_ranges=()),
+                starts=[],
+                seed=self.seed,
+                deadline=until,
+                rounds=0,
+            )
+            if found is None:
+                break
+            if self._nbytes(found) <= budget_nbytes:
+                return [found]
+        return []
 
     def _least(self, graph: TrainingGraph, deadline: float) -> Schedule:
         """The least memory found at no more than one extra forward pass, step by step."""
