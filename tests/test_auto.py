@@ -85,7 +85,7 @@ def test_without_a_budget_the_least_memory() -> None:
     assert least.schedule is not None
     # Three tensors would do, at more than one extra forward pass.
     assert simulate(least.schedule).peak_nbytes == 4 * UNIT
-    assert least.schedule.seconds <= graph.seconds + 9
+    assert least.schedule.seconds <= graph.seconds + graph.nforward
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,4 +132,4 @@ def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
     for memory in ("live", "blocks"):
         least = Auto(time_limit=2, memory=memory).solve(graph, None).schedule
         assert least is not None
-        assert least.seconds <= graph.seconds + 32
+        assert least.seconds <= graph.seconds + graph.nforward  # every op takes a second
