@@ -14,6 +14,9 @@ NAMES = {
     "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
 }
 
+# On graphs with more ops than this they are not quick.
+LARGE = 3000
+
 # Quick strategies of the explicit realisation mind live bytes, and MXNet's blocks need more: these
 # shares of the budget are tried until one fits.
 SHARES = {"mirror": (1.0,), "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
@@ -32,7 +35,8 @@ def quick_schedule(
     ``nbytes_of`` says what a schedule needs. Strategies that have not begun at ``deadline``, a
     time of time.monotonic(), are left out.
     """
-    strategies = [create(name, realisation=realisation) for name in NAMES[realisation]]
+    names = NAMES[realisation] if len(graph.ops) <= LARGE else ("store_all",)
+    strategies = [create(name, realisation=realisation) for name in names]
     targets: list[int | None] = [None]
     if budget_nbytes is not None:
         targets = [*(int(share * budget_nbytes) for share in SHARES[realisation]), None]

@@ -36,8 +36,8 @@ STEPS = 12
 FIRST_STEP = 0.08
 
 # Greedy schedules are made for these parts of the budget in live bytes, in this part of the time.
-GREEDY_PERCENTS = tuple(range(100, 35, -5))
-GREEDY_SHARE = 0.15
+GREEDY_PERCENTS = tuple(range(100, 30, -10))
+GREEDY_SHARE = 0.3
 
 # MXNet's blocks need more than the bytes alive: schedules for these shares of the budget are made.
 LIVE_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
