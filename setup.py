@@ -34,7 +34,7 @@ setup(
     install_requires=[
         "numpy>=1.23.2,<1.24",
         "networkx>=3.0,<4",
-        "mip>=1.17,<3",
+        "mip[highs]>=1.17,<3",
         "numba>=0.59,<1",
         # The command line.
         "click>=8.1,<9",

@@ -23,7 +23,7 @@ from memplan.graph import TrainingGraph
 from memplan.rematerialize import repeatable
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
-from memplan.solver import TOLERANCE, Program
+from memplan.solver import TOLERANCE, Program, best_solver
 from memplan.stages import Buffers
 
 Array = np.ndarray[Any, Any]
@@ -118,14 +118,15 @@ class Moments:
         return dict(masks)
 
     def bound(
-        self, budget_nbytes: int, deadline: float, *, nmoments: int = 5, solver: str = "CBC"
+        self, budget_nbytes: int, deadline: float, *, nmoments: int = 5, solver: str | None = None
     ) -> Bound:
         """What a schedule costs at least if its live bytes are within the budget.
 
         The moments looked at are those with most bytes in the unplanned step; of the one whose
         relaxation says most, the integer program is solved. ``deadline`` is a time of
-        time.monotonic().
+        time.monotonic(); ``solver`` None is the best that is installed.
         """
+        solver = solver or best_solver()
         best, tightest = Bound(self.graph.seconds, (), (), False), None
         for t in self._fullest(budget_nbytes, nmoments):
             left = deadline - time.monotonic()

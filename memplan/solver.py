@@ -63,6 +63,15 @@ class Solved:
     infeasible: bool
 
 
+def best_solver() -> str:
+    """HiGHS where it is installed: it is faster, and can be interrupted.
+
+    CBC was once seen to abort the process, in the middle of a factorization.
+    """
+    installed = any(importlib.util.find_spec(name) for name in ("highspy", "highsbox"))
+    return "HIGHS" if installed else "CBC"
+
+
 def check_solver(solver: str) -> None:
     """ArgumentError unless ``solver`` is one of :data:`SOLVERS`."""
     if solver not in SOLVERS:

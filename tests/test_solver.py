@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -183,3 +184,9 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_highs_is_the_best_solver_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert solver_module.best_solver() == "HIGHS"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert solver_module.best_solver() == "CBC"

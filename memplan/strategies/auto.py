@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.allocator import MATCH_RANGES, best_allocation
 from memplan.errors import ArgumentError
@@ -16,7 +16,7 @@ from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.schedule import Schedule
 from memplan.simulate import simulate
-from memplan.solver import TOLERANCE, check_solver
+from memplan.solver import TOLERANCE, best_solver, check_solver
 from memplan.strategies.base import Outcome, Status
 
 # Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
@@ -48,13 +48,14 @@ class Auto:
     """For explicit schedules: a few moments prove a bound and give schedules, a search the rest.
 
     ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
-    MXNet's allocator hands out at the best match range. ``solver`` is "CBC" or "HIGHS" (extra
-    ``highs``), ``start`` a schedule to start from. The bound holds for schedules in any order.
+    MXNet's allocator hands out at the best match range. ``solver`` is "HIGHS", the
+    default where it is installed, or "CBC"; ``start`` a schedule to start from. The bound holds
+    for schedules in any order.
     """
 
     time_limit: float = 60.0
     memory: str = "live"
-    solver: str = "CBC"
+    solver: str = field(default_factory=best_solver)
     seed: int = 0
     reorder: bool = True
     recompute_backward: bool = False
