@@ -173,7 +173,7 @@ class Evictions:
 
 def lowest(graph: TrainingGraph, deadline: float) -> Schedule:
     """The least memory found at no more than the seconds of one extra forward pass."""
-    most_seconds = graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
+    most_seconds = graph.seconds + graph.forward_seconds
     best = Schedule.unplanned(graph)
     low, high = 0, simulate(best).peak_nbytes
     while high - low > max(1.0, 0.005 * high) and time.monotonic() < deadline:

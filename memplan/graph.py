@@ -205,6 +205,11 @@ class TrainingGraph:
         """Seconds of the unplanned step."""
         return sum(op.seconds for op in self.ops)
 
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of the forward pass."""
+        return sum(op.seconds for op in self.ops[: self.nforward])
+
     def with_seconds(self, seconds: list[float]) -> TrainingGraph:
         """The same graph with ``seconds[i]`` as the time of op i."""
         if len(seconds) != len(self.ops):

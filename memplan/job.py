@@ -213,7 +213,9 @@ class Job:
             outcome, found = self._within(strategy, limit, begin, start, interrupt)
         seconds = time.monotonic() - begin
         if outcome.schedule is None or found is None:
-            return Attempt(name, budget_nbytes, outcome.status, None, seconds)
+            return Attempt(
+                name, budget_nbytes, outcome.status, None, seconds, in_order=outcome.in_order
+            )
         symbol, footprint = found
         bound = None
         if outcome.lower_bound is not None and self.graph.seconds:
@@ -233,7 +235,9 @@ class Job:
             bound_in_order=outcome.in_order,
             planning_seconds=seconds,
         )
-        return Attempt(name, budget_nbytes, outcome.status, made, seconds)
+        return Attempt(
+            name, budget_nbytes, outcome.status, made, seconds, in_order=outcome.in_order
+        )
 
     def _within(
         self,
@@ -253,7 +257,7 @@ class Job:
             start = self._start(limit, known, soon)
         if start is not None and limit is not None and self.placed(start).nbytes <= limit:
             tell("start", incumbent_seconds=start.seconds, unplanned_seconds=self.graph.seconds)
-        target, bound, seed = limit, None, start
+        target, seed, proved = limit, start, Outcome(Status.NO_PLAN_FOUND)
         deadline = begin + self.time_limit - REALISING[self.realisation] * self.realising_seconds
         while target == limit or time.monotonic() < deadline:
             left = max(deadline - time.monotonic(), LEAST_SHARE_OF_TIME * self.time_limit)
@@ -263,7 +267,7 @@ class Job:
             if target == limit:
                 if limit is not None:
                     outcome = self._bounded(outcome, solver, limit)
-                bound = outcome.lower_bound
+                proved = outcome
                 if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
                     return outcome, None
             if outcome.schedule is None:
@@ -272,7 +276,9 @@ class Job:
             excess = 0 if limit is None else realised[1].allocated_nbytes - limit
             if excess <= 0:
                 status = outcome.status if target == limit else Status.FEASIBLE
-                return dataclasses.replace(outcome, status=status, lower_bound=bound), realised
+                return dataclasses.replace(
+                    proved, status=status, schedule=outcome.schedule
+                ), realised
             # A tightened budget that cannot be met proves nothing about the true one.
             target, seed = (target or 0) - excess, outcome.schedule
             if target < 0 or interrupt.noticed:
@@ -282,7 +288,8 @@ class Job:
             if start is None or self._placed_nbytes(start) > limit:  # not all had time before
                 start = self._start(limit, known, time.monotonic() + LOWEST_SECONDS)
             if self._placed_nbytes(start) <= limit:
-                return Outcome(Status.FEASIBLE, start, bound), self._realised(start)
+                found = dataclasses.replace(proved, status=Status.FEASIBLE, schedule=start)
+                return found, self._realised(start)
         if interrupt.noticed:
             raise KeyboardInterrupt
         return Outcome(Status.NO_PLAN_FOUND), None
@@ -306,7 +313,7 @@ class Job:
             return outcome
         seconds = outcome.schedule.seconds
         closed = seconds <= bound + 2 * TOLERANCE * self.graph.seconds
-        status = Status.OPTIMAL if closed else Status.FEASIBLE
+        status = Status.OPTIMAL if closed else outcome.status
         return Outcome(status, outcome.schedule, min(seconds, bound))
 
     def _realised(self, schedule: Schedule) -> tuple[Symbol, Footprint]:

@@ -50,6 +50,6 @@ def quick_schedule(
         for plan in sorted(plans, key=lambda schedule: schedule.seconds):
             if budget_nbytes is not None and nbytes_of(plan) <= budget_nbytes:
                 return plan
-    most_seconds = graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])
+    most_seconds = graph.seconds + graph.forward_seconds
     plans = [unplanned, *(plan for plan in plans if plan.seconds <= most_seconds)]
     return min(plans, key=nbytes_of)

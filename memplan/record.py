@@ -17,7 +17,7 @@ from memplan.result import Attempt
 from memplan.schedule import Schedule
 from memplan.strategies import Outcome, Status
 
-FORMAT = "memplan.attempt/1"
+FORMAT = "memplan.attempt/2"
 
 
 def to_json(attempt: Attempt) -> str:
@@ -31,6 +31,7 @@ def to_json(attempt: Attempt) -> str:
         "seconds": attempt.seconds,
         "schedule": None if plan is None else plan.schedule.to_json(),
         "lower_bound": None if plan is None else plan.lower_bound,
+        "in_order": attempt.in_order,
     }
     return json.dumps(data)
 
@@ -43,8 +44,9 @@ def from_json(job: Job, text: str) -> Attempt:
             raise ScheduleError(f"not a memplan attempt: format is {data['format']!r}")
         name, budget_nbytes = data["strategy"], data["budget_nbytes"]
         status, seconds = Status(data["status"]), float(data["seconds"])
+        in_order = bool(data["in_order"])
         if data["schedule"] is None:
-            return Attempt(name, budget_nbytes, status, None, seconds)
+            return Attempt(name, budget_nbytes, status, None, seconds, in_order)
         schedule = Schedule.from_json(job.graph, data["schedule"])
         bound = None if data["lower_bound"] is None else float(data["lower_bound"])
     except (KeyError, TypeError, ValueError) as error:
@@ -55,9 +57,14 @@ def from_json(job: Job, text: str) -> Attempt:
     if found.plan is None:
         raise ScheduleError("the recorded schedule does not fit the budget")
     plan = dataclasses.replace(
-        found.plan, strategy=name, status=status, lower_bound=bound, planning_seconds=seconds
+        found.plan,
+        strategy=name,
+        status=status,
+        lower_bound=bound,
+        bound_in_order=in_order,
+        planning_seconds=seconds,
     )
-    return Attempt(name, budget_nbytes, status, plan, seconds)
+    return Attempt(name, budget_nbytes, status, plan, seconds, in_order)
 
 
 # A recorded schedule that does not fit is not tightened: there is nothing else to try.

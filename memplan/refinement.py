@@ -21,7 +21,6 @@ from memplan.simulate import simulate
 # A moment within this share of all ops from one that is there already says little more.
 APART = 0.01
 
-
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
 PATIENCE = 3
 

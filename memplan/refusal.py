@@ -30,8 +30,9 @@ def refusal(
     proved = attempt.status is Status.INFEASIBLE
     budget = format_nbytes(attempt.budget_nbytes or 0)
     held = graph.fixed_nbytes + reserve_nbytes
+    kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     sentences = [
-        f"no plan fits in {budget} (proved)"
+        f"no {kind} fits in {budget} (proved)"
         if proved
         else f"strategy {attempt.strategy} found no plan within {budget}"
     ]

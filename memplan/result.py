@@ -44,10 +44,12 @@ class Footprint:
 class Plan:
     """A network that trains within a budget.
 
-    ``symbol`` is the network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training
-    script. ``lower_bound`` is proven: no plan of this realisation within the budget has less
-    ``overhead`` (None: nothing was proved); with ``bound_in_order``, none that keeps the order in
-    which ops first run and executes an op once per stage at most. ``trace`` is the traced network.
+    ``symbol`` (an ``mx.sym.Symbol``) is the network with MXNet's attributes set, for any training
+    script; of an explicit plan, the training step for memplan's Module and TrainStep.
+    ``lower_bound`` is proven: no plan of this realisation within the budget has less ``overhead``
+    (None: nothing was proved), among those that run backward ops once unless the strategy may
+    repeat them; with ``bound_in_order``, among those that keep the order in which ops first run
+    and execute an op once per stage at most. ``trace`` is the traced network.
     ``unplanned`` holds the same figures for the step without a plan.
     """
 
@@ -165,13 +167,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row of a comparison; ``plan`` is None where the strategy found none."""
+    """One row of a comparison; ``plan`` is None where the strategy found none.
+
+    With ``in_order`` what the status says holds among schedules that keep the order of the ops.
+    """
 
     strategy: str
     budget_nbytes: int | None
     status: Status
     plan: Plan | None
     seconds: float
+    in_order: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_the_curve_is_of_plans_that_no_other_one_beats(scripts: SimpleNamespace)
 
 
 def test_the_picture_is_drawn(scripts: SimpleNamespace, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs memplan[plot]")
     curves = {"mirror (a)": [(7.0, 20.0), (9.0, 10.0)], "explicit (b)": []}
     panel = scripts.training.Panel("net", 12.0, (8.0, 30.0), curves)
     scripts.training.draw([panel, panel], tmp_path / "made" / "picture.png")

@@ -282,3 +282,10 @@ def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.Monk
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
     outcome = CheckmateFull(time_limit=0.2).solve(graph, budget)
     assert outcome.status in (Status.FEASIBLE, Status.NO_PLAN_FOUND)
+
+
+def test_the_rounding_proves_for_schedules_in_order_only() -> None:
+    graph = unit_chain(8)
+    assert CheckmateLP().solve(graph, 5 * UNIT).in_order
+    assert CheckmateLP().solve(graph, 2 * UNIT - 1).in_order
+    assert not CheckmateFull().solve(graph, 2 * UNIT - 1).in_order  # the moments prove it

@@ -16,6 +16,7 @@ import pytest
 
 import memplan
 from graphs import unit_chain
+from memplan import record
 from memplan.budget import format_nbytes
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.graph import TrainingGraph
@@ -362,6 +363,32 @@ def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
         plan = quick(network, realisation=realisation, strategy=strategy, budget=0.7)
         assert plan.lower_bound is not None
         assert 0.0 < plan.lower_bound <= plan.overhead
+
+
+def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
+    net, shapes = network
+    job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
+    limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
+    schedule = Evict(time_limit=2).solve(job.graph, limit).schedule
+    assert schedule is not None
+    budget = job.graph.fixed_nbytes + job.placed(schedule).nbytes
+    in_order = NoDataclass(Outcome(Status.FEASIBLE, schedule, schedule.seconds, in_order=True))
+    made = job.attempt(in_order, budget).plan
+    assert made is not None
+    assert made.bound_in_order
+    assert "keeps the order of the ops" in str(made)
+    kept = record.from_json(job, record.to_json(job.attempt(in_order, budget))).plan
+    assert kept is not None
+    assert kept.bound_in_order
+    impossible = NoDataclass(Outcome(Status.INFEASIBLE, in_order=True))
+    attempt = job.attempt(impossible, budget)
+    assert "no plan that keeps the order of the ops fits" in str(
+        job.budget_error(attempt, impossible)
+    )
+    anyhow = NoDataclass(Outcome(Status.FEASIBLE, schedule))
+    plain = job.attempt(anyhow, budget).plan
+    assert plain is not None
+    assert not plain.bound_in_order
 
 
 def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> None:

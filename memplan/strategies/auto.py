@@ -94,7 +94,7 @@ class Auto:
             enough = bound + 2 * TOLERANCE * graph.seconds
             if best is None or best.seconds > enough:
                 # From a dear schedule the search does not get far: better without.
-                dear = best is None or best.seconds > _with_a_forward_pass(graph)
+                dear = best is None or best.seconds > graph.seconds + graph.forward_seconds
                 start = None if dear else best
                 found = self._search(graph, budget_nbytes, deadline, start, enough)
                 plans = [plan for plan in (found, best) if plan is not None]
@@ -181,7 +181,7 @@ class Auto:
 
     def _least(self, graph: TrainingGraph, deadline: float) -> Schedule:
         """The least memory found at no more than one extra forward pass, step by step."""
-        most_seconds = _with_a_forward_pass(graph)
+        most_seconds = graph.seconds + graph.forward_seconds
         known = [Schedule.unplanned(graph), *([] if self.start is None else [self.start])]
         try:
             known += self._mirrored(graph, None) if self.memory == "blocks" else []
@@ -229,8 +229,3 @@ class Auto:
             rounds=None,
             enough_seconds=enough_seconds,
         )
-
-
-def _with_a_forward_pass(graph: TrainingGraph) -> float:
-    """Seconds of the unplanned step and one more forward pass."""
-    return graph.seconds + sum(op.seconds for op in graph.ops[: graph.nforward])

@@ -138,7 +138,7 @@ class _Search:
         if relaxed is None:
             return self.outcome()
         if relaxed.infeasible:
-            return Outcome(Status.INFEASIBLE)
+            return Outcome(Status.INFEASIBLE, in_order=True)
         self._raise_bound(program.seconds(relaxed.bound))
         if relaxed.values is not None:
             count = options.thresholds
@@ -191,7 +191,7 @@ class _Search:
                 program.start_from(self.best)
             solved = program.solve(left)
             if solved.infeasible:
-                return Outcome(Status.INFEASIBLE)
+                return Outcome(Status.INFEASIBLE, in_order=True)
             self._raise_bound(program.seconds(solved.bound))
             if solved.values is None:
                 break

@@ -70,16 +70,20 @@ class CheckmateLP:
         retained: list[set[int]] = []
         halfway = 0.5 * (deadline + time.monotonic()) if self.patience else deadline
         for allowance in self.allowances:
-            program = StageProgram(
-                graph,
-                int((1.0 - allowance) * budget_nbytes),
-                solver=self.solver,
-                threads=self.threads,
-                recompute_backward=self.recompute_backward,
-            )
+            try:
+                program = StageProgram(
+                    graph,
+                    int((1.0 - allowance) * budget_nbytes),
+                    solver=self.solver,
+                    threads=self.threads,
+                    recompute_backward=self.recompute_backward,
+                    deadline=halfway,
+                )
+            except TimeoutError:
+                break
             solved = relaxation(program, halfway if allowance else deadline)
             if solved is not None and solved.infeasible and not allowance:
-                return Outcome(Status.INFEASIBLE)
+                return Outcome(Status.INFEASIBLE, in_order=True)
             if solved is None or solved.values is None:
                 break
             if not allowance:
@@ -96,10 +100,10 @@ class CheckmateLP:
         if self.patience and retained:
             best = self._improved(graph, budget_nbytes, best, retained, deadline)
         if best is None:
-            return Outcome(Status.NO_PLAN_FOUND, None, bound)
-        if bound is not None and best.seconds <= bound + TOLERANCE * graph.seconds:
-            return Outcome(Status.OPTIMAL, best, bound)
-        return Outcome(Status.FEASIBLE, best, bound)
+            return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order=True)
+        closed = bound is not None and best.seconds <= bound + TOLERANCE * graph.seconds
+        status = Status.OPTIMAL if closed else Status.FEASIBLE
+        return Outcome(status, best, bound, in_order=True)
 
     def _improved(
         self,

@@ -60,9 +60,9 @@ class ExplicitBruteForce:
             budget_nbytes = found[0]
         found = search.shortest(budget_nbytes)
         if found is None:
-            return Outcome(Status.INFEASIBLE)
+            return Outcome(Status.INFEASIBLE, in_order=True)
         schedule = Schedule.sequence(graph, found[1])
-        return Outcome(Status.OPTIMAL, schedule, schedule.seconds)
+        return Outcome(Status.OPTIMAL, schedule, schedule.seconds, in_order=True)
 
 
 class _Search:
