@@ -272,7 +272,7 @@ class _Search:
             return None
 
     def _holds(self, job: Job, schedule: Schedule) -> bool:
-        held = job.placed(schedule).nbytes + job.graph.fixed_nbytes + job.reserve_nbytes
+        held = job.placed_nbytes(schedule) + job.graph.fixed_nbytes + job.reserve_nbytes
         return held <= self.budget_nbytes
 
     def _note(self, size: int, attempt: Attempt) -> None:

@@ -14,6 +14,7 @@ import click
 
 from memplan import planner
 from memplan.errors import ArgumentError
+from memplan.strategies import REALISATIONS
 
 if TYPE_CHECKING:
     from memplan.mxnet.load import Network
@@ -143,7 +144,7 @@ _STEP = (
     click.option("--ctx", metavar="cpu|gpu[:N]", help="Where it will train."),
     click.option(
         "--realisation",
-        type=click.Choice(["mirror", "explicit"]),
+        type=click.Choice(REALISATIONS),
         help="How MXNet is made to run the plan. Default: mirror; explicit for Gluon blocks.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),

@@ -43,8 +43,8 @@ def plan(
     """Plan NETWORK to train within a budget.
 
     The output is a Symbol with MXNet's attributes set, for any training script. With --realisation
-    explicit it is a plan file: memplan.mxnet.Module(net, plan=load_plan(FILE)) trains by it
-    (load_plan is in memplan.mxnet.plan_file).
+    explicit or packed it is a plan file: memplan.mxnet.Module(net, plan=load_plan(FILE)) trains by
+    it (load_plan is in memplan.mxnet.plan_file).
 
     \b
     Examples:
@@ -84,8 +84,8 @@ def _write_network(made: Plan, output: Path) -> None:
     from memplan.mxnet.load import symbol_text
     from memplan.mxnet.plan_file import plan_text
 
-    explicit = made.realisation == "explicit"
-    write(output, plan_text(made) if explicit else symbol_text(made.symbol))
+    mirror = made.realisation == "mirror"
+    write(output, symbol_text(made.symbol) if mirror else plan_text(made))
 
 
 def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
@@ -95,10 +95,11 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if gluon:
         budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
+        packed = ", realisation='packed'" if made.realisation == "packed" else ""
         lines += [
             "To train the block so:",
             "  from memplan.mxnet.gluon import TrainStep",
-            f"  step = TrainStep(block, loss{budget}, strategy={made.strategy!r})",
+            f"  step = TrainStep(block, loss{budget}, strategy={made.strategy!r}{packed})",
         ]
         return "\n".join(lines)
     if output is None:
@@ -115,7 +116,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
         ]
     if without := outputs_without_loss(made.trace):
         advice = "put yours behind it; its plan stays on a network that is part of another."
-        if made.realisation == "explicit":
+        if made.realisation != "mirror":
             advice = "put yours behind it and plan that, for Module cannot train this."
         lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
     return "\n".join(lines)

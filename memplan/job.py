@@ -18,6 +18,7 @@ from memplan.graph import TrainingGraph
 from memplan.interrupts import Interrupt, noticing
 from memplan.mirroring import flags_of
 from memplan.moments import Moments
+from memplan.packing import pack
 from memplan.progress import tell
 from memplan.quick import quick_schedule
 from memplan.refusal import refusal
@@ -44,17 +45,17 @@ QUICK_SHARE_OF_TIME = 0.1
 
 # What part of the time that is left a strategy gets. The rest is to tighten its budget, if MXNet
 # allocates more: what a realisation adds to a schedule, or what blocks need beyond live bytes.
-MIND_BLOCKS = {"mirror": 0.9, "explicit": 0.7}
+MIND_BLOCKS = {"mirror": 0.9, "explicit": 0.7, "packed": 0.9}
 MIND_LIVE_BYTES = 0.5
 
 # What part of the time limit goes into a bound, if the strategy itself has none.
 BOUND_SHARE_OF_TIME = 0.05
 
 # Checking and binding a plan takes about so many times what binding the unplanned step takes.
-REALISING = {"mirror": 2.0, "explicit": 4.0}
+REALISING = {"mirror": 2.0, "explicit": 4.0, "packed": 4.0}
 
 # The strategy that reaches the least memory in a short time.
-LEANEST = {"mirror": "anneal", "explicit": "auto"}
+LEANEST = {"mirror": "anneal", "explicit": "auto", "packed": "auto"}
 
 # Seconds to look for the lowest reachable memory when a budget cannot be met.
 LOWEST_SECONDS = 5.0
@@ -156,38 +157,54 @@ class Job:
         from memplan.mxnet.explicit import training_symbol
         from memplan.mxnet.mirror import annotate
 
-        if self.realisation == "explicit":
+        if self.realisation != "mirror":
             return training_symbol(self.trace, schedule)
         return annotate(self.trace, flags_of(schedule), cudnn=self.on_gpu)
 
-    def placed(self, schedule: Schedule) -> Allocation:
-        """The blocks of ``schedule`` with all that its realisation adds."""
+    def placed_nbytes(self, schedule: Schedule) -> int:
+        """The bytes in which ``schedule`` is placed, with all that its realisation adds."""
+        if self.realisation == "packed":
+            return pack(self._lowered(schedule)).nbytes
+        return self._blocks(schedule).nbytes
+
+    def _lowered(self, schedule: Schedule) -> Schedule:
         from memplan.mxnet.lowering import lower
 
-        if self.realisation == "explicit":
-            return best_allocation(lower(self.trace, schedule).schedule)
-        return allocate(schedule)
+        return lower(self.trace, schedule).schedule
 
-    def _placed_nbytes(self, schedule: Schedule) -> int:
-        return self.placed(schedule).nbytes
+    def _blocks(self, schedule: Schedule) -> Allocation:
+        """What MXNet's allocator makes of ``schedule``."""
+        if self.realisation == "mirror":
+            return allocate(schedule)
+        return best_allocation(self._lowered(schedule))
 
     def footprint(self, schedule: Schedule, symbol: Symbol) -> Footprint:
-        """Simulated peak and, for ``symbol``, MXNet's own total: it has the last word."""
-        from memplan.mxnet.allocation import reported_mib
+        """Simulated peak and, for ``symbol``, MXNet's own total: it has the last word.
 
-        replayed = self.placed(schedule)
-        match_range = replayed.match_range
-        asked = match_range if self.realisation == "explicit" else None
-        reported = reported_mib(symbol, self.trace, asked)
-        surplus = (reported - (replayed.reported_nbytes >> 20)) << 20
+        In packed memory MXNet allocates the one array that it is asked for.
+        """
+        if self.realisation == "packed":
+            allocated, match_range = self.placed_nbytes(schedule), self.graph.match_range
+        else:
+            allocated, match_range = self._allocated(schedule, symbol)
         return Footprint(
             peak_nbytes=simulate(schedule).peak_nbytes,
-            allocated_nbytes=replayed.nbytes + max(0, surplus),
+            allocated_nbytes=allocated,
             fixed_nbytes=self.graph.fixed_nbytes,
             reserve_nbytes=self.reserve_nbytes,
             seconds=schedule.seconds,
             match_range=match_range,
         )
+
+    def _allocated(self, schedule: Schedule, symbol: Symbol) -> tuple[int, int]:
+        """Bytes of all blocks, and the match range."""
+        from memplan.mxnet.allocation import reported_mib
+
+        replayed = self._blocks(schedule)
+        asked = replayed.match_range if self.realisation == "explicit" else None
+        reported = reported_mib(symbol, self.trace, asked)
+        surplus = (reported - (replayed.reported_nbytes >> 20)) << 20
+        return replayed.nbytes + max(0, surplus), replayed.match_range
 
     def attempt(
         self,
@@ -255,15 +272,13 @@ class Job:
         if "start" in options_of(solver):
             soon = time.monotonic() + QUICK_SHARE_OF_TIME * self.time_limit
             start = self._start(limit, known, soon)
-        if start is not None and limit is not None and self.placed(start).nbytes <= limit:
+        if start is not None and limit is not None and self.placed_nbytes(start) <= limit:
             tell("start", incumbent_seconds=start.seconds, unplanned_seconds=self.graph.seconds)
         target, seed, proved = limit, start, Outcome(Status.NO_PLAN_FOUND)
         deadline = begin + self.time_limit - REALISING[self.realisation] * self.realising_seconds
         while target == limit or time.monotonic() < deadline:
             left = max(deadline - time.monotonic(), LEAST_SHARE_OF_TIME * self.time_limit)
-            minds_blocks = self._minds_blocks(solver)
-            share = MIND_BLOCKS[self.realisation] if minds_blocks else MIND_LIVE_BYTES
-            outcome = self._solve(solver, target, share * left, seed)
+            outcome = self._solve(solver, target, self._share_of_time(solver) * left, seed)
             if target == limit:
                 if limit is not None:
                     outcome = self._bounded(outcome, solver, limit)
@@ -285,9 +300,9 @@ class Job:
                 break
             tell("tightened, as MXNet allocates more than is alive")
         if "start" in options_of(solver) and limit is not None:
-            if start is None or self._placed_nbytes(start) > limit:  # not all had time before
+            if start is None or self.placed_nbytes(start) > limit:  # not all had time before
                 start = self._start(limit, known, time.monotonic() + LOWEST_SECONDS)
-            if self._placed_nbytes(start) <= limit:
+            if self.placed_nbytes(start) <= limit:
                 found = dataclasses.replace(proved, status=Status.FEASIBLE, schedule=start)
                 return found, self._realised(start)
         if interrupt.noticed:
@@ -299,8 +314,12 @@ class Job:
         may_repeat_backward = getattr(solver, "recompute_backward", self.realisation == "explicit")
         return Moments(self.graph, recompute_backward=may_repeat_backward)
 
-    def _minds_blocks(self, solver: Strategy) -> bool:
-        return getattr(solver, "memory", self.realisation) in ("blocks", "mirror")
+    def _share_of_time(self, solver: Strategy) -> float:
+        """What part of the time ``solver`` gets at once."""
+        minds_live_bytes = getattr(solver, "memory", "live") == "live"
+        if self.realisation != "mirror" and minds_live_bytes:
+            return MIND_LIVE_BYTES
+        return MIND_BLOCKS[self.realisation]
 
     def _bounded(self, outcome: Outcome, solver: Strategy, limit: int) -> Outcome:
         """``outcome`` with the bound that holds for schedules in any order, if that says more."""
@@ -329,8 +348,7 @@ class Job:
     ) -> Outcome:
         """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
         everything = Schedule.unplanned(self.graph)
-        unplanned_nbytes = self.placed(everything).nbytes
-        if limit is not None and unplanned_nbytes <= limit:
+        if limit is not None and self.placed_nbytes(everything) <= limit:
             return Outcome(Status.OPTIMAL, everything, self.graph.seconds)
         given = {"start": start, "time_limit": max(0.1, seconds)}
         taken = {name: value for name, value in given.items() if name in options_of(solver)}
@@ -339,7 +357,7 @@ class Job:
         outcome = solver.solve(self.graph, limit)
         found = self._checked(outcome, solver)
         if limit is None and found is not None:
-            least = min((found, start or everything, everything), key=self._placed_nbytes)
+            least = min((found, start or everything, everything), key=self.placed_nbytes)
             return dataclasses.replace(outcome, schedule=least)
         return outcome
 
@@ -361,20 +379,20 @@ class Job:
         """The better one of the quick strategies' best plan and the one that is known."""
 
         def rank(schedule: Schedule) -> tuple[float, float]:
-            nbytes = self.placed(schedule).nbytes
+            nbytes = self.placed_nbytes(schedule)
             return (nbytes if limit is None else max(0, nbytes - limit), schedule.seconds)
 
-        quick = quick_schedule(self.graph, self.realisation, limit, deadline, self._placed_nbytes)
+        quick = quick_schedule(self.graph, self.realisation, limit, deadline, self.placed_nbytes)
         return quick if known is None else min((quick, known), key=rank)
 
     def _least(self) -> Schedule:
         """A schedule with about the least memory that can be reached."""
         deadline = time.monotonic() + LOWEST_SECONDS
-        start = quick_schedule(self.graph, self.realisation, None, deadline, self._placed_nbytes)
+        start = quick_schedule(self.graph, self.realisation, None, deadline, self.placed_nbytes)
         solver = create(LEANEST[self.realisation], realisation=self.realisation)
         found = self._solve(solver, None, LOWEST_SECONDS, start).schedule
         plans = [start] if found is None else [start, found]
-        return min(plans, key=self._placed_nbytes)
+        return min(plans, key=self.placed_nbytes)
 
     def budget_error(self, attempt: Attempt, strategy: str | Strategy) -> BudgetError:
         """Why ``strategy`` found no plan, with the lowest memory that memplan can reach."""

@@ -13,13 +13,18 @@ NAMES = {
     "mirror": ("store_all", "memonger", "chen_greedy", "chen_greedy_linear", "chen_sqrt"),
     "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
 }
+NAMES["packed"] = NAMES["explicit"]
 
 # On graphs with more ops than this they are not quick.
 LARGE = 3000
 
 # Quick strategies of the explicit realisation mind live bytes, and MXNet's blocks need more: these
 # shares of the budget are tried until one fits.
-SHARES = {"mirror": (1.0,), "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
+SHARES = {
+    "mirror": (1.0,),
+    "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5),
+    "packed": (1.0, 0.98, 0.95),
+}
 
 
 def quick_schedule(

@@ -21,7 +21,7 @@ from memplan.mxnet.environment import match_range, variable
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.explicit import training_symbol
 from memplan.mxnet.lowering import lower
-from memplan.mxnet.pool import training_blocks
+from memplan.mxnet.pool import training_need
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import Trace, trace
 from memplan.result import Plan
@@ -152,7 +152,7 @@ def test_module_binds_under_the_range_of_its_plan() -> None:
     module = memplan.mxnet.Module(symbol, label_names=None, plan=plan)
     module.bind(list(shapes.items()))
     assert allocated_mib(module._exec_group.execs[0].debug_str()) == at_two(plan)
-    assert sum(training_blocks(plan)) >> 20 == at_two(plan)
+    assert sum(training_need(plan).blocks) >> 20 == at_two(plan)
 
 
 def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:

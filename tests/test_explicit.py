@@ -58,9 +58,9 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     integers: Mapping[str, int] = field(default_factory=dict)
 
-    def trace(self) -> Trace:
+    def trace(self, realisation: str = "explicit") -> Trace:
         symbol, shapes = self.network()
-        return trace(symbol, shapes=shapes, realisation="explicit", **self.options)
+        return trace(symbol, shapes=shapes, realisation=realisation, **self.options)
 
 
 CASES = {

@@ -21,7 +21,7 @@ import memplan
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor, bind_inference
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.pool import Pool, inference_blocks, training_blocks, view
+from memplan.mxnet.pool import Need, Pool, inference_need, training_need, view
 from memplan.mxnet.probe import allocated_mib
 from memplan.mxnet.trace import trace
 from memplan.result import Plan
@@ -72,7 +72,7 @@ def shared_and_grown_mib() -> tuple[float, float, float]:
             plan.trace, plan.schedule, pool=pool.executor, match_range=plan.match_range
         )
         executors.append(executor)
-        pool.add(training_blocks(plan), executor.pool)
+        pool.add(training_need(plan), executor.pool)
         executor.forward(is_train=True)
         grown += resident_mib()
         held += sum(pool._blocks)
@@ -99,34 +99,34 @@ def test_blocks_of_inference(network: Any) -> None:
     arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
     total = allocated_mib(bind_inference(net, mx.cpu(0), arrays, arrays).debug_str())
     assert total >= 5, "too small to tell"
-    assert sum(inference_blocks(traced)) >> 20 == total
+    assert sum(inference_need(traced).blocks) >> 20 == total
 
 
 def test_what_a_pool_admits() -> None:
     plan = planned(16, least_budget())
-    assert sum(training_blocks(plan)) == plan.allocated_nbytes
+    assert sum(training_need(plan).blocks) == plan.allocated_nbytes
     room = plan.budget_nbytes - plan.total_nbytes + plan.allocated_nbytes
     pool = Pool()
     assert not pool.executor
-    assert pool.admits([room + 1])
+    assert pool.admits(Need((room + 1,)))
     pool.allow(plan)
-    pool.add([room - 10], "first")
-    for blocks, admitted in (([10], True), ([8, room - 10, 2], True), ([9, room - 10, 2], False)):
-        assert pool.admits(blocks) is admitted
-    pool.add([room - 20, 10], "second")
+    pool.add(Need((room - 10,)), "first")
+    for blocks, admitted in (((10,), True), ((8, room - 10, 2), True), ((9, room - 10, 2), False)):
+        assert pool.admits(Need(blocks)) is admitted
+    pool.add(Need((room - 20, 10)), "second")
     assert pool.executor == "first"
-    assert not pool.admits([11, 11])
+    assert not pool.admits(Need((11, 11)))
     pool.allow(planned(8, 0.9))
-    assert pool.admits([10, 10])
+    assert pool.admits(Need((10, 10)))
     pool.clear()
     assert pool.executor is None
-    assert pool.admits([room + 1])
-    pool.add([room], "third")
+    assert pool.admits(Need((room + 1,)))
+    pool.add(Need((room,)), "third")
     assert pool.is_limited
-    assert not pool.admits([room + 1])
+    assert not pool.admits(Need((room + 1,)))
     pool.allow(planned(8, None))
     assert not pool.is_limited
-    assert pool.admits([room + 1])
+    assert pool.admits(Need((room + 1,)))
 
 
 def test_views() -> None:
@@ -178,7 +178,7 @@ def test_module_stays_within_its_budget(limited: bool) -> None:
 
     def note(module: Any) -> None:
         (executor, *_), device = module._exec_group.execs, module._exec_group.execs[0].device
-        assert device.pool.admits([]), "more than the budget"
+        assert device.pool.admits(Need()), "more than the budget"
         bound = [other._training for other in device.executors if other._training is not None]
         held.append([weakref.ref(training) for training in bound])
         assert executor.plan is not None
@@ -240,7 +240,7 @@ def test_train_step_stays_within_its_budget(limited: bool) -> None:
 
         def step(x: Any, y: Any) -> Any:
             outputs = made[0](x, y)
-            assert all(pool.admits([]) for pool in made[0]._pools.values())
+            assert all(pool.admits(Need()) for pool in made[0]._pools.values())
             bound.append(len(made[0]._bound))
             return outputs
 

@@ -23,7 +23,7 @@ def executor_description(
     Nothing is computed, and the arrays it is bound to are never touched.
     """
     with under(match_range):
-        if trace.realisation == "explicit":
+        if trace.realisation != "mirror":
             return _explicit_description(symbol, trace)
         return _stock_description(symbol, trace)
 

@@ -13,6 +13,7 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.environment import match_range as under
 from memplan.mxnet.explicit import PLACED, training_symbol
 from memplan.mxnet.nnvm import VARIABLE, depth_first
+from memplan.mxnet.packed import PackedStep
 from memplan.mxnet.trace import Trace
 from memplan.schedule import Schedule
 
@@ -105,11 +106,14 @@ class TrainExecutor:
         aux_states: Arrays | None = None,
         pool: mx.executor.Executor | None = None,
         match_range: int | None = None,
+        memory: NDArray | None = None,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
         Arrays are made, filled with zeros, for the arguments and states that are not given.
-        ``pool`` and ``match_range`` are those of :func:`bind_as_it_stands`.
+        ``pool`` and ``match_range`` are those of :func:`bind_as_it_stands`. A trace made for
+        "packed" runs in ``memory`` instead, if that is large enough: see
+        :class:`memplan.mxnet.packed.PackedStep`.
         Raises ArgumentError for an array that is unknown or of the wrong shape or dtype, and for
         a ``match_range`` that is no whole number.
         """
@@ -120,14 +124,16 @@ class TrainExecutor:
         self.arg_dict = self._arrays("args", self._arguments, args)
         self.aux_dict = self._arrays("aux_states", symbol.list_auxiliary_states(), aux_states)
         self.head_grads = self._head_grads()
-        self._training = bind_as_it_stands(
-            training_symbol(trace, schedule),
-            self.ctx,
-            {**self.arg_dict, **self.head_grads},
-            self.aux_dict,
-            pool,
-            match_range,
-        )
+        arrays = {**self.arg_dict, **self.head_grads}
+        self._training: PackedStep | mx.executor.Executor
+        if trace.realisation == "packed":
+            arrays |= self.aux_dict
+            self._training = PackedStep(trace, schedule, ctx=self.ctx, arrays=arrays, memory=memory)
+        else:
+            symbol_of_step = training_symbol(trace, schedule)
+            self._training = bind_as_it_stands(
+                symbol_of_step, self.ctx, arrays, self.aux_dict, pool, match_range
+            )
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
@@ -168,9 +174,14 @@ class TrainExecutor:
         return result
 
     @property
-    def pool(self) -> mx.executor.Executor:
-        """The executor whose memory others may share."""
-        return self._training
+    def pool(self) -> mx.executor.Executor | None:
+        """The executor whose memory others may share; None in packed memory."""
+        return None if isinstance(self._training, PackedStep) else self._training
+
+    @property
+    def memory(self) -> NDArray | None:
+        """The array of bytes in which packed steps run, and others may."""
+        return self._training.memory if isinstance(self._training, PackedStep) else None
 
     @property
     def arg_arrays(self) -> list[NDArray]:

@@ -32,12 +32,17 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     another graph.
     """
     lowered = lower(trace, schedule)
-    steps = _Writer(lowered).steps()
+    steps = step_nodes(lowered)
     sources = iter(lowered.schedule.heads)
     heads = [
         (node, k) if node.is_variable else (steps[next(sources)], k) for node, k in trace.heads
     ]
     return to_symbol(heads)
+
+
+def step_nodes(lowered: Lowered) -> list[Node]:
+    """The node of every step of a lowered schedule, which reads those of the steps it reads."""
+    return _Writer(lowered).steps()
 
 
 class _Writer:

@@ -34,7 +34,7 @@ from memplan.mxnet.nesting import (
     specs_of,
     variables,
 )
-from memplan.mxnet.pool import Pool, release, training_blocks, view
+from memplan.mxnet.pool import Pool, release, training_need, view
 from memplan.mxnet.trace import Trace
 from memplan.planner import Budget, plan
 from memplan.result import Plan
@@ -81,6 +81,7 @@ class TrainStep:
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
+        realisation: str = "explicit",
         keep_outputs: bool = False,
     ) -> None:
         """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
@@ -90,7 +91,8 @@ class TrainStep:
         each. None: the block itself computes the loss, of the inputs and the labels.
 
         ``budget`` (for one context), ``strategy``, ``time_limit`` (seconds, for each combination
-        of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`. With
+        of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`; ``realisation``
+        is "explicit" or "packed". With
         ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
         :attr:`outputs`, for metrics.
 
@@ -105,6 +107,10 @@ class TrainStep:
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
             raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+        if realisation not in ("explicit", "packed"):
+            raise ArgumentError(
+                f"realisation must be 'explicit' or 'packed' for TrainStep, got {realisation!r}"
+            )
         self.block, self.loss = block, loss
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
@@ -116,6 +122,7 @@ class TrainStep:
             "time_limit": time_limit,
             "costs": costs,
             "reserve": reserve,
+            "realisation": realisation,
         }
         self._plans: dict[Any, tuple[Plan, _Network]] = {}
         self._bound: dict[Any, _Bound] = {}
@@ -170,17 +177,17 @@ class TrainStep:
         self, made: Plan, network: _Network, params: Mapping[str, Parameter], ctx: mx.Context
     ) -> _Bound:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
-        blocks, pool = training_blocks(made), self._pools.setdefault(ctx, Pool())
+        need, pool = training_need(made), self._pools.setdefault(ctx, Pool())
         pool.allow(made)
         unfit = {place for (_, place), other in self._bound.items() if not other.is_current()}
-        if not pool.admits(blocks):
+        if not pool.admits(need):
             unfit.add(ctx)
         self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
         for place in unfit:
             self._pools[place].clear()
         others = [other for (_, place), other in self._bound.items() if place == ctx]
-        bound = _Bound(made, network, params, ctx, pool.executor, others)
-        pool.add(blocks, bound.executor.pool)
+        bound = _Bound(made, network, params, ctx, pool, others)
+        pool.add(need, bound.executor.pool, bound.executor.memory)
         bound.hand_over_gradients()  # the parameters hold those of what went
         for place in unfit:
             release(place)
@@ -229,7 +236,6 @@ class TrainStep:
             }
             made = plan(
                 network.symbol,
-                realisation="explicit",
                 ctx=ctx,
                 grad_req=requests,
                 **self._options,
@@ -298,7 +304,7 @@ class _Bound:
         network: _Network,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
-        pool: mx.executor.Executor | None,
+        pool: Pool,
         others: Sequence[_Bound],
     ) -> None:
         """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
@@ -319,8 +325,9 @@ class _Bound:
             },
             args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
             aux_states={name: array for name, array in data.items() if name in states},
-            pool=pool,
+            pool=pool.executor,
             match_range=made.match_range,
+            memory=pool.memory,
         )
         self.data = [data[p.name] for p in used]
         grads = self.executor.grad_dict

@@ -36,7 +36,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
     copy of one of its inputs, that has them.
     """
-    if trace.realisation != "explicit" or len(schedule.graph.ops) != len(trace.nodes):
+    if trace.realisation == "mirror" or len(schedule.graph.ops) != len(trace.nodes):
         raise ScheduleError(
             "the schedule belongs to another graph than the trace, or the trace was not made with "
             "realisation='explicit'"

@@ -20,8 +20,9 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     """Used like ``mx.mod.Module``; it trains within ``budget`` bytes on every device.
 
     ``budget``, ``strategy``, ``time_limit``, ``costs`` and ``reserve`` are those of
-    :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``. ``plan`` is a plan made
-    before with ``realisation="explicit"``, for the shapes on the first device. The network is
+    :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``; ``realisation`` is
+    "explicit" or "packed". ``plan`` is a plan made before with either, for the shapes on the
+    first device. The network is
     planned when it is bound to train, and when input shapes are first seen in training; plans are
     remembered. A budget given as a share is one of the step that is planned first. Steps of other
     shapes share its memory; where that would exceed the budget, they are bound in turn.
@@ -52,6 +53,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
+        realisation: str = "explicit",
         plan: Plan | None = None,
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
@@ -72,7 +74,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             compression_params=compression_params,
         )
         options = {"time_limit": time_limit, "costs": costs, "reserve": reserve}
-        self._plans = Plans(symbol, budget, strategy, options, plan)
+        self._plans = Plans(symbol, budget, strategy, options, plan, realisation)
 
     @classmethod
     def load(

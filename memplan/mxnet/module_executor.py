@@ -16,7 +16,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor, bind_inference, copy_params
 from memplan.mxnet.module_plans import Plans, Request
 from memplan.mxnet.nnvm import VARIABLE
-from memplan.mxnet.pool import Pool, release, training_blocks, view
+from memplan.mxnet.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.trace import infer_arguments
 from memplan.result import Plan
 
@@ -34,9 +34,9 @@ class Device:
     pool: Pool = field(default_factory=Pool)
     nruns: int = 0
 
-    def make_room(self, blocks: Sequence[int], ctx: mx.Context) -> None:
-        """Give up what is bound if these ``blocks`` would exceed the budget beside it."""
-        if not self.pool.admits(blocks):
+    def make_room(self, need: Need, ctx: mx.Context) -> None:
+        """Give up what is bound if ``need`` would exceed the budget beside it."""
+        if not self.pool.admits(need):
             for executor in self.executors:
                 executor.give_up()
             self.pool.clear()
@@ -124,9 +124,9 @@ class Executor:
         """Its training executor, bound to the plan when it is first needed."""
         if self._training is None:
             plan = self._plans.find(self._request)
-            blocks = training_blocks(plan)
-            self._device.pool.allow(plan)
-            self._device.make_room(blocks, self._request.ctx)
+            need, pool = training_need(plan), self._device.pool
+            pool.allow(plan)
+            self._device.make_room(need, self._request.ctx)
             self._training = TrainExecutor(
                 plan.trace,
                 plan.schedule,
@@ -134,10 +134,11 @@ class Executor:
                 args=self.arg_dict,
                 args_grad=self._added,
                 aux_states=self.aux_dict,
-                pool=self.pool,
+                pool=pool.executor,
                 match_range=plan.match_range,
+                memory=pool.memory,
             )
-            self._device.pool.add(blocks, self._training.pool)
+            pool.add(need, self._training.pool, self._training.memory)
             self.grad_arrays = self._training.grad_arrays
             self._outputs = self._outputs or self._training.outputs
             self._plans.nbound += 1
@@ -152,12 +153,12 @@ class Executor:
     def _infer(self) -> mx.executor.Executor:
         if self._inference is None:
             ctx, pool = self._request.ctx, self._device.pool
-            blocks = self._plans.inference_blocks(self._request) if pool.is_limited else ()
-            self._device.make_room(blocks, ctx)
+            need = self._plans.inference_need(self._request) if pool.is_limited else Need()
+            self._device.make_room(need, ctx)
             self._inference = bind_inference(
                 self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor
             )
-            pool.add(blocks, self._inference)
+            pool.add(need, self._inference)
             self._watch()
         return self._inference
 

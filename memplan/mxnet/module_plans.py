@@ -13,7 +13,7 @@ from memplan.budget import format_nbytes, parse_budget
 from memplan.errors import ArgumentError
 from memplan.job import Job
 from memplan.mxnet.nnvm import depth_first
-from memplan.mxnet.pool import inference_blocks
+from memplan.mxnet.pool import Need, inference_need
 from memplan.mxnet.trace import Trace, infer_arguments, trace, without_flags
 from memplan.result import Plan
 from memplan.strategies import Strategy
@@ -49,18 +49,20 @@ class Plans:
         strategy: str | Strategy,
         options: Mapping[str, Any],
         given: Plan | None,
+        realisation: str = "explicit",
     ) -> None:
         self._net, self._budget, self._strategy = net, budget, strategy
         self._options, self._given = options, given
+        self._realisation = realisation if given is None else getattr(given, "realisation", "")
         self.made: dict[tuple[Any, ...], Plan] = {}
-        self._inference: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
         if given is not None and not isinstance(given, Plan):
             raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
-        if given is not None and given.realisation != "explicit":
+        if self._realisation not in ("explicit", "packed"):
             raise ArgumentError(
-                f"Module trains by plans made with realisation='explicit'; the given plan was "
-                f"made with {given.realisation!r}: train its symbol with mx.mod.Module"
+                f"Module trains by plans made with realisation='explicit' or 'packed', not "
+                f"{self._realisation!r}; train the symbol of a mirror plan with mx.mod.Module"
             )
 
     def find(self, request: Request) -> Plan:
@@ -73,12 +75,12 @@ class Plans:
                 self._budget = made.budget_nbytes
         return self.made[request.key]
 
-    def inference_blocks(self, request: Request) -> tuple[int, ...]:
-        """Bytes of each block of memory of inference with the inputs of ``request``."""
+    def inference_need(self, request: Request) -> Need:
+        """What inference with the inputs of ``request`` runs in."""
         if request.key not in self._inference:
             made = self.made.get(request.key)
             traced = made.trace if made else self._trace(request)
-            self._inference[request.key] = inference_blocks(traced)
+            self._inference[request.key] = inference_need(traced)
         return self._inference[request.key]
 
     def _trace(self, request: Request) -> Trace:
@@ -87,14 +89,14 @@ class Plans:
             shapes=request.shapes,
             type_dict=request.dtypes,
             grad_req=request.grad_req,
-            realisation="explicit",
+            realisation=self._realisation,
             device_type=request.ctx.device_type,
         )
 
     def _make(self, request: Request) -> Plan:
         options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}
         options |= request.shapes
-        job = Job.prepare(self._net, realisation="explicit", ctx=request.ctx, **options)
+        job = Job.prepare(self._net, realisation=self._realisation, ctx=request.ctx, **options)
         _check_losses(job.trace)
         attempt = job.attempt(
             self._strategy, parse_budget(self._budget, job.unplanned.total_nbytes)

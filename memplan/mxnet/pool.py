@@ -1,4 +1,4 @@
-"""The memory that the executors of a device share: they run in turn, one for each shape."""
+"""The memory that what runs on a device shares: it runs in turn, one executor for each shape."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
@@ -20,22 +21,34 @@ from memplan.schedule import Schedule
 NDArray = Any
 
 
+@dataclass(frozen=True)
+class Need:
+    """Memory to run in: ``blocks`` of an executor of MXNet's, or one array, bytes each."""
+
+    blocks: tuple[int, ...] = ()
+    packed_nbytes: int = 0
+
+
 class Pool:
-    """Blocks of memory in which executors are bound.
+    """Memory in which steps and inference run in turn.
 
     MXNet gives every block of a further executor, the largest first, the smallest unused block
     that is large enough, and adds one where there is none (src/executor/graph_executor.cc,
-    InitDataEntryMemory): what two executors hold is more than what either needs.
+    InitDataEntryMemory): what two executors hold is more than what either needs. Packed steps
+    share an array, and executors have none of it.
     """
 
     def __init__(self) -> None:
         #: The executor that was bound first, to bind others with; None if there is none.
         self.executor: mx.executor.Executor | None = None
+        #: The largest array of packed steps; None if there is none.
+        self.memory: NDArray | None = None
         self._blocks: list[int] = []
+        self._arrays_nbytes = 0
         self._room: int | None = 0
 
     def allow(self, plan: Plan) -> None:
-        """All blocks may take what the budget of ``plan`` leaves; of several the largest counts."""
+        """All may take what the budget of ``plan`` leaves; of several plans the largest counts."""
         if self._room is None or plan.budget_nbytes is None:
             self._room = None
         else:
@@ -46,21 +59,35 @@ class Pool:
     def is_limited(self) -> bool:
         return self._room is not None
 
-    def admits(self, blocks: Sequence[int]) -> bool:
-        """Is there room for an executor with these ``blocks``? In an empty pool there is."""
-        if not self._blocks or self._room is None:
-            return True
-        return sum(self._blocks) + sum(self._lacking(blocks)) <= self._room
+    @property
+    def nbytes(self) -> int:
+        """What all that was bound here holds."""
+        return sum(self._blocks) + self._arrays_nbytes
 
-    def add(self, blocks: Sequence[int], executor: mx.executor.Executor) -> None:
-        """``executor``, with these ``blocks``, has been bound here."""
-        self._blocks += self._lacking(blocks)
+    def admits(self, need: Need) -> bool:
+        """Is there room for this? In an empty pool there is."""
+        if not self.nbytes or self._room is None:
+            return True
+        more = sum(self._lacking(need.blocks))
+        if need.packed_nbytes > (0 if self.memory is None else self.memory.size):
+            more += need.packed_nbytes
+        return self.nbytes + more <= self._room
+
+    def add(
+        self, need: Need, executor: mx.executor.Executor | None, memory: NDArray | None = None
+    ) -> None:
+        """An ``executor`` has been bound here, or a packed step that runs in ``memory``."""
+        self._blocks += self._lacking(need.blocks)
         self.executor = self.executor or executor
+        if memory is not None and memory is not self.memory:
+            self._arrays_nbytes += memory.size
+            self.memory = memory
 
     def clear(self) -> None:
-        """Let go of all executors; what is allowed stays."""
-        self.executor = None
+        """Let go of all that was bound; what is allowed stays."""
+        self.executor = self.memory = None
         self._blocks.clear()
+        self._arrays_nbytes = 0
 
     def _lacking(self, blocks: Sequence[int]) -> list[int]:
         free = sorted(self._blocks)
@@ -80,14 +107,16 @@ def release(ctx: mx.Context) -> None:
     ctx.empty_cache()
 
 
-def training_blocks(plan: Plan) -> tuple[int, ...]:
-    """Bytes of each block of an explicit ``plan``."""
+def training_need(plan: Plan) -> Need:
+    """What the step of a ``plan`` runs in."""
+    if plan.realisation == "packed":
+        return Need(packed_nbytes=plan.allocated_nbytes)
     lowered = lower(plan.trace, plan.schedule).schedule
-    return allocate(lowered, match_range=plan.match_range).blocks
+    return Need(allocate(lowered, match_range=plan.match_range).blocks)
 
 
-def inference_blocks(trace: Trace) -> tuple[int, ...]:
-    """Bytes of each block of :func:`memplan.mxnet.executor.bind_inference`."""
+def inference_need(trace: Trace) -> Need:
+    """What :func:`memplan.mxnet.executor.bind_inference` runs in."""
     graph = trace.graph
     ops = graph.ops[: graph.nforward]
     ntensors = sum(len(op.outputs) for op in ops)
@@ -97,7 +126,7 @@ def inference_blocks(trace: Trace) -> tuple[int, ...]:
         tensors=graph.tensors[:ntensors],
         heads=graph.heads[: len(trace.symbol.list_outputs())],
     )
-    return allocate(Schedule.unplanned(forward)).blocks
+    return Need(allocate(Schedule.unplanned(forward)).blocks)
 
 
 def view(array: NDArray, shape: tuple[int, ...], dtype: str) -> NDArray | None:

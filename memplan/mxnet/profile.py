@@ -56,9 +56,9 @@ def profile(
     those of :func:`memplan.mxnet.trace.trace`; ``ctx`` is the current context if None. The step
     runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
-    profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` an
-    explicit step is measured as well: the table has the ops of both graphs, those of the explicit
-    one as they run there.
+    profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` (or
+    "packed", whose ops are the same) an explicit step is measured as well: the table has the ops of
+    both graphs, those of the explicit one as they run there.
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
@@ -70,7 +70,7 @@ def profile(
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
     ctx = mx.current_context() if ctx is None else ctx
     seconds: dict[str, float] = {}
-    for kind in dict.fromkeys(("mirror", realisation)):
+    for kind in ("mirror",) if realisation == "mirror" else ("mirror", "explicit"):
         traced = trace(
             net,
             shapes=shapes,
@@ -160,7 +160,7 @@ def _measure(
 ) -> tuple[list[str], list[list[float]]]:
     """The outputs that a step computes, in order, and the seconds before each, for each repeat."""
     executor: mx.executor.Executor | TrainExecutor
-    if traced.realisation == "explicit":
+    if traced.realisation != "mirror":
         arguments, states = random_arrays(traced, ctx)
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
         head_gradients = None

@@ -27,9 +27,11 @@ from memplan.mxnet.nnvm import (
     is_hidden,
     shape_is_known,
 )
+from memplan.mxnet.packable import packable
 from memplan.mxnet.probe import handovers
 from memplan.mxnet.traits import ignored_inputs, may_be_mirrored
 from memplan.mxnet.writable import explicit_order, keep_random_order, repeatable_nodes, writable
+from memplan.strategies import REALISATIONS
 
 GradReq = str | Mapping[str, str] | None
 
@@ -79,15 +81,15 @@ def trace(
 
     With ``realisation="mirror"`` the graph is that of MXNet's own executor, with "explicit" that
     of :mod:`memplan.mxnet.explicit`: gradients are tensors of the graph, sums of few gradients
-    are taken term by term, and whatever may run twice may be recomputed. TraceError names an op
-    that cannot be written so. ``device_type`` ("cpu" or "gpu") is where it will run.
+    are taken term by term, and whatever may run twice may be recomputed; with "packed" it is that
+    of :mod:`memplan.mxnet.packed`, where fewer ops may. TraceError names an op that cannot be
+    written so. ``device_type`` ("cpu" or "gpu") is where it will run.
     """
-    if realisation not in ("mirror", "explicit"):
-        raise ArgumentError(
-            f"there is no realisation {realisation!r}; choose from 'mirror', 'explicit'"
-        )
+    if realisation not in REALISATIONS:
+        choices = ", ".join(map(repr, REALISATIONS))
+        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
     _check_symbol(net)
-    explicit = realisation == "explicit"
+    explicit = realisation != "mirror"
     symbol = without_flags(net)
     nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
     check_unique_names(nodes)
@@ -110,6 +112,8 @@ def trace(
     held = {"write", "add"} if realisation == "mirror" else {"add"}
     fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
     graph = _build(order, full, len(merged), fixed, explicit)
+    if realisation == "packed":
+        graph = packable(graph, order)
     return Trace(
         symbol=symbol,
         graph=graph,

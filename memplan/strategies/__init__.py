@@ -22,7 +22,7 @@ GROUP = "memplan.strategies"
 Loader = Callable[..., Strategy]
 
 
-REALISATIONS = ("mirror", "explicit")
+REALISATIONS = ("mirror", "explicit", "packed")
 
 
 def _builtin(module: str, cls: str, **options: Any) -> Loader:
@@ -77,6 +77,14 @@ _loaders: dict[str, dict[str, Loader]] = {
         "explicit": _builtin("explicit_brute_force", "ExplicitBruteForce"),
     },
 }
+
+
+# Packed memory takes little more than what is alive.
+for _name, _found in _loaders.items():
+    if "explicit" in _found:
+        _found["packed"] = _found["explicit"]
+_loaders["auto"]["packed"] = _builtin("auto", "Auto", memory="packed")
+_loaders["search"]["packed"] = _builtin("search", "Search")
 
 
 def names(realisation: str | None = None) -> tuple[str, ...]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from memplan.allocator import MATCH_RANGES, best_allocation
 from memplan.errors import ArgumentError
+from memplan.eviction import Evictions, lowest
 from memplan.graph import TrainingGraph
 from memplan.local_search import Rules, compile_search, search
 from memplan.mirrored import mirrored_schedule
 from memplan.moments import Moments
+from memplan.packing import pack
 from memplan.progress import tell
 from memplan.refinement import refine
 from memplan.schedule import Schedule
@@ -24,7 +26,7 @@ from memplan.strategies.base import Outcome, Status
 LARGE = 3000
 
 # Part of the time for what a few moments say: less in blocks, where they say less.
-MOMENTS_SHARES = {"live": 0.4, "blocks": 0.2}
+MOMENTS_SHARES = {"live": 0.4, "blocks": 0.2, "packed": 0.3}
 
 # Part of the time for annealing over what mirroring could recompute, at these match ranges: few
 # decisions, so that in blocks it is a far better start than schedules that mind live bytes.
@@ -39,8 +41,18 @@ FIRST_STEP = 0.08
 GREEDY_PERCENTS = tuple(range(100, 30, -10))
 GREEDY_SHARE = 0.3
 
-# MXNet's blocks need more than the bytes alive: schedules for these shares of the budget are made.
-LIVE_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
+# MXNet's blocks need more than the bytes alive, packed memory a little more: schedules for these
+# shares of the budget are made.
+LIVE_SHARES = {
+    "live": (1.0,),
+    "blocks": (1.0, 0.9, 0.8, 0.7, 0.6),
+    "packed": (1.0, 0.97, 0.94, 0.91),
+}
+
+# Part of the time for choosing what to drop, again and again. On traced networks that is as good as
+# the search for long, and drops at the same places in repeated layers are easily packed.
+EVICTIONS_SHARE = 0.25
+PATIENCE = 300
 
 
 @dataclass(frozen=True)
@@ -48,9 +60,10 @@ class Auto:
     """For explicit schedules: a few moments prove a bound and give schedules, a search the rest.
 
     ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
-    MXNet's allocator hands out at the best match range. ``solver`` is "HIGHS", the
-    default where it is installed, or "CBC"; ``start`` a schedule to start from. The bound holds
-    for schedules in any order.
+    MXNet's allocator hands out at the best match range, or "packed", one array with an offset for
+    every tensor (:mod:`memplan.packing`). ``solver`` is "HIGHS", the default where it is
+    installed, or "CBC"; ``start`` a schedule to start from. The bound holds for schedules in any
+    order.
     """
 
     time_limit: float = 60.0
@@ -96,7 +109,7 @@ class Auto:
                 # From a dear schedule the search does not get far: better without.
                 dear = best is None or best.seconds > graph.seconds + graph.forward_seconds
                 start = None if dear else best
-                found = self._search(graph, budget_nbytes, deadline, start, enough)
+                found = self._searched(graph, budget_nbytes, deadline, start, enough)
                 plans = [plan for plan in (found, best) if plan is not None]
                 best = min(plans, key=lambda plan: plan.seconds, default=None)
         except KeyboardInterrupt:
@@ -111,13 +124,15 @@ class Auto:
     def _nbytes(self, schedule: Schedule) -> int:
         if self.memory == "live":
             return simulate(schedule).peak_nbytes
+        if self.memory == "packed":
+            return pack(schedule).nbytes
         return best_allocation(schedule).nbytes
 
     def _refined(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
         """The cheapest schedule within the budget that a few moments give, and a bound."""
         if len(graph.ops) > LARGE:
             return self._bounded(graph, budget_nbytes)
-        shares = LIVE_SHARES if self.memory == "blocks" else LIVE_SHARES[:1]
+        shares = LIVE_SHARES[self.memory]
         seconds = MOMENTS_SHARES[self.memory] * self.time_limit / len(shares)
         known: list[Schedule] = []
         bound = graph.seconds
@@ -139,8 +154,12 @@ class Auto:
                     break
             if math.isinf(bound):
                 break
-        if self.memory == "blocks" and not math.isinf(bound):
+        if math.isinf(bound):
+            return None, bound
+        if self.memory == "blocks":
             known += self._mirrored(graph, budget_nbytes)
+        elif all(schedule.seconds > bound for schedule in known):
+            known += self._evicted(graph, budget_nbytes)
         return self._cheapest(known, graph, budget_nbytes), bound
 
     def _bounded(self, graph: TrainingGraph, budget_nbytes: int) -> tuple[Schedule | None, float]:
@@ -159,6 +178,23 @@ class Auto:
             known += self._greedy(graph, budget_nbytes)
         fitting = [schedule for schedule in known if self._nbytes(schedule) <= budget_nbytes]
         return min(fitting, key=lambda schedule: schedule.seconds, default=None)
+
+    def _evicted(self, graph: TrainingGraph, budget_nbytes: int) -> list[Schedule]:
+        """The schedule that choosing what to drop ends with."""
+        until = time.monotonic() + EVICTIONS_SHARE * self.time_limit
+        shares = LIVE_SHARES[self.memory]
+        for done, share in enumerate(shares):
+            now = time.monotonic()
+            stop = now + (until - now) / min(2, len(shares) - done)
+            nbytes = int(share * budget_nbytes)
+            evictions = Evictions(graph, nbytes, recompute_backward=self.recompute_backward)
+            found = evictions.fit((), stop)
+            if found is None:
+                break
+            found = evictions.improve(found, stop, patience=PATIENCE, seed=self.seed)
+            if self._nbytes(found.schedule) <= budget_nbytes:
+                return [found.schedule]
+        return []
 
     def _greedy(self, graph: TrainingGraph, budget_nbytes: int) -> list[Schedule]:
         """What the search begins with, for the most live bytes with which blocks fit."""
@@ -184,7 +220,10 @@ class Auto:
         most_seconds = graph.seconds + graph.forward_seconds
         known = [Schedule.unplanned(graph), *([] if self.start is None else [self.start])]
         try:
-            known += self._mirrored(graph, None) if self.memory == "blocks" else []
+            if self.memory == "blocks":
+                known += self._mirrored(graph, None)
+            elif len(graph.ops) <= LARGE:
+                known.append(lowest(graph, time.monotonic() + EVICTIONS_SHARE * self.time_limit))
             best = min((s for s in known if s.seconds <= most_seconds), key=self._nbytes)
             step, seconds = FIRST_STEP, (deadline - time.monotonic()) / STEPS
             while (left := deadline - time.monotonic()) > 0.1 * seconds:
@@ -192,13 +231,14 @@ class Auto:
                 stop = time.monotonic() + min(seconds, left)
                 found = self._search(graph, aim, stop, best)
                 if found is not None and found.seconds <= most_seconds:
-                    best = found
-                    known.append(best)
-                else:
-                    step *= 0.5
+                    known.append(found)
+                    if self._nbytes(found) < self._nbytes(best):
+                        best = found
+                        continue
+                step *= 0.5
         except KeyboardInterrupt:
-            best = min((s for s in known if s.seconds <= most_seconds), key=self._nbytes)
-        return best
+            pass
+        return min((s for s in known if s.seconds <= most_seconds), key=self._nbytes)
 
     def _mirrored(self, graph: TrainingGraph, budget_nbytes: int | None) -> list[Schedule]:
         """Schedules that recompute what mirroring could."""
@@ -208,6 +248,26 @@ class Auto:
             for n in MIRRORED_RANGES
         )
         return [schedule for schedule in found if schedule is not None]
+
+    def _searched(
+        self,
+        graph: TrainingGraph,
+        budget_nbytes: int,
+        deadline: float,
+        start: Schedule | None,
+        enough_seconds: float,
+    ) -> Schedule | None:
+        """What the search finds within the budget: in packed memory for less, until it fits."""
+        if self.memory != "packed":
+            return self._search(graph, budget_nbytes, deadline, start, enough_seconds)
+        shares = LIVE_SHARES[self.memory]
+        for done, share in enumerate(shares):
+            now = time.monotonic()
+            stop = now + (deadline - now) / min(2, len(shares) - done)
+            found = self._search(graph, int(share * budget_nbytes), stop, start, enough_seconds)
+            if found is not None and self._nbytes(found) <= budget_nbytes:
+                return found
+        return None
 
     def _search(
         self,

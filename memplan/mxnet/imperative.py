@@ -1,0 +1,142 @@
+"""Calls of MXNet's operators, one by one, that write into given arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.base import _LIB, NDArrayHandle, c_str, c_str_array, check_call
+from mxnet.ndarray.ndarray import (
+    DLContext,
+    DLDataType,
+    DLManagedTensor,
+    DLTensor,
+    dl_managed_tensor_deleter,
+)
+
+NDArray = Any
+
+# What DLPack calls the devices.
+_DEVICES = {"cpu": 1, "gpu": 2}
+
+
+def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
+    """An array of its own in ``memory`` (bytes), from ``offset`` on.
+
+    It is no view: MXNet's views cannot hold oneDNN's layouts. So its engine does not know that
+    arrays lie in one memory, or overlap. The array keeps ``memory`` alive.
+    """
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(memory.handle, ctypes.byref(address)))
+    tensor = DLTensor()
+    tensor.data = (address.value or 0) + offset
+    tensor.ctx = DLContext(_DEVICES[memory.context.device_type], memory.context.device_id)
+    tensor.ndim = len(shape)
+    tensor.dtype = DLDataType(*_dlpack_type(dtype))
+    tensor.shape = (ctypes.c_int64 * len(shape))(*shape)
+    tensor.strides = None
+    tensor.byte_offset = 0
+    owner = ctypes.py_object(memory)
+    ctypes.pythonapi.Py_IncRef(owner)
+    managed = DLManagedTensor()
+    managed.dl_tensor = tensor
+    managed.manager_ctx = ctypes.c_void_p.from_buffer(owner)
+    managed.deleter = dl_managed_tensor_deleter
+    handle = NDArrayHandle()
+    check_call(_LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), True, ctypes.byref(handle)))
+    return mx.nd.NDArray(handle)
+
+
+def _dlpack_type(dtype: str) -> tuple[int, int, int]:
+    """DLPack's code, bits and lanes."""
+    if dtype == "bool":
+        return 1, 1, 1
+    code = {"i": 0, "u": 1, "f": 2}[np.dtype(dtype).kind]
+    return code, 8 * np.dtype(dtype).itemsize, 1
+
+
+class Call:
+    """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``.
+
+    ``is_apart`` says whether MXNet's engine may not bundle it with others.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        attrs: Mapping[str, str],
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray],
+        *,
+        is_apart: bool = False,
+    ) -> None:
+        self.is_apart = is_apart
+        handle = ctypes.c_void_p()
+        check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+        self._held = (list(inputs), _handles(inputs), list(outputs), _handles(outputs))
+        self._arguments = (
+            handle,
+            len(inputs),
+            self._held[1],
+            ctypes.byref(ctypes.c_int(len(outputs))),
+            ctypes.byref(ctypes.cast(self._held[3], ctypes.POINTER(NDArrayHandle))),
+            len(attrs),
+            c_str_array(list(attrs)),
+            c_str_array(list(attrs.values())),
+            ctypes.byref(ctypes.POINTER(ctypes.c_int)()),
+        )
+
+    def __call__(self) -> None:
+        check_call(_LIB.MXImperativeInvokeEx(*self._arguments))
+
+
+class RecordedCall(Call):
+    """A call that keeps the operator's state for :class:`BackwardCall`.
+
+    That writes the gradients of the first inputs into ``gradients``, but for those that are None.
+    ``used`` are those of the first outputs.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        attrs: Mapping[str, str],
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray],
+        *,
+        gradients: Sequence[NDArray | None],
+        used: Sequence[NDArray],
+    ) -> None:
+        # Handles of its own, for autograd marks them.
+        inputs = [array.detach() for array in inputs]
+        self.outputs = [array.detach() for array in outputs]
+        self.used = list(used)
+        for array, gradient in zip(inputs, gradients, strict=False):
+            if gradient is not None:
+                autograd.mark_variables([array], [gradient.detach()])
+        super().__init__(op, attrs, inputs, self.outputs)
+
+    def __call__(self) -> None:
+        with autograd.record():
+            super().__call__()
+
+
+class BackwardCall:
+    """The call of the backward op of a recorded call, through autograd: only that has the state."""
+
+    is_apart = True
+
+    def __init__(self, recorded: RecordedCall) -> None:
+        self._recorded = recorded
+
+    def __call__(self) -> None:
+        used = self._recorded.used
+        autograd.backward(self._recorded.outputs[: max(1, len(used))], used or None)
+
+
+def _handles(arrays: Sequence[NDArray]) -> Any:
+    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
