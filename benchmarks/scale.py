@@ -70,7 +70,7 @@ def greedy(job: Job, budget_nbytes: int) -> float:
             deadline=time.monotonic() + 60.0,
             rounds=0,
         )
-        if found is not None and job.placed(found).nbytes <= limit:
+        if found is not None and job.placed_nbytes(found) <= limit:
             return found.overhead
     return float("nan")
 

@@ -371,7 +371,7 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
     schedule = Evict(time_limit=2).solve(job.graph, limit).schedule
     assert schedule is not None
-    budget = job.graph.fixed_nbytes + job.placed(schedule).nbytes
+    budget = job.graph.fixed_nbytes + job.placed_nbytes(schedule)
     in_order = NoDataclass(Outcome(Status.FEASIBLE, schedule, schedule.seconds, in_order=True))
     made = job.attempt(in_order, budget).plan
     assert made is not None

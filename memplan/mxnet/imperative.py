@@ -60,10 +60,7 @@ def _dlpack_type(dtype: str) -> tuple[int, int, int]:
 
 
 class Call:
-    """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``.
-
-    ``is_apart`` says whether MXNet's engine may not bundle it with others.
-    """
+    """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``."""
 
     def __init__(
         self,
@@ -71,10 +68,7 @@ class Call:
         attrs: Mapping[str, str],
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray],
-        *,
-        is_apart: bool = False,
     ) -> None:
-        self.is_apart = is_apart
         handle = ctypes.c_void_p()
         check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
         self._held = (list(inputs), _handles(inputs), list(outputs), _handles(outputs))
@@ -127,8 +121,6 @@ class RecordedCall(Call):
 
 class BackwardCall:
     """The call of the backward op of a recorded call, through autograd: only that has the state."""
-
-    is_apart = True
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from memplan.errors import TraceError
 from memplan.graph import TrainingGraph
 from memplan.mxnet.nnvm import Entry, Node
+from memplan.mxnet.traits import has_state_or_user_code
 
 # Only autograd can call their backward ops: these need the state of the forward call, or, that of
 # Embedding, refuse to write the gradient of the indices. MXNet 1.9.1 registers them with
@@ -23,12 +24,23 @@ _STATEFUL = frozenset(
 )
 
 
+# Their state is that of one step.
+_RNN = frozenset({"RNN", "_npx_rnn"})
+
+
 def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
 
     No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
     one while it reads the other. And autograd must find what it kept: see :func:`_run_once`.
+    Raises TraceError for an op that cannot be called so: on sparse arrays, or with user code, of
+    which every call would be the first.
     """
+    for node in nodes:
+        if (has_state_or_user_code(node) and node.op not in _RNN) or _is_sparse(node):
+            raise TraceError(_refused(node))
+        if needs_state(node):
+            gradients_read(node)
     once = _run_once(nodes)
     kinds = [info and (info.shape, info.dtype) for node in nodes for info in node.infos.outputs]
     ops = [
@@ -85,10 +97,7 @@ def gradients_read(backward: Node) -> list[int]:
     known = {(id(source), k) for source, k in _tensors_of_forward(backward)}
     places = [p for p, (node, k) in enumerate(backward.inputs) if (id(node), k) not in known]
     if len(places) > forward.noutputs or backward.noutputs > len(forward.inputs):
-        raise TraceError(
-            f"op {forward.name!r} ({forward.op}) cannot be trained in packed memory, for its "
-            "backward op needs its state. Use realisation='explicit'"
-        )
+        raise TraceError(_refused(forward))
     return places
 
 
@@ -102,3 +111,19 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
         for source, k in backward.inputs
         if source is forward or (id(source), k) in known
     ]
+
+
+def _is_sparse(node: Node) -> bool:
+    sources = [source for source, _ in node.inputs if source.is_variable]
+    return (
+        node.attrs.get("sparse_grad") in ("True", "1")
+        or node.op == "cast_storage"
+        or any(source.attrs.get("__storage_type__", "0") != "0" for source in sources)
+    )
+
+
+def _refused(node: Node) -> str:
+    return (
+        f"op {node.name!r} ({node.op}) cannot run in packed memory: it runs user code, keeps a "
+        "state or reads sparse arrays. Use realisation='explicit'"
+    )

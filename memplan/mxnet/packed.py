@@ -19,7 +19,7 @@ from memplan.mxnet.lowering import Lowered, lower
 from memplan.mxnet.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.packable import gradients_read, needs_state, skips_unread
 from memplan.mxnet.trace import Trace
-from memplan.mxnet.traits import has_state_or_user_code, ignored_inputs
+from memplan.mxnet.traits import ignored_inputs
 from memplan.packing import pack
 from memplan.schedule import Schedule
 
@@ -102,12 +102,11 @@ def _bundles(calls: Sequence[Call | BackwardCall], fence: Call) -> list[list[Any
 
     It does not know that arrays share memory, and would run calls of which none reads what another
     writes in any order. In a bundle they keep theirs; and as the ``fence`` is in all of them, they
-    run in turn. Calls of which the engine makes operations of their own stand alone, and the step
-    waits for all that is before and for them.
+    run in turn. What goes through autograd stands alone: the step waits before and after.
     """
     result: list[list[Any]] = [[fence]]
     for call in calls:
-        if call.is_apart:
+        if isinstance(call, BackwardCall):
             result += [[call], [fence]]
         elif len(result[-1]) > BUNDLE:
             result.append([fence, call])
@@ -152,8 +151,7 @@ class _Calls:
             elif step in recorded:
                 result.append(BackwardCall(recorded[step]))
             else:
-                made_apart = has_state_or_user_code(node)
-                result.append(Call(node.op, attrs, inputs, outputs, is_apart=made_apart))
+                result.append(Call(node.op, attrs, inputs, outputs))
         return result
 
     def _followers(self) -> dict[int, int]:
