@@ -1,8 +1,9 @@
 """Explicit plans at the bytes of memonger's own code, and below, by what MXNet allocates.
 
-    python benchmarks/allocation.py [--time-limit SECONDS] [NETWORK ...]
+    python benchmarks/allocation.py [--realisation packed] [--time-limit SECONDS] [NETWORK ...]
 
-Batch 32 at 224 x 224, roofline of a V100. Bytes are MXNet's own total for activations; as
+Batch 32 at 224 x 224, roofline of a V100. Bytes are MXNet's own total for activations, with
+--realisation packed those of the one array that it allocates for them; as
 gradients are outputs of an explicit training graph, and lie in that total, whole steps are
 compared: the budget is memonger's bytes, and all arguments, gradients and states. Overheads are
 on the same costs, and memonger's is that of memplan's `memonger`, which is like its own code. The
@@ -24,7 +25,7 @@ COSTS = "roofline:v100"
 SHARES = (0.75, 0.5)
 
 
-def row(name: str, time_limit: float) -> list[str]:
+def row(name: str, realisation: str, time_limit: float) -> list[str]:
     """The cells of a network."""
     net = networks.network(name)
     options = {"costs": COSTS, "time_limit": time_limit, "data": networks.SHAPE}
@@ -33,7 +34,7 @@ def row(name: str, time_limit: float) -> list[str]:
     sizes = [own, *(int(share * unplanned) for share in SHARES)]
     budgets = [memonger.fixed_nbytes + nbytes for nbytes in sizes]
     rows = memplan.compare(
-        net, strategies="auto", budgets=[*budgets, None], realisation="explicit", **options
+        net, strategies="auto", budgets=[*budgets, None], realisation=realisation, **options
     ).rows
     plans = [attempt.plan for attempt in rows]
     cells = [name, str(unplanned // MIB), str(own // MIB), f"{memonger.overhead:.1%}"]
@@ -59,6 +60,7 @@ def main() -> None:
     """Print the table, a row per network."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*")
+    parser.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     parser.add_argument("--time-limit", type=float, default=60.0)
     options = parser.parse_args()
     heads = [
@@ -69,7 +71,7 @@ def main() -> None:
     print("|", " | ".join(heads), "|")
     print("|", " | ".join("---" for _ in heads), "|")
     for name in options.networks or networks.MEMONGER_MB:
-        print("|", " | ".join(row(name, options.time_limit)), "|", flush=True)
+        print("|", " | ".join(row(name, options.realisation, options.time_limit)), "|", flush=True)
 
 
 if __name__ == "__main__":

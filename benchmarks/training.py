@@ -2,7 +2,7 @@
 
     python benchmarks/training.py unplanned     # without recomputation: as fast as MXNet's own?
     python benchmarks/training.py planned       # is the promised overhead the measured one?
-    python benchmarks/training.py curve         # overhead against allocated MB, mirror and explicit
+    python benchmarks/training.py curve         # overhead against allocated MB, by realisation
 
 Steps of two executors run in turn, and the median of the ratios of neighbours counts: what else
 runs on the machine slows both. It disturbs all the same; the load average is printed.
@@ -192,7 +192,8 @@ def undominated(rows: Iterable[Attempt]) -> list[tuple[float, float]]:
 def activations(plan: Plan) -> int:
     """What is allocated beside arguments, gradients and states.
 
-    MXNet allocates the gradients of an explicit step with its activations: they are taken off.
+    The gradients of an explicit or packed step are allocated with its activations: they are taken
+    off.
     """
     return plan.total_nbytes - plan.unplanned.fixed_nbytes
 
@@ -243,7 +244,11 @@ def main() -> None:
     if options.what == "curve":
         print("| network | plans | allocated MB | overhead |")
         print("|---|---|---|---|", flush=True)
-        strategies = {"mirror": options.mirror, "explicit": options.explicit}
+        strategies = {
+            "mirror": options.mirror,
+            "explicit": options.explicit,
+            "packed": options.packed,
+        }
         panels = []
         for name in names:
             panels.append(panel(name, strategies, options.shares, options.time_limit))
@@ -287,6 +292,7 @@ def parse() -> argparse.Namespace:
     curve = kinds.add_parser("curve", parents=[plans])
     curve.add_argument("--mirror", nargs="+", default=["checkmate"], help="strategies")
     curve.add_argument("--explicit", nargs="+", default=["auto"], help="strategies")
+    curve.add_argument("--packed", nargs="+", default=["auto"], help="strategies")
     curve.add_argument(
         "--shares", type=float, nargs="+", default=[0.9, 0.75, 0.6, 0.5, 0.4, 0.34, 0.29, 0.25]
     )
