@@ -13,7 +13,7 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.environment import match_range as under
 from memplan.mxnet.explicit import PLACED, training_symbol
 from memplan.mxnet.nnvm import VARIABLE, depth_first
-from memplan.mxnet.packed import PackedStep
+from memplan.mxnet.packed import Memory, PackedStep
 from memplan.mxnet.trace import Trace
 from memplan.schedule import Schedule
 
@@ -106,7 +106,7 @@ class TrainExecutor:
         aux_states: Arrays | None = None,
         pool: mx.executor.Executor | None = None,
         match_range: int | None = None,
-        memory: NDArray | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
@@ -179,8 +179,8 @@ class TrainExecutor:
         return None if isinstance(self._training, PackedStep) else self._training
 
     @property
-    def memory(self) -> NDArray | None:
-        """The array of bytes in which packed steps run, and others may."""
+    def memory(self) -> Memory | None:
+        """The memory in which packed steps run, and others may."""
         return self._training.memory if isinstance(self._training, PackedStep) else None
 
     @property

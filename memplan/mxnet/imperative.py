@@ -51,6 +51,11 @@ def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -
     return mx.nd.NDArray(handle)
 
 
+def wait_to_write(array: NDArray) -> None:
+    """Wait until nothing that MXNet's engine was asked for reads or writes ``array`` any more."""
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+
+
 def _dlpack_type(dtype: str) -> tuple[int, int, int]:
     """DLPack's code, bits and lanes."""
     if dtype == "bool":
@@ -71,13 +76,14 @@ class Call:
     ) -> None:
         handle = ctypes.c_void_p()
         check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-        self._held = (list(inputs), _handles(inputs), list(outputs), _handles(outputs))
+        self.written = list(outputs)
+        self._held = (list(inputs), _handles(inputs), _handles(outputs))
         self._arguments = (
             handle,
             len(inputs),
             self._held[1],
             ctypes.byref(ctypes.c_int(len(outputs))),
-            ctypes.byref(ctypes.cast(self._held[3], ctypes.POINTER(NDArrayHandle))),
+            ctypes.byref(ctypes.cast(self._held[2], ctypes.POINTER(NDArrayHandle))),
             len(attrs),
             c_str_array(list(attrs)),
             c_str_array(list(attrs.values())),
@@ -105,6 +111,7 @@ class RecordedCall(Call):
         gradients: Sequence[NDArray | None],
         used: Sequence[NDArray],
     ) -> None:
+        self.gradients = [array for array in gradients if array is not None]
         # Handles of its own, for autograd marks them.
         inputs = [array.detach() for array in inputs]
         self.outputs = [array.detach() for array in outputs]
@@ -124,6 +131,7 @@ class BackwardCall:
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded
+        self.written = recorded.gradients
 
     def __call__(self) -> None:
         used = self._recorded.used

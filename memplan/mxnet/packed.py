@@ -6,7 +6,8 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import mxnet as mx
@@ -14,7 +15,7 @@ import numpy as np
 
 from memplan.errors import UsageError
 from memplan.mxnet.explicit import step_nodes
-from memplan.mxnet.imperative import BackwardCall, Call, RecordedCall, array_at
+from memplan.mxnet.imperative import BackwardCall, Call, RecordedCall, array_at, wait_to_write
 from memplan.mxnet.lowering import Lowered, lower
 from memplan.mxnet.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.packable import gradients_read, needs_state, skips_unread
@@ -27,6 +28,44 @@ NDArray = Any
 
 # So many calls are handed to the engine at once: it runs them while others are made ready.
 BUNDLE = 32
+
+
+class Memory:
+    """One array of bytes, in which packed steps run in turn.
+
+    MXNet's engine does not know that arrays share it, and would run calls of which none reads what
+    another writes in any order. What is called within ``in_turn`` keeps its order; all of it
+    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for.
+    """
+
+    def __init__(self, nbytes: int, ctx: mx.Context) -> None:
+        self.array = mx.nd.empty((max(1, nbytes),), ctx, "uint8")
+        self.fence = mx.nd.zeros((1,), ctx)
+        self.left: Sequence[NDArray] = ()
+        self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.size)
+
+    def wait(self) -> None:
+        """Until nothing reads or writes the memory any more."""
+        for array in (*self.left, self.fence):
+            wait_to_write(array)
+
+    def in_turn(self, calls: Sequence[Call]) -> None:
+        """Hand ``calls`` to the engine as one operation, after all that it got so before."""
+        with mx.engine.bulk(len(calls) + 1):
+            self._fence()
+            for call in calls:
+                call()
+
+    def alone(self, call: Call | BackwardCall) -> None:
+        """Make a call while nothing else runs in the memory."""
+        wait_to_write(self.fence)
+        call()
+        for array in call.written:
+            wait_to_write(array)
 
 
 class PackedStep:
@@ -42,25 +81,23 @@ class PackedStep:
         *,
         ctx: mx.Context,
         arrays: Mapping[str, NDArray],
-        memory: NDArray | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Prepare the ``schedule`` of a ``trace`` made for "packed", on ``ctx``.
 
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
-        share ``memory``, an array of bytes, where it is large enough; else an array is made.
+        share ``memory``; where that is not large enough, or None, the step makes its own.
         """
         lowered = lower(trace, schedule)
         packing = pack(lowered.schedule)
-        if memory is None or memory.size < packing.nbytes:
-            memory = mx.nd.empty((max(1, packing.nbytes),), ctx, "uint8")
+        if memory is None or memory.nbytes < packing.nbytes:
+            memory = Memory(packing.nbytes, ctx)
         self.memory = memory
-        writer = _Calls(lowered, packing.offsets, memory, arrays)
-        fence = mx.nd.zeros((1,), ctx)
-        self._bundles = _bundles(
-            writer.calls(), Call("_plus_scalar", {"scalar": "0"}, [fence], [fence])
-        )
+        writer = _Calls(lowered, packing.offsets, memory.array, arrays)
+        self._bundles = _bundles(writer.calls())
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
         self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
+        self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
         sources = iter(lowered.schedule.heads)
         self.outputs = [
             arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
@@ -70,20 +107,17 @@ class PackedStep:
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
         del is_train
-        mx.nd.waitall()  # for who still reads what the last step has left
+        self.memory.wait()
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
-        apart = bool(mx.profiler.dumps())
+        all_alone = bool(mx.profiler.dumps())
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
             for bundle in self._bundles:
-                if apart or len(bundle) == 1:
+                if all_alone or isinstance(bundle[0], BackwardCall):
                     for call in bundle:
-                        mx.nd.waitall()
-                        call()
-                    mx.nd.waitall()
+                        self.memory.alone(call)
                 else:
-                    with mx.engine.bulk(len(bundle)):
-                        for call in bundle:
-                            call()
+                    self.memory.in_turn(bundle)
+        self.memory.left = self.outputs
         return self.outputs
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
@@ -97,21 +131,13 @@ class PackedStep:
         return "\n".join(self._lines) + "\n"
 
 
-def _bundles(calls: Sequence[Call | BackwardCall], fence: Call) -> list[list[Any]]:
-    """``calls`` in the bundles in which the engine gets them, each one operation to it.
-
-    It does not know that arrays share memory, and would run calls of which none reads what another
-    writes in any order. In a bundle they keep theirs; and as the ``fence`` is in all of them, they
-    run in turn. What goes through autograd stands alone: the step waits before and after.
-    """
-    result: list[list[Any]] = [[fence]]
-    for call in calls:
-        if isinstance(call, BackwardCall):
-            result += [[call], [fence]]
-        elif len(result[-1]) > BUNDLE:
-            result.append([fence, call])
-        else:
-            result[-1].append(call)
+def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:
+    """``calls`` in the bundles in which the engine gets them; what autograd does stands alone."""
+    result: list[list[Any]] = []
+    for apart, group in groupby(calls, key=lambda call: isinstance(call, BackwardCall)):
+        found = list(group)
+        size = 1 if apart else BUNDLE
+        result += [found[place : place + size] for place in range(0, len(found), size)]
     return result
 
 
@@ -165,7 +191,8 @@ class _Calls:
             if forward is not None:
                 before = latest[self.lowered.index_of[id(forward)]]
                 if needs_state(nodes[op]) or (
-                    skips_unread(nodes[op])
+                    self.memory.context.device_type == "cpu"
+                    and skips_unread(nodes[op])
                     and not self._all_read(step)
                     and self._finds_what_was_read(step, before)
                 ):

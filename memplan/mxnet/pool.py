@@ -14,6 +14,7 @@ import numpy as np
 
 from memplan.allocator import allocate
 from memplan.mxnet.lowering import lower
+from memplan.mxnet.packed import Memory
 from memplan.mxnet.trace import Trace
 from memplan.result import Plan
 from memplan.schedule import Schedule
@@ -41,8 +42,8 @@ class Pool:
     def __init__(self) -> None:
         #: The executor that was bound first, to bind others with; None if there is none.
         self.executor: mx.executor.Executor | None = None
-        #: The largest array of packed steps; None if there is none.
-        self.memory: NDArray | None = None
+        #: The largest memory of packed steps; None if there is none.
+        self.memory: Memory | None = None
         self._blocks: list[int] = []
         self._arrays_nbytes = 0
         self._room: int | None = 0
@@ -69,18 +70,18 @@ class Pool:
         if not self.nbytes or self._room is None:
             return True
         more = sum(self._lacking(need.blocks))
-        if need.packed_nbytes > (0 if self.memory is None else self.memory.size):
+        if need.packed_nbytes > (0 if self.memory is None else self.memory.nbytes):
             more += need.packed_nbytes
         return self.nbytes + more <= self._room
 
     def add(
-        self, need: Need, executor: mx.executor.Executor | None, memory: NDArray | None = None
+        self, need: Need, executor: mx.executor.Executor | None, memory: Memory | None = None
     ) -> None:
         """An ``executor`` has been bound here, or a packed step that runs in ``memory``."""
         self._blocks += self._lacking(need.blocks)
         self.executor = self.executor or executor
         if memory is not None and memory is not self.memory:
-            self._arrays_nbytes += memory.size
+            self._arrays_nbytes += memory.nbytes
             self.memory = memory
 
     def clear(self) -> None:
