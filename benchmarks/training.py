@@ -80,10 +80,10 @@ def explicit_step(
     return lambda: step_seconds(executor)
 
 
-def measure_unplanned(name: str, shape: Sequence[int], pairs: int) -> None:
-    """A line: the explicit step without recomputation over the stock one."""
+def measure_unplanned(name: str, shape: Sequence[int], pairs: int, realisation: str) -> None:
+    """A line: the explicit (or packed) step without recomputation over the stock one."""
     net = network(name)
-    explicit = trace(net, shapes={"data": shape}, realisation="explicit")
+    explicit = trace(net, shapes={"data": shape}, realisation=realisation)
     ratio = paired_ratio(
         stock_step(trace(net, shapes={"data": shape})),
         explicit_step(explicit, Schedule.unplanned(explicit.graph)),
@@ -100,12 +100,13 @@ def measure_planned(
     strategy: str,
     shares: Sequence[float],
     time_limit: float,
+    realisation: str,
 ) -> None:
     """A line per share of the unplanned activations: predicted and measured overhead of a plan."""
     net = network(name)
     costs = memplan.profile(net, ctx=mx.cpu(), realisation="explicit", data=shape)
     stock = stock_step(trace(net, shapes={"data": shape}))
-    options: dict[str, Any] = {"realisation": "explicit", "costs": costs, "time_limit": time_limit}
+    options: dict[str, Any] = {"realisation": realisation, "costs": costs, "time_limit": time_limit}
     unplanned = memplan.plan(net, strategy="store_all", data=shape, **options).unplanned
     for share in shares:
         budget = total_nbytes(unplanned, share)
@@ -258,10 +259,10 @@ def main() -> None:
     shape = (options.batch, 3, options.size, options.size)
     print(f"data {shape}, {options.pairs} pairs of steps, on {device_name(mx.cpu())}\n")
     if options.what == "unplanned":
-        print("| network | explicit / stock step | load |")
+        print(f"| network | {options.realisation} / stock step | load |")
         print("|---|---|---|", flush=True)
         for name in names:
-            measure_unplanned(name, shape, options.pairs)
+            measure_unplanned(name, shape, options.pairs, options.realisation)
         return
     print("| network | share | allocated MB | predicted | measured | difference, points | load |")
     print("|---|---|---|---|---|---|---|", flush=True)
@@ -273,6 +274,7 @@ def main() -> None:
             strategy=options.strategy,
             shares=options.shares,
             time_limit=options.time_limit,
+            realisation=options.realisation,
         )
 
 
@@ -282,6 +284,7 @@ def parse() -> argparse.Namespace:
     steps = argparse.ArgumentParser(add_help=False)
     steps.add_argument("--batch", type=int, default=8)
     steps.add_argument("--size", type=int, default=224, help="height and width of a picture")
+    steps.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     steps.add_argument("--pairs", type=int, default=25, help="steps of each kind, in turn")
     plans = argparse.ArgumentParser(add_help=False)
     plans.add_argument("--time-limit", type=float, default=15.0, help="seconds for each plan")

@@ -101,7 +101,8 @@ def main() -> None:
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
     net = language_model(options)
-    step = TrainStep(net, loss, budget=options.budget, time_limit=options.seconds)
+    options_of_plan = {"budget": options.budget, "time_limit": options.seconds}
+    step = TrainStep(net, loss, realisation="packed", **options_of_plan)
     planned = train(net, step, data)
     [plan] = step.plans.values()
     print(plan)

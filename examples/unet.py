@@ -89,7 +89,13 @@ def main() -> None:
     net = unet(options.levels, options.filters)
     data = pictures(options.updates, options.batch, options.size)
     names = {"label_names": ["mask_label"]}
-    module = memplan.mxnet.Module(net, **names, budget=options.budget, time_limit=options.seconds)
+    module = memplan.mxnet.Module(
+        net,
+        **names,
+        budget=options.budget,
+        realisation="packed",  # activations in one array: nothing is lost between blocks
+        time_limit=options.seconds,
+    )
     planned = train(module, data)
     plan = module.plan
     print(plan)

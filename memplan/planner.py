@@ -63,9 +63,12 @@ def plan(
     are those of MXNet's ``bind`` (None: as Module does, no gradient for the named inputs and the
     labels). ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a
     fraction of the unplanned total; None means the least memory at no more than one extra forward
-    pass. ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op
-    times (:func:`memplan.cost.with_costs`); None means measured on ``ctx`` if that is a GPU, else
-    a roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
+    pass. ``realisation`` says how MXNet is made to run the plan: "mirror", by attributes on the
+    network; "explicit", by a Symbol of the whole step; "packed", by calls of its ops on parts of an
+    array. :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. ``reserve`` are
+    bytes to leave for optimizer states and workspaces. ``costs`` are op times
+    (:func:`memplan.cost.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
+    roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
     and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
     are kept by all that they depend on; one found there is checked and measured as a new one.
 

@@ -45,7 +45,7 @@ class Plan:
     """A network that trains within a budget.
 
     ``symbol`` (an ``mx.sym.Symbol``) is the network with MXNet's attributes set, for any training
-    script; of an explicit plan, the training step for memplan's Module and TrainStep.
+    script; of an explicit or packed plan, the training step as MXNet would be given it.
     ``lower_bound`` is proven: no plan of this realisation within the budget has less ``overhead``
     (None: nothing was proved), among those that run backward ops once unless the strategy may
     repeat them; with ``bound_in_order``, among those that keep the order in which ops first run

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import schedules, tensors, training_graphs
@@ -60,6 +60,7 @@ def flaw(schedule: Schedule, found: Packing) -> str | None:
     return None
 
 
+@settings(max_examples=100)
 @given(packed())
 def test_what_is_alive_together_lies_apart(case: tuple[Schedule, Packing]) -> None:
     schedule, found = case

@@ -65,47 +65,60 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-def held_grown_alone_mib(realisation: str) -> list[tuple[float, float, float]]:
-    """Of each of two executors in turn: what the pool's memory grows by, what the process, and
-    what the executor would take alone."""
-    first = planned(16, 0.8, pixels=64, filters=32, realisation=realisation)
-    second = planned(12, first.budget_nbytes, pixels=64, filters=32, realisation=realisation)
+def shared_and_grown_mib() -> tuple[float, float, float]:
+    """Of the second of two executors: what the pool's blocks grow by, what the process, and what
+    the executor would take alone."""
+    first = planned(16, 0.8, pixels=64, filters=32)
+    second = planned(12, first.budget_nbytes, pixels=64, filters=32)
     pool = Pool()
-    found = []
+    grown = held = 0.0
     executors = []
     for plan in (first, second):
-        before, held = resident_mib(), pool.nbytes
+        grown, held = -resident_mib(), -sum(pool._blocks)
         executor = TrainExecutor(
-            plan.trace,
-            plan.schedule,
-            pool=pool.executor,
-            match_range=plan.match_range,
-            memory=pool.memory,
+            plan.trace, plan.schedule, pool=pool.executor, match_range=plan.match_range
         )
         executors.append(executor)
-        pool.add(training_need(plan), executor.pool, executor.memory)
+        pool.add(training_need(plan), executor.pool)
         executor.forward(is_train=True)
-        grown = resident_mib() - before
-        found.append(((pool.nbytes - held) / MIB, grown, plan.allocated_nbytes / MIB))
-    return found
+        grown += resident_mib()
+        held += sum(pool._blocks)
+    return held / MIB, grown, second.allocated_nbytes / MIB
 
 
-def in_a_fresh_process(realisation: str) -> list[tuple[float, float, float]]:
-    """What other tests have freed would be taken again unnoticed."""
+def packed_and_grown_mib() -> tuple[float, list[float]]:
+    """What a packed plan takes, and what the process grows by for each of its executors: the first
+    brings operators' workspace, the second has the memory of the first, the third its own."""
+    plan = planned(16, 0.8, pixels=64, filters=32, realisation="packed")
+    executors: list[TrainExecutor] = []
+    found = []
+    for shares in (False, True, False):
+        before = resident_mib()
+        memory = executors[0].memory if shares else None
+        executors.append(TrainExecutor(plan.trace, plan.schedule, memory=memory))
+        executors[-1].forward(is_train=True)
+        found.append(resident_mib() - before)
+    return plan.allocated_nbytes / MIB, found
+
+
+def in_a_fresh_process(measure: Any) -> Any:
+    """Here, what other tests have freed would be taken again unnoticed."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(held_grown_alone_mib, realisation).result()
+        return fresh.submit(measure).result()
 
 
 def test_mxnet_shares_as_modelled() -> None:
-    _, (shared, grown, alone) = in_a_fresh_process("explicit")
+    shared, grown, alone = in_a_fresh_process(shared_and_grown_mib)
     assert 10 < shared < alone - 20, "nothing to tell"
     # Operators' own workspace comes on top.
     assert shared - 5 < grown < (shared + alone) / 2
 
 
 def test_packed_steps_take_what_is_planned() -> None:
-    for x in in_a_fresh_process("packed"):
-        print(x)
+    planned_mib, (first, second, third) = in_a_fresh_process(packed_and_grown_mib)
+    assert first > planned_mib > 50, "too small to tell"
+    assert second < 0.3 * planned_mib
+    assert 0.95 * planned_mib < third < 1.15 * planned_mib
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor, bind_inference, copy_params
 from memplan.mxnet.module_plans import Plans, Request
 from memplan.mxnet.nnvm import VARIABLE
+from memplan.mxnet.packed import refuse_monitor
 from memplan.mxnet.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.trace import infer_arguments
 from memplan.result import Plan
@@ -220,7 +221,12 @@ class Executor:
         copy_params(aux_params or {}, self.aux_dict, allow_extra_params)
 
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
-        """Call ``callback`` with the outputs of all ops, as MXNet's executor does."""
+        """Call ``callback`` with the outputs of all ops, as MXNet's executor does.
+
+        UsageError in packed memory: at once, or a step that is bound later would fail.
+        """
+        if self._plans.realisation == "packed":
+            refuse_monitor()
         for executor in (self, *self._reshaped.values()):
             executor._monitor = (callback, monitor_all)
             executor._watch()

@@ -53,16 +53,16 @@ class Plans:
     ) -> None:
         self._net, self._budget, self._strategy = net, budget, strategy
         self._options, self._given = options, given
-        self._realisation = realisation if given is None else getattr(given, "realisation", "")
+        self.realisation = realisation if given is None else getattr(given, "realisation", "")
         self.made: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
         if given is not None and not isinstance(given, Plan):
             raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
-        if self._realisation not in ("explicit", "packed"):
+        if self.realisation not in ("explicit", "packed"):
             raise ArgumentError(
                 f"Module trains by plans made with realisation='explicit' or 'packed', not "
-                f"{self._realisation!r}; train the symbol of a mirror plan with mx.mod.Module"
+                f"{self.realisation!r}; train the symbol of a mirror plan with mx.mod.Module"
             )
 
     def find(self, request: Request) -> Plan:
@@ -89,14 +89,14 @@ class Plans:
             shapes=request.shapes,
             type_dict=request.dtypes,
             grad_req=request.grad_req,
-            realisation=self._realisation,
+            realisation=self.realisation,
             device_type=request.ctx.device_type,
         )
 
     def _make(self, request: Request) -> Plan:
         options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}
         options |= request.shapes
-        job = Job.prepare(self._net, realisation=self._realisation, ctx=request.ctx, **options)
+        job = Job.prepare(self._net, realisation=self.realisation, ctx=request.ctx, **options)
         _check_losses(job.trace)
         attempt = job.attempt(
             self._strategy, parse_budget(self._budget, job.unplanned.total_nbytes)

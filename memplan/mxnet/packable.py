@@ -14,15 +14,13 @@ from memplan.mxnet.traits import has_state_or_user_code
 # Embedding, refuse to write the gradient of the indices. MXNet 1.9.1 registers them with
 # FCreateOpState, or as layers (MXNET_REGISTER_OP_PROPERTY).
 _STATEFUL = frozenset(
-    """Dropout RNN _npx_rnn _npx_dropout _npi_einsum BatchNorm_v1 BilinearSampler Convolution_v1
-    Correlation Crop GridGenerator IdentityAttachKLSparseReg InstanceNorm L2Normalization MakeLoss
-    Pad pad Pooling_v1 ROIPooling SVMOutput SequenceLast SequenceMask SequenceReverse SliceChannel
-    split SpatialTransformer Embedding SwapAxis swapaxes _contrib_DeformableConvolution
-    _contrib_DeformablePSROIPooling _contrib_ModulatedDeformableConvolution _contrib_MultiProposal
-    _contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm _contrib_count_sketch
-    _contrib_fft _contrib_ifft""".split()
+    """Dropout RNN _npx_rnn _npi_einsum BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop
+    Embedding GridGenerator InstanceNorm L2Normalization MakeLoss Pad Pooling_v1 ROIPooling
+    SVMOutput SequenceLast SequenceMask SequenceReverse SliceChannel SpatialTransformer SwapAxis
+    _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_PSROIPooling
+    _contrib_ModulatedDeformableConvolution _contrib_count_sketch _contrib_fft
+    _contrib_ifft""".split()
 )
-
 
 # Their state is that of one step.
 _RNN = frozenset({"RNN", "_npx_rnn"})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import mxnet as mx
 import numpy as np
 
-from memplan.errors import UsageError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.explicit import step_nodes
 from memplan.mxnet.imperative import BackwardCall, Call, RecordedCall, array_at, wait_to_write
 from memplan.mxnet.lowering import Lowered, lower
@@ -88,6 +88,9 @@ class PackedStep:
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
         share ``memory``; where that is not large enough, or None, the step makes its own.
         """
+        if ctx.device_type != "gpu" and ctx != mx.cpu(0):
+            # DLPack's arrays would be on cpu(0), and MXNet bundles no calls of several contexts.
+            raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
         lowered = lower(trace, schedule)
         packing = pack(lowered.schedule)
         if memory is None or memory.nbytes < packing.nbytes:
@@ -122,13 +125,18 @@ class PackedStep:
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """UsageError: there is no executor to watch."""
-        raise UsageError(
-            "a step in packed memory cannot be monitored; use realisation='explicit' meanwhile"
-        )
+        refuse_monitor()
 
     def debug_str(self) -> str:
         """The ops in order and the memory, as MXNet's executors describe theirs."""
         return "\n".join(self._lines) + "\n"
+
+
+def refuse_monitor() -> NoReturn:
+    """UsageError: nobody sees what a step computes on its way."""
+    raise UsageError(
+        "a step in packed memory cannot be monitored; use realisation='explicit' meanwhile"
+    )
 
 
 def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:
