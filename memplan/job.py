@@ -311,7 +311,7 @@ class Job:
 
     def _moments(self, solver: Strategy) -> Moments:
         """What holds for every schedule that ``solver`` may return."""
-        may_repeat_backward = getattr(solver, "recompute_backward", self.realisation == "explicit")
+        may_repeat_backward = getattr(solver, "recompute_backward", self.realisation != "mirror")
         return Moments(self.graph, recompute_backward=may_repeat_backward)
 
     def _share_of_time(self, solver: Strategy) -> float:

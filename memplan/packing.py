@@ -16,6 +16,9 @@ from memplan.simulate import replay
 ALIGNMENT = 256
 """Every offset is a multiple of it, as the addresses are that CUDA gives out."""
 
+SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
+"""No tensor lies across a multiple of it: an array of MXNet's has fewer than 2^31 elements."""
+
 
 # A packing within this share of the peak is good enough.
 NEAR = 0.002
@@ -65,14 +68,15 @@ class _Lifetimes:
         self.step += 1
 
 
-def pack(schedule: Schedule) -> Packing:
+def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing:
     """Offsets for ``schedule`` in little more memory than the peak of its live bytes.
 
     Buffers are placed one by one, the largest first, each at the lowest offset that is free as
     long as it lives (Pisarchyk and Lee 2020, arXiv:2001.03288, greedy by size). Where that needs
     more than the peak, buffers that lie too high are placed earlier, as often as that does not
     make it worse, until it is near or a number of trials is spent. The same schedule is always
-    packed the same way.
+    packed the same way. Tensors must not be larger than ``segment_nbytes``, a multiple of
+    :data:`ALIGNMENT`.
     """
     lifetimes = _Lifetimes(len(schedule.ops))
     replay(schedule, lifetimes)
@@ -84,7 +88,8 @@ def pack(schedule: Schedule) -> Packing:
     )
     order = np.lexsort((first, -sizes))
     enough = int((1.0 + NEAR) * _peak(sizes, first, last, len(schedule.ops)))
-    offsets = _placed(sizes, first, last, order, enough, max(1, TRIALS // len(sizes) ** 2))
+    ntrials = max(1, TRIALS // len(sizes) ** 2)
+    offsets = _placed(sizes, first, last, order, segment_nbytes, enough, ntrials)
     found = offsets.tolist()
     offset_of = {key: found[buffer] for key, buffer in lifetimes.buffer_of.items()}
     return Packing(int((offsets + sizes).max()), offset_of)
@@ -100,13 +105,19 @@ def _peak(sizes: Array, first: Array, last: Array, nsteps: int) -> int:
 
 @numba.njit(cache=True)
 def _placed(
-    sizes: Array, first: Array, last: Array, order: Array, enough: int, ntrials: int
+    sizes: Array,
+    first: Array,
+    last: Array,
+    order: Array,
+    segment_nbytes: int,
+    enough: int,
+    ntrials: int,
 ) -> Array:
     """Offsets within ``enough`` bytes, or the least of ``ntrials`` orders of placing."""
     np.random.seed(0)
     n = len(sizes)
     offsets, found, high = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    total = _first_fit(sizes, first, last, order, offsets)
+    total = _first_fit(sizes, first, last, order, segment_nbytes, offsets)
     tried = order.copy()
     for _ in range(ntrials - 1):
         nhigh = 0
@@ -121,7 +132,7 @@ def _placed(
         tried[:] = order
         tried[there + 1 : here + 1] = order[there:here]
         tried[there] = order[here]
-        reached = _first_fit(sizes, first, last, tried, found)
+        reached = _first_fit(sizes, first, last, tried, segment_nbytes, found)
         if reached <= total:
             total = reached
             order = tried.copy()
@@ -130,19 +141,23 @@ def _placed(
 
 
 @numba.njit(cache=True)
-def _first_fit(sizes: Array, first: Array, last: Array, order: Array, offsets: Array) -> int:
+def _first_fit(
+    sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int, offsets: Array
+) -> int:
     """Fill in ``offsets``; the bytes they need."""
     placed = np.zeros(len(order), np.int64)  # by their offsets
     total = 0
     for count, buffer in enumerate(order):
-        end = 0
+        size, end = sizes[buffer], 0
         for other in placed[:count]:
             if first[other] <= last[buffer] and first[buffer] <= last[other]:
-                if offsets[other] - end >= sizes[buffer]:
+                if offsets[other] - end >= size:
                     break
                 end = max(end, offsets[other] + sizes[other])
+                if end // segment_nbytes != (end + size - 1) // segment_nbytes:
+                    end = (end // segment_nbytes + 1) * segment_nbytes
         offsets[buffer] = end
-        total = max(total, end + sizes[buffer])
+        total = max(total, end + size)
         place = count
         while place > 0 and offsets[placed[place - 1]] > end:
             placed[place] = placed[place - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import multiprocessing
@@ -19,12 +20,14 @@ import pytest
 
 import memplan
 import test_gluon
-from memplan import cli, job, strategies
+from memplan import cli, job, packing, strategies
 from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.lowering import lower
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.trace import trace
+from memplan.packing import ALIGNMENT
 from memplan.result import Plan
 from memplan.schedule import Schedule
 from memplan.validate import validate
@@ -252,7 +255,7 @@ def test_of_train_step(test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 def test_gradients_outlive_their_step() -> None:
     net, step, _ = test_gluon.trained(realisation="packed")
     [owner] = {id(b.executor.memory): b.executor.memory for b in step._bound.values()}.values()
-    memory = owner.array
+    [memory] = owner._segments
     del owner
     expected = test_gluon.gradients(net)
     params = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -261,7 +264,7 @@ def test_gradients_outlive_their_step() -> None:
     mx.nd.waitall()
     held = sys.getrefcount(memory)
     # What is let go of would be taken for the next arrays of this size.
-    others = [mx.nd.full(memory.shape, 255, dtype="uint8") for _ in range(4)]
+    others = [mx.nd.full(memory.shape, 255, dtype="int64") for _ in range(4)]
     test_gluon.assert_equal(expected, test_gluon.gradients(net))
     del others
     for parameter in params:
@@ -353,3 +356,24 @@ def test_command_line(
     assert cli.run(["explain", "plan.json"]) == 0
     assert cli.run(["strategies", "--realisation", "packed"]) == 0
     assert "evict" in capsys.readouterr().out
+
+
+def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = CASES["residual"].trace("packed")
+    largest = max(tensor.nbytes for tensor in traced.graph.tensors)
+    segment = ALIGNMENT * -(-largest // ALIGNMENT)
+    several = functools.partial(packing.pack, segment_nbytes=segment)
+    monkeypatch.setattr("memplan.mxnet.packed.SEGMENT_NBYTES", segment)
+    monkeypatch.setattr("memplan.mxnet.packed.pack", several)
+    schedule = Schedule.unplanned(traced.graph)
+    assert several(lower(traced, schedule).schedule).nbytes > 3 * segment
+    values = random_values(traced)
+    executor = TrainExecutor(
+        traced,
+        schedule,
+        args={name: mx.nd.array(values[name]) for name in traced.symbol.list_arguments()},
+        aux_states={
+            name: mx.nd.array(values[name]) for name in traced.symbol.list_auxiliary_states()
+        },
+    )
+    assert not differences(stock_steps(traced, values), planned_steps(executor))

@@ -152,3 +152,15 @@ def test_nothing_to_place() -> None:
     assert pack(Schedule(TrainingGraph((), (), (), 0), (), (), ())) == Packing(0, {})
     graph = TrainingGraph((Op("a", "op", (), (0,), 1.0),), tensors(a=0), (0,), 1)
     assert pack(Schedule.unplanned(graph)) == Packing(0, {})
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_no_tensor_lies_across_segments(data: st.DataObject) -> None:
+    schedule = data.draw(schedules(enlarged(data.draw(training_graphs(8)), 100)))
+    sizes = {t.name: t.nbytes for t in schedule.graph.tensors}
+    segment = ALIGNMENT * -(-max(sizes.values()) // ALIGNMENT)
+    found = pack(schedule, segment_nbytes=segment)
+    assert flaw(schedule, found) is None
+    for (_, name), offset in found.offsets.items():
+        assert not sizes[name] or offset // segment == (offset + sizes[name] - 1) // segment

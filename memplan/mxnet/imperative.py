@@ -25,7 +25,7 @@ _DEVICES = {"cpu": 1, "gpu": 2}
 
 
 def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
-    """An array of its own in ``memory`` (bytes), from ``offset`` on.
+    """An array of its own in that of ``memory``, an array, from byte ``offset`` on.
 
     It is no view: MXNet's views cannot hold oneDNN's layouts. So its engine does not know that
     arrays lie in one memory, or overlap. The array keeps ``memory`` alive.

@@ -10,8 +10,8 @@ from memplan.graph import TrainingGraph
 from memplan.mxnet.nnvm import Entry, Node
 from memplan.mxnet.traits import has_state_or_user_code
 
-# Only autograd can call their backward ops: these need the state of the forward call, or, that of
-# Embedding, refuse to write the gradient of the indices. MXNet 1.9.1 registers them with
+# Only autograd can call their backward ops: these need the state of the forward call, or refuse to
+# write the gradient of indices and labels. MXNet 1.9.1 registers them with
 # FCreateOpState, or as layers (MXNET_REGISTER_OP_PROPERTY).
 _STATEFUL = frozenset(
     """Dropout RNN _npx_rnn _npi_einsum BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop
@@ -19,7 +19,7 @@ _STATEFUL = frozenset(
     SVMOutput SequenceLast SequenceMask SequenceReverse SliceChannel SpatialTransformer SwapAxis
     _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_PSROIPooling
     _contrib_ModulatedDeformableConvolution _contrib_count_sketch _contrib_fft
-    _contrib_ifft""".split()
+    _contrib_ifft softmax_cross_entropy""".split()
 )
 
 # Their state is that of one step.
@@ -72,8 +72,13 @@ def _run_once(order: Iterable[Node]) -> set[int]:
 
 
 def needs_state(backward: Node) -> bool:
-    """Does ``backward`` need the state of the op that it differentiates?"""
-    return backward.forward is not None and backward.forward.op in _STATEFUL
+    """Can only autograd call ``backward``, which keeps what the forward call leaves?"""
+    if backward.forward is None:
+        return False
+    # Called by itself, a backward op is taken to write one dtype only: BatchNorm's in half
+    # precision writes two.
+    dtypes = {info.dtype for info in backward.infos.outputs if info is not None}
+    return backward.forward.op in _STATEFUL or len(dtypes) > 1
 
 
 def skips_unread(backward: Node) -> bool:

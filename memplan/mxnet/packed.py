@@ -6,6 +6,7 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from memplan.mxnet.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.packable import gradients_read, needs_state, skips_unread
 from memplan.mxnet.trace import Trace
 from memplan.mxnet.traits import ignored_inputs
-from memplan.packing import pack
+from memplan.packing import SEGMENT_NBYTES, pack
 from memplan.schedule import Schedule
 
 NDArray = Any
@@ -31,22 +32,29 @@ BUNDLE = 32
 
 
 class Memory:
-    """One array of bytes, in which packed steps run in turn.
+    """Memory in which packed steps run in turn: one array, or as few as MXNet has it.
 
-    MXNet's engine does not know that arrays share it, and would run calls of which none reads what
+    Its engine does not know that arrays share it, and would run calls of which none reads what
     another writes in any order. What is called within ``in_turn`` keeps its order; all of it
     writes ``fence``. Whatever else reads what a step has ``left`` must be waited for.
     """
 
     def __init__(self, nbytes: int, ctx: mx.Context) -> None:
-        self.array = mx.nd.empty((max(1, nbytes),), ctx, "uint8")
+        self.ctx, self.nbytes = ctx, nbytes
+        self._segments = [
+            mx.nd.empty((-(-min(SEGMENT_NBYTES, nbytes - begin) // 8),), ctx, "int64")
+            for begin in range(0, nbytes, SEGMENT_NBYTES)
+        ]
         self.fence = mx.nd.zeros((1,), ctx)
         self.left: Sequence[NDArray] = ()
         self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.array.size)
+    def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
+        """An array of its own at ``offset``; one without elements may be anywhere."""
+        segment, offset = divmod(offset, SEGMENT_NBYTES)
+        if not math.prod(shape):
+            return mx.nd.empty(shape, self.ctx, dtype)
+        return array_at(self._segments[segment], offset, shape, dtype)
 
     def wait(self) -> None:
         """Until nothing reads or writes the memory any more."""
@@ -96,7 +104,7 @@ class PackedStep:
         if memory is None or memory.nbytes < packing.nbytes:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
-        writer = _Calls(lowered, packing.offsets, memory.array, arrays)
+        writer = _Calls(lowered, packing.offsets, memory, arrays)
         self._bundles = _bundles(writer.calls())
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
         self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
@@ -156,7 +164,7 @@ class _Calls:
         self,
         lowered: Lowered,
         offsets: Mapping[tuple[int, str], int],
-        memory: NDArray,
+        memory: Memory,
         arrays: Mapping[str, NDArray],
     ) -> None:
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
@@ -199,7 +207,7 @@ class _Calls:
             if forward is not None:
                 before = latest[self.lowered.index_of[id(forward)]]
                 if needs_state(nodes[op]) or (
-                    self.memory.context.device_type == "cpu"
+                    self.memory.ctx.device_type == "cpu"
                     and skips_unread(nodes[op])
                     and not self._all_read(step)
                     and self._finds_what_was_read(step, before)
@@ -251,7 +259,7 @@ class _Calls:
         """An array of this shape, but no other's: MXNet takes one that is also written for a
         hand-over, and nothing need be written then."""
         array = self._value(source, k)
-        return array_at(self.memory, 0, array.shape, np.dtype(array.dtype).name)
+        return self.memory.array(0, array.shape, np.dtype(array.dtype).name)
 
     def _outputs(self, step: int) -> list[NDArray]:
         index = self.lowered.schedule.ops[step]
@@ -266,7 +274,7 @@ class _Calls:
         """The array of this kind at ``offset``: of several tensors, one after the other."""
         key = (offset, info.shape, info.dtype)
         if key not in self.made:
-            self.made[key] = array_at(self.memory, offset, info.shape, info.dtype)
+            self.made[key] = self.memory.array(offset, info.shape, info.dtype)
         return self.made[key]
 
 

@@ -74,7 +74,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         reason = str(error) or type(error).__name__
         raise ArgumentError(
             f"{str(path)!r} holds no plan that can be used: {reason}. Make it anew: memplan plan "
-            "NETWORK --realisation explicit -o FILE"
+            "NETWORK --realisation explicit (or packed) -o FILE"
         ) from error
 
 
