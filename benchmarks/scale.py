@@ -27,7 +27,7 @@ DEPTHS = (1, 4, 16, 64, 128)
 SHAPE = (1, 3, 224, 224)
 
 
-def measure(depth: int, time_limit: float) -> dict[str, float]:
+def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]:
     """Figures of one network, planned in this process."""
     import networks
     from memplan.job import Job
@@ -35,7 +35,7 @@ def measure(depth: int, time_limit: float) -> dict[str, float]:
     net = networks.memonger_resnet((depth,) * 4)
     begin = time.monotonic()
     job = Job.prepare(
-        net, realisation="explicit", costs="roofline:v100", time_limit=time_limit, data=SHAPE
+        net, realisation=realisation, costs="roofline:v100", time_limit=time_limit, data=SHAPE
     )
     traced = time.monotonic() - begin
     budget = job.unplanned.total_nbytes - job.unplanned.allocated_nbytes // 2
@@ -92,12 +92,13 @@ def main() -> None:
     """Print a row per size; draw them if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("depths", nargs="*", type=int)
+    parser.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     parser.add_argument("--time-limit", type=float, default=240.0)
     parser.add_argument("--plot")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.time_limit)))
+        print(json.dumps(measure(options.one, options.realisation, options.time_limit)))
         return
     print("| ops | traced in s | greedy | `auto` | proved bound | planned in s | peak MiB |")
     print("|---|---|---|---|---|---|---|")
@@ -106,7 +107,7 @@ def main() -> None:
     for depth in depths:
         command = [sys.executable, __file__, "--one", str(depth)]
         limit = max(20.0, options.time_limit * depth / max(depths))
-        command += ["--time-limit", str(limit)]
+        command += ["--time-limit", str(limit), "--realisation", options.realisation]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         row = json.loads(answer.splitlines()[-1])
         rows.append(row)

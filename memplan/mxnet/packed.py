@@ -121,6 +121,7 @@ class PackedStep:
         self.memory.wait()
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
         all_alone = bool(mx.profiler.dumps())
+        # A bundle of the user's would cut these in two.
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
             for bundle in self._bundles:
                 if all_alone or isinstance(bundle[0], BackwardCall):
