@@ -377,3 +377,28 @@ def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         },
     )
     assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.context.num_gpus(), reason="MXNet 1.9.1 has no GPU here")
+def test_on_a_gpu() -> None:
+    """As in the blocks of an executor there."""
+    symbol, shapes = residual_net()
+    found = []
+    for realisation in ("explicit", "packed"):
+        traced = trace(symbol, shapes=shapes, realisation=realisation, device_type="gpu")
+        values = random_values(traced)
+        arrays_of = {n: mx.nd.array(v, mx.gpu(0), v.dtype) for n, v in values.items()}
+        states = symbol.list_auxiliary_states()
+        executor = TrainExecutor(
+            traced,
+            random_schedule(traced.graph, 1),
+            ctx=mx.gpu(0),
+            args={n: array for n, array in arrays_of.items() if n not in states},
+            aux_states={n: arrays_of[n] for n in states},
+        )
+        found.append(planned_steps(executor))
+    for one, other in zip(*found, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
