@@ -54,7 +54,7 @@ def test_identical_to_mxnet(name: str) -> None:
     traced = case.trace("packed")
     values = random_values(traced, case.integers)
     stock = stock_steps(traced, values)
-    for seed in range(3):
+    for seed in (0, 1):
         schedule = random_schedule(traced.graph, seed) if seed else Schedule.unplanned(traced.graph)
         executor = bound(traced, schedule, values)
         assert not differences(stock, planned_steps(executor)), f"seed {seed}"
