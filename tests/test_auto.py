@@ -66,14 +66,14 @@ def enlarged(graph: TrainingGraph) -> TrainingGraph:
 def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
     graph = enlarged(unit_chain(16))
     budget = 8 * ALIGNMENT
-    auto = Auto(time_limit=3, memory=memory).solve(graph, budget)
+    auto = Auto(time_limit=2, memory=memory).solve(graph, budget)
     assert auto.schedule is not None
     for name in set(names("explicit")) - {"auto", "brute_force"}:
         blocks = name == "search" and memory == "blocks"
         options: dict[str, Any] = {"memory": memory} if blocks else {}
         other = create(name, realisation="explicit", **options)
         if hasattr(other, "time_limit"):
-            other = create(name, realisation="explicit", time_limit=3, **options)
+            other = create(name, realisation="explicit", time_limit=2, **options)
         found = other.solve(graph, budget).schedule
         if found is not None and NBYTES[memory](found) <= budget:
             assert auto.schedule.seconds <= found.seconds + 1e-9, name

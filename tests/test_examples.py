@@ -34,7 +34,7 @@ def run(name: str, arguments: str) -> str:
 
 
 def test_resnet() -> None:
-    sizes = "--stages 1 2 --filters 8 --batch 8 --size 64 --seconds 3 --steps 3 --repeats 2"
+    sizes = "--stages 1 2 --filters 8 --batch 8 --size 64 --seconds 2 --steps 3 --repeats 2"
     printed = run("resnet", f"{sizes} --budget 65%")
     rows = dict(re.findall(r"^(\S.*?)  +(\S.*)$", printed, re.MULTILINE))
     unplanned, planned = map(float, re.findall(r"([\d.]+) MB", rows["whole step"]))
@@ -48,11 +48,11 @@ def test_resnet() -> None:
 
 
 TRAINED = {
-    "lstm": "--steps 12 --layers 1 --hidden 32 --batch 32 --updates 12 --budget 85% --seconds 8",
-    "unet": "--size 64 --levels 2 --filters 4 --updates 8 --budget 80% --seconds 3",
-    "transformer": "--layers 2 --width 32 --length 32 --updates 8 --budget 85% --seconds 3",
-    "fine_tuning": "--units 4 --filters 8 --batch 8 --size 32 --updates 8 --budget 80% --seconds 3",
-    "mixed_precision": "--layers 4 --filters 8 --size 32 --updates 8 --budget 80% --seconds 3",
+    "lstm": "--steps 12 --layers 1 --hidden 32 --batch 32 --updates 12 --budget 85% --seconds 5",
+    "unet": "--size 64 --levels 2 --filters 4 --updates 8 --budget 80% --seconds 2",
+    "transformer": "--layers 2 --width 32 --length 32 --updates 8 --budget 85% --seconds 2",
+    "fine_tuning": "--units 4 --filters 8 --batch 8 --size 32 --updates 8 --budget 80% --seconds 2",
+    "mixed_precision": "--layers 4 --filters 8 --size 32 --updates 8 --budget 80% --seconds 2",
 }
 
 
@@ -82,7 +82,7 @@ def test_profile_and_plan(tmp_path: Path) -> None:
     printed = run("profile_and_plan", f"measure {sizes} --costs {costs}")
     device = memplan.CostTable.load(costs).device
     assert f"measured on {device}: {costs}" in printed
-    sizes += " --seconds 3 --budget 80%"
+    sizes += " --seconds 2 --budget 80%"
     printed = run("profile_and_plan", f"plan {sizes} --costs {costs} --out {planned}")
     assert f"costs measured on {device}" in printed
     assert "force_mirroring" in planned.read_text()

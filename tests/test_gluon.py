@@ -890,7 +890,8 @@ def test_a_block_that_is_not_initialised_is_named() -> None:
     assert not strategy.asked
 
 
-def test_a_budget_that_nothing_meets() -> None:
+def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
     net = conv_net()
     net.initialize(ctx=CPU)
     with pytest.raises(BudgetError, match="lowest"):

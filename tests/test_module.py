@@ -619,7 +619,8 @@ def test_a_network_of_the_zoo_in_a_whole_script(tmp_path: Path) -> None:
     assert not differing(run(mx.mod.Module), run(planned))
 
 
-def test_an_impossible_budget_leaves_the_module_as_it_was() -> None:
+def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
     network = NETWORKS["residual"]
     data = batches(network)
     module = planned(network[0], budget="1 kB")

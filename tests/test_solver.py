@@ -143,7 +143,7 @@ def test_an_interrupted_plan_is_the_best_so_far(
     given = {field: value for field, value in options.items() if field == "budget"}
     strategy = create(name, realisation=realisation, **fields)
     plan("store_all", budget=1.0)  # what is compiled or loaded at first use takes its time
-    timer = interrupt_after(4.0)
+    timer = interrupt_after(3.0)
     begin = time.monotonic()
     made = plan(strategy, realisation, **given)
     took = time.monotonic() - begin
