@@ -23,8 +23,9 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 # A packing within this share of the peak is good enough.
 NEAR = 0.002
 
-# The number of orders tried, times the square of the number of buffers: a few tenths of a second.
-TRIALS = 300_000_000
+# The number of orders tried, times the square of the number of buffers: less than a tenth of a
+# second.
+TRIALS = 100_000_000
 
 Array = NDArray[np.int64]
 
