@@ -100,7 +100,7 @@ def _peak(sizes: Array, first: Array, last: Array, nsteps: int) -> int:
     """The most bytes alive at any step."""
     changes = np.zeros(nsteps + 2, dtype=np.int64)
     np.add.at(changes, first, sizes)
-    np.add.at(changes, np.maximum(first, last) + 1, -sizes)
+    np.add.at(changes, last + 1, -sizes)
     return int(changes.cumsum().max())
 
 

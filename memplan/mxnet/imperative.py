@@ -114,12 +114,12 @@ class RecordedCall(Call):
         self.gradients = [array for array in gradients if array is not None]
         # Handles of its own, for autograd marks them.
         inputs = [array.detach() for array in inputs]
-        self.outputs = [array.detach() for array in outputs]
+        outputs = [array.detach() for array in outputs]
         self.used = list(used)
         for array, gradient in zip(inputs, gradients, strict=False):
             if gradient is not None:
                 autograd.mark_variables([array], [gradient.detach()])
-        super().__init__(op, attrs, inputs, self.outputs)
+        super().__init__(op, attrs, inputs, outputs)
 
     def __call__(self) -> None:
         with autograd.record():
@@ -135,7 +135,7 @@ class BackwardCall:
 
     def __call__(self) -> None:
         used = self._recorded.used
-        autograd.backward(self._recorded.outputs[: max(1, len(used))], used or None)
+        autograd.backward(self._recorded.written[: max(1, len(used))], used or None)
 
 
 def _handles(arrays: Sequence[NDArray]) -> Any:

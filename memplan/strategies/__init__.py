@@ -80,7 +80,7 @@ _loaders: dict[str, dict[str, Loader]] = {
 
 
 # Packed memory takes little more than what is alive.
-for _name, _found in _loaders.items():
+for _found in _loaders.values():
     if "explicit" in _found:
         _found["packed"] = _found["explicit"]
 _loaders["auto"]["packed"] = _builtin("auto", "Auto", memory="packed")
