@@ -27,7 +27,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memplan", "memplan.*"]),
-    package_data={"memplan": ["py.typed", "page/*"]},
+    package_data={"memplan": ["py.typed"], "memplan.views": ["page/*"]},
     # MXNet 1.9.1 needs distutils (gone in 3.12) and breaks at import with numpy 1.24;
     # python-mip 1.17 needs Python 3.10.
     python_requires=">=3.10,<3.12",
@@ -40,7 +40,7 @@ setup(
         "click>=8.1,<9",
         "rich>=13,<15",
     ],
-    entry_points={"console_scripts": ["memplan = memplan.cli:main"]},
+    entry_points={"console_scripts": ["memplan = memplan.cli.main:main"]},
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],

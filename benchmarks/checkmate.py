@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import published_graphs
 
-from memplan.graph import Op, Tensor, TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies import Strategy
 from memplan.strategies.checkmate_full import CheckmateFull
 from memplan.strategies.checkmate_lp import CheckmateLP

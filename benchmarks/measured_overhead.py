@@ -17,7 +17,7 @@ from profiled_step import step_seconds
 
 import memplan
 from memplan.mxnet.profile import bind
-from memplan.mxnet.trace import trace
+from memplan.mxnet.trace.build import trace
 from networks import network
 
 

@@ -13,7 +13,7 @@ import argparse
 from dataclasses import dataclass
 
 import memplan
-from memplan.result import Plan
+from memplan.planning.plan import Plan
 from networks import MEMONGER_MB, SHAPE, network
 
 COSTS = "roofline:v100"

@@ -25,14 +25,14 @@ import mxnet as mx
 import numpy as np
 
 import memplan
-from memplan.allocator import best_allocation
+from memplan.memory.blocks import best_allocation
+from memplan.memory.packing import pack
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.lowering import lower
 from memplan.mxnet.profile import random_arrays
-from memplan.mxnet.trace import Trace, trace
-from memplan.packing import pack
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from networks import network
 
 WAYS = ("explicit", "packed")

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 import memplan
-from memplan.pictures import PICTURES, overhead_against_memory, plot
-from memplan.report import report_html
+from memplan.views.pictures import PICTURES, overhead_against_memory, plot
+from memplan.views.report import report_html
 from networks import SHAPE, network
 
 NAME = "resnet50_v1"

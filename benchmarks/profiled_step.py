@@ -16,12 +16,12 @@ from collections import Counter
 
 import mxnet as mx
 
-from memplan.allocator import allocate
-from memplan.budget import format_nbytes
-from memplan.cost import CostTable, with_costs
+from memplan.memory.blocks import allocate
 from memplan.mxnet.profile import bind, frugal_schedule, profile
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.costs import CostTable, with_costs
+from memplan.step.schedule import Schedule
+from memplan.util.nbytes import format_nbytes
 from networks import network
 
 

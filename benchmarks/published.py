@@ -15,11 +15,11 @@ import time
 
 import published_graphs
 
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.auto import Auto
-from memplan.validate import validate
 
 # Extra cost in percent and source, by graph and budget in percent: FastSA (NeurIPS 2023), Moccasin
 # (ICML 2023), Checkmate (MLSys 2020) and DTR (ICLR 2021); the U-Net's are proved for its order.

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from memplan.graph import Op, Tensor, TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "graphs"
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import memplan
-from memplan.report import save_report
+from memplan.views.report import save_report
 from networks import SHAPE, network
 
 FLAGS = (

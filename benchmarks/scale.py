@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memplan.job import Job
+    from memplan.planning.job import Job
 
 DEPTHS = (1, 4, 16, 64, 128)
 SHAPE = (1, 3, 224, 224)
@@ -30,7 +30,7 @@ SHAPE = (1, 3, 224, 224)
 def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]:
     """Figures of one network, planned in this process."""
     import networks
-    from memplan.job import Job
+    from memplan.planning.job import Job
 
     net = networks.memonger_resnet((depth,) * 4)
     begin = time.monotonic()
@@ -57,7 +57,7 @@ def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]
 
 def greedy(job: Job, budget_nbytes: int) -> float:
     """Overhead of the first greedy plan that MXNet places within the budget."""
-    from memplan.local_search import Rules, search
+    from memplan.search.sequence_search import Rules, search
 
     limit = budget_nbytes - job.graph.fixed_nbytes
     for percent in range(100, 20, -5):

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memplan.cost import with_costs
-from memplan.graph import TrainingGraph
-from memplan.mxnet.trace import trace
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.solver import TOLERANCE
+from memplan.mxnet.trace.build import trace
+from memplan.programs.solver import TOLERANCE
+from memplan.step.costs import with_costs
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status, create
 from networks import SHAPE, network
 

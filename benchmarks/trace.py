@@ -14,10 +14,10 @@ import time
 
 from mxnet.gluon.model_zoo import vision
 
-from memplan.allocator import allocate
-from memplan.mxnet.trace import trace
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import trace
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from networks import network
 
 NETWORKS = sorted(

@@ -25,9 +25,9 @@ import memplan
 from memplan.errors import DependencyError
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.profile import bind, device_name, random_arrays
-from memplan.mxnet.trace import Trace, trace
-from memplan.result import Attempt, Footprint, Plan
-from memplan.schedule import Schedule
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.step.schedule import Schedule
 from networks import MEMONGER_MB, SHAPE, network
 
 NETWORKS = ("resnet50_v1", "densenet121", "mobilenet1_0")

@@ -16,7 +16,7 @@ import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
 import memplan
-from memplan.mirroring import flaggable, mirror
+from memplan.step.mirroring import flaggable, mirror
 from memplan.strategies import Outcome
 from memplan.strategies.base import best_of
 

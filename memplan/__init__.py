@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from memplan import errors, strategies
-from memplan.batch_size import BatchSize, max_batch_size
-from memplan.cost import CostTable, Roofline
 from memplan.errors import MemplanError
-from memplan.frontier import Frontier, frontier
-from memplan.graph import TrainingGraph
-from memplan.planner import compare, plan, search_plan
-from memplan.result import Comparison, Plan
-from memplan.schedule import Schedule
+from memplan.planning.batch_size import BatchSize, max_batch_size
+from memplan.planning.frontier import Frontier, frontier
+from memplan.planning.plan import Comparison, Plan
+from memplan.planning.planner import compare, plan, search_plan
+from memplan.step.costs import CostTable, Roofline
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies import Status
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.allocator import allocate
-from memplan.mirroring import mirror
-from memplan.mxnet.allocation import executor_description
-from memplan.mxnet.environment import match_range
-from memplan.mxnet.probe import allocated_mib
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
+from memplan.memory.blocks import allocate
+from memplan.mxnet.realise.measure import executor_description
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.environment import match_range
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
 
 
 def ops(description: str) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
-from memplan.mirroring import mirror
-from memplan.schedule import Schedule
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
 
 UNIT = 4  # bytes of one element
 

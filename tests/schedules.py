@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 
 
 def random_order(graph: TrainingGraph, rng: random.Random) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 
 SIZES = st.sampled_from((1, 1, 2, 3, 5, 0))
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs import UNIT, schedules, training_graphs
-from memplan.allocator import MATCH_RANGES, Allocation, allocate, best_allocation
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.memory.blocks import MATCH_RANGES, Allocation, allocate, best_allocation
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 
 
 def steps(*calls: tuple[str, str]) -> Schedule:

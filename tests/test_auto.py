@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, in_mxnets_order, mirrored_graphs, training_graphs, unit_chain
-from memplan.allocator import allocate, best_allocation
 from memplan.errors import ArgumentError
-from memplan.graph import Tensor, TrainingGraph
-from memplan.mirrored import mirrored_schedule
-from memplan.mirroring import flaggable
-from memplan.packing import ALIGNMENT, pack
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.memory.blocks import allocate, best_allocation
+from memplan.memory.packing import ALIGNMENT, pack
+from memplan.search.mirrored import mirrored_schedule
+from memplan.step.graph import Tensor, TrainingGraph
+from memplan.step.mirroring import flaggable
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, create, names
 from memplan.strategies.auto import Auto
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
-from memplan.validate import validate
 from small_graphs import small_graphs
 
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, training_graphs, unit_chain
-from memplan.simulate import simulate
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
 from memplan.strategies.explicit_checkpoint import CheckpointAll, CheckpointLast
 from memplan.strategies.explicit_chen import ExplicitChenGreedy, ExplicitChenSqrt
 from memplan.strategies.griewank import Griewank, forward_steps
-from memplan.validate import validate
 from small_graphs import small_graphs
 
 BASELINES: list[Strategy] = [

@@ -15,7 +15,7 @@ import pytest
 
 import memplan
 from memplan.errors import ArgumentError, BudgetError
-from memplan.graph import TrainingGraph
+from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, create
 from networks import dropout_net, residual_net
 
@@ -24,7 +24,7 @@ COSTS = "roofline:v100"
 
 @pytest.fixture(autouse=True)
 def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.2)
 
 
 def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from graphs import unit_chain
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status
 
 ROOT = Path(__file__).parents[1]

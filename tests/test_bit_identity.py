@@ -17,11 +17,11 @@ import pytest
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from memplan.cost import with_costs
-from memplan.graph import TrainingGraph
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.costs import with_costs
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.checkmate_full import CheckmateFull
 from memplan.strategies.evict import Evict
 from networks import (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.budget import format_nbytes, parse_budget
 from memplan.errors import ArgumentError, MemplanError
+from memplan.util.nbytes import format_nbytes, parse_budget
 
 TOTAL = 10_000_000_007
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan import cache as cache_module
-from memplan.cache import Cache, digest
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
+from memplan.planning import cache as cache_module
+from memplan.planning.cache import Cache, digest
+from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, create
 from networks import Network, residual_net
 
@@ -128,7 +128,7 @@ def too_large_a_schedule(path: Path) -> str:
         (lambda path: "", "Expecting value"),
         (lambda path: path.read_text(encoding="utf-8")[:-20], "Unterminated|Expecting"),
         (lambda path: path.read_text(encoding="utf-8").replace("feasible", "optimal"), "checksum"),
-        (lambda path: '{"format": "memplan.cache/0"}', "memplan.cache/0"),
+        (lambda path: '{"format": "memplan.planning.cache/0"}', "memplan.planning.cache/0"),
         (lambda path: "[3]", "indices"),
         (lambda path: rewritten(path, "{}"), "no|not a memplan attempt"),
         (other_schedule, "step 0"),
@@ -212,7 +212,7 @@ def test_home_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 WRITER = """
 import sys
-from memplan.cache import Cache
+from memplan.planning.cache import Cache
 kept = Cache.open(sys.argv[1])
 print("ready", flush=True)
 for round in range(int(sys.argv[2])):

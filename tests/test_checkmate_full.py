@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from graphs import UNIT, unit_chain
 from memplan.errors import ArgumentError
-from memplan.graph import Handover, Op, TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.solver import SOLVERS
-from memplan.stage_program import StageProgram
-from memplan.stages import carried_tensors
+from memplan.programs.solver import SOLVERS
+from memplan.programs.stage_program import StageProgram
+from memplan.search.buffers import carried_tensors
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.checkmate_full import CheckmateFull
 from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.strategies.evict import Evict
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
-from memplan.validate import validate
 from small_graphs import small_graphs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -22,10 +22,13 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import cli, cli_output, cli_progress, job
+from memplan.cli import main as cli
+from memplan.cli import output as cli_output
+from memplan.cli import progress as cli_progress
 from memplan.mxnet.load import load_network
 from memplan.mxnet.plan_file import load_plan, plan_text
-from memplan.progress import LOGGER, tell
+from memplan.planning import job
+from memplan.util.progress import LOGGER, tell
 from networks import residual_net
 
 ROOT = Path(__file__).parents[1]

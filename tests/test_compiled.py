@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import mirrored_graphs
-from memplan.allocator import allocate
-from memplan.compiled import Evaluator
-from memplan.graph import TrainingGraph
-from memplan.mirroring import flaggable, mirror
-from memplan.mxnet.trace import trace
-from memplan.simulate import simulate
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import trace
+from memplan.search.kernels.flags import Evaluator
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.simulate import simulate
 from networks import residual_net, unrolled_lstm
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.cost import ROOFLINES, CostTable, Roofline, with_costs
 from memplan.errors import ArgumentError, CostError
-from memplan.graph import Op, Tensor, TrainingGraph
+from memplan.step.costs import ROOFLINES, CostTable, Roofline, with_costs
+from memplan.step.graph import Op, Tensor, TrainingGraph
 
 TABLE = CostTable("cpu(Some CPU)", {"conv": 0.25, "relu": 0.5}, {"data": (8, 3, 4, 4)})
 
@@ -125,7 +125,7 @@ def test_a_failed_save_keeps_the_old_table(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("memplan.cost.os.replace", full)
+    monkeypatch.setattr("memplan.step.costs.os.replace", full)
     with pytest.raises(CostError, match=r"costs\.json.*No space left"):
         CostTable("gpu(Tesla T4)", {}).save(path)
     assert CostTable.load(path) == TABLE
@@ -154,7 +154,7 @@ GOOD = {"format": "memplan.costs/1", "device": "cpu(Some CPU)", "shapes": {}, "s
         "3",
         "{}",
         json.dumps(GOOD)[:-5],
-        json.dumps(GOOD | {"format": "memplan.graph/1"}),
+        json.dumps(GOOD | {"format": "memplan.step.graph/1"}),
         json.dumps({name: GOOD[name] for name in ("format", "device", "shapes")}),
         json.dumps(GOOD | {"device": ""}),
         json.dumps(GOOD | {"device": 7}),

@@ -8,7 +8,7 @@ import mxnet as mx
 import pytest
 
 from executors import traced_as_mxnet
-from memplan.mxnet.trace import Trace, trace
+from memplan.mxnet.trace.build import Trace, trace
 
 SHAPES = {"data": (1 << 17, 64)}
 

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import memplan
-from memplan import cli, strategies
+from memplan import strategies
+from memplan.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, training_graphs, unit_chain
-from memplan.eviction import Evictions, lowest
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.stages import carried_tensors
+from memplan.search.buffers import carried_tensors
+from memplan.search.eviction import Evictions, lowest
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.evict import Evict
-from memplan.validate import validate
 from small_graphs import small_graphs
 
 

@@ -62,7 +62,7 @@ def test_training(name: str) -> None:
     fits = FITS.findall(printed)
     assert fits, "the memory table is missing"
     for budget, planned, _, unplanned in fits:
-        nbytes = memplan.budget.parse_budget
+        nbytes = memplan.util.nbytes.parse_budget
         assert nbytes(planned, 0) <= nbytes(budget, 0)
         assert nbytes(planned, 0) < nbytes(unplanned, 0)
     first, last = map(float, LOSS.search(printed).groups())

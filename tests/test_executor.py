@@ -14,18 +14,19 @@ import pytest
 import memplan
 import memplan.mxnet
 import memplan.mxnet.gluon
-from memplan.allocator import allocate
 from memplan.errors import ArgumentError
-from memplan.mxnet.allocation import reported_mib
-from memplan.mxnet.environment import match_range, variable
+from memplan.memory.blocks import allocate
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.explicit import training_symbol
-from memplan.mxnet.lowering import lower
-from memplan.mxnet.pool import training_need
-from memplan.mxnet.probe import allocated_mib
-from memplan.mxnet.trace import Trace, trace
-from memplan.result import Plan
-from memplan.schedule import Schedule
+from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.measure import reported_mib
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.environment import match_range, variable
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.train import train_step
+from memplan.mxnet.train.pool import training_need
+from memplan.planning.plan import Plan
+from memplan.step.schedule import Schedule
 from networks import Network
 from schedules import random_schedule
 
@@ -156,8 +157,8 @@ def test_module_binds_under_the_range_of_its_plan() -> None:
 
 
 def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:
-    made = memplan.mxnet.gluon.plan
-    monkeypatch.setattr(memplan.mxnet.gluon, "plan", lambda *a, **k: ranged(made(*a, **k)))
+    made = train_step.plan
+    monkeypatch.setattr(train_step, "plan", lambda *a, **k: ranged(made(*a, **k)))
     block = mx.gluon.SymbolBlock(pyramid()[0], mx.sym.Variable("data"))
     block.initialize()
     step = memplan.mxnet.gluon.TrainStep(block, strategy="store_all")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.schedule import Schedule
 from networks import (
     Network,
     constants,

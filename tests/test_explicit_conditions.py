@@ -18,19 +18,19 @@ from mxnet.base import _LIB, check_call
 
 import memplan
 from executors import ops
-from memplan.allocator import allocate
 from memplan.errors import ArgumentError, ScheduleError, TraceError
-from memplan.mxnet.allocation import executor_description
-from memplan.mxnet.environment import match_range
+from memplan.memory.blocks import allocate
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.explicit import training_symbol
-from memplan.mxnet.lowering import lower
-from memplan.mxnet.nnvm import Node
-from memplan.mxnet.probe import allocated_mib
-from memplan.mxnet.trace import Trace, trace
-from memplan.mxnet.traits import is_random
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.measure import executor_description
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.environment import match_range
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from networks import (
     Network,
     conv,

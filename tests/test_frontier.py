@@ -16,10 +16,10 @@ import pytest
 
 import memplan
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.mirroring import flaggable, mirror
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status
 from networks import Network, residual_net
 

@@ -20,7 +20,7 @@ from mxnet.gluon import nn
 
 from memplan.errors import ArgumentError, BudgetError, TraceError
 from memplan.mxnet.gluon import TrainStep
-from memplan.schedule import Schedule
+from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 
 CPU = mx.cpu(0)
@@ -891,7 +891,7 @@ def test_a_block_that_is_not_initialised_is_named() -> None:
 
 
 def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
     net = conv_net()
     net.initialize(ctx=CPU)
     with pytest.raises(BudgetError, match="lowest"):

@@ -10,7 +10,7 @@ import pytest
 
 from executors import traced_as_mxnet
 from memplan.errors import TraceError
-from memplan.mxnet.trace import trace
+from memplan.mxnet.trace.build import trace
 from networks import Network
 
 BATCH = 1 << 17

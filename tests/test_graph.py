@@ -11,7 +11,7 @@ from hypothesis import given
 
 from graphs import UNIT, tensors, training_graphs, unit_chain
 from memplan.errors import GraphError
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 
 A = Op("a", "first", (), (0,))
 B = Op("b", "second", (0,), (1,))
@@ -147,10 +147,10 @@ def test_json_keeps_every_field() -> None:
         "[]",
         "{}",
         '{"format": "another/1"}',
-        '{"format": "memplan.graph/1"}',
-        '{"format": "memplan.graph/1", "ops": ["x"]}',
-        '{"format": "memplan.graph/1", "ops": [{"name": "x"}]}',
-        '{"format": "memplan.graph/1", "ops": [], "tensors": [{"nam": "x"}]}',
+        '{"format": "memplan.step.graph/1"}',
+        '{"format": "memplan.step.graph/1", "ops": ["x"]}',
+        '{"format": "memplan.step.graph/1", "ops": [{"name": "x"}]}',
+        '{"format": "memplan.step.graph/1", "ops": [], "tensors": [{"nam": "x"}]}',
     ],
 )
 def test_other_text_is_no_graph(text: str) -> None:

@@ -52,9 +52,9 @@ def _importers(package: str) -> set[str]:
 
 
 def test_the_modules_are_found() -> None:
-    assert {"memplan", "memplan.graph", "memplan.mxnet.trace"} <= MODULES.keys()
-    assert "memplan.errors" in IMPORTS["memplan.graph"]
-    assert "mxnet" in IMPORTS["memplan.mxnet.trace"]
+    assert {"memplan", "memplan.step.graph", "memplan.mxnet.trace.build"} <= MODULES.keys()
+    assert "memplan.errors" in IMPORTS["memplan.step.graph"]
+    assert "mxnet" in IMPORTS["memplan.mxnet.trace.build"]
 
 
 def test_only_the_mxnet_room_imports_mxnet() -> None:
@@ -74,7 +74,7 @@ def test_a_strategy_is_on_its_own(strategy: str) -> None:
         imported
         for imported in IMPORTS[strategy]
         if (_is_in(imported, "memplan.strategies") and imported != "memplan.strategies.base")
-        or _is_in(imported, "memplan.validate")
+        or _is_in(imported, "memplan.step.validate")
         or _is_in(imported, "memplan.mxnet")
         or imported == "memplan"
     ]

@@ -16,16 +16,16 @@ import pytest
 from mxnet.gluon.model_zoo import vision
 
 from executors import ops
-from memplan.allocator import allocate
 from memplan.errors import ScheduleError
-from memplan.mirroring import flaggable, mirror
-from memplan.mxnet.allocation import executor_description
-from memplan.mxnet.mirror import annotate, unread_copies, warn_if_overridden
-from memplan.mxnet.nnvm import Node
-from memplan.mxnet.probe import allocated_mib
+from memplan.memory.blocks import allocate
 from memplan.mxnet.profile import profile
-from memplan.mxnet.trace import Trace, trace
-from memplan.mxnet.traits import may_be_mirrored
+from memplan.mxnet.realise.measure import executor_description
+from memplan.mxnet.realise.mirror import annotate, unread_copies, warn_if_overridden
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import may_be_mirrored
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.step.mirroring import flaggable, mirror
 from networks import (
     Network,
     dropout_net,

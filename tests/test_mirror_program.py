@@ -27,11 +27,11 @@ from graphs import (
     unit_chain,
 )
 from memplan.errors import ScheduleError
-from memplan.graph import Handover, Op, TrainingGraph
-from memplan.mirror_program import MIB, MirrorProgram
-from memplan.mirroring import flaggable, mirror
-from memplan.mxnet.trace import trace
-from memplan.simulate import simulate
+from memplan.mxnet.trace.build import trace
+from memplan.programs.mirror_program import MIB, MirrorProgram
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.simulate import simulate
 from memplan.strategies.checkmate import _moments
 from networks import Network, unrolled_lstm
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from graphs import tensors, training_graphs, unit_chain
 from memplan.errors import ScheduleError
-from memplan.graph import Op, TrainingGraph
-from memplan.mirroring import flaggable, flags_of, mirror
-from memplan.schedule import Schedule
+from memplan.step.graph import Op, TrainingGraph
+from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.step.schedule import Schedule
 
 F0, F1, F2, LOSS, B2, B1, B0 = range(7)
 

@@ -20,9 +20,9 @@ import pytest
 import memplan
 import memplan.mxnet
 from memplan.errors import ArgumentError, BudgetError, UsageError
-from memplan.graph import TrainingGraph
-from memplan.mxnet.explicit import training_symbol
-from memplan.schedule import Schedule
+from memplan.mxnet.realise.explicit import training_symbol
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 from networks import Network, residual_net, two_headed_net
 
@@ -620,7 +620,7 @@ def test_a_network_of_the_zoo_in_a_whole_script(tmp_path: Path) -> None:
 
 
 def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
     network = NETWORKS["residual"]
     data = batches(network)
     module = planned(network[0], budget="1 kB")

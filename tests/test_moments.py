@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, unit_chain
-from memplan.moments import MomentProgram, Moments
-from memplan.refinement import refine
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.programs.moments import MomentProgram, Moments
+from memplan.programs.refinement import refine
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
-from memplan.validate import validate
 from small_graphs import small_graphs
 
 

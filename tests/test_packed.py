@@ -20,18 +20,21 @@ import pytest
 
 import memplan
 import test_gluon
-from memplan import cli, job, packing, strategies
-from memplan.allocator import best_allocation
+from memplan import strategies
+from memplan.cli import main as cli
 from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
+from memplan.memory import packing
+from memplan.memory.blocks import best_allocation
+from memplan.memory.packing import ALIGNMENT
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.lowering import lower
 from memplan.mxnet.plan_file import load_plan, plan_text
-from memplan.mxnet.trace import trace
-from memplan.packing import ALIGNMENT
-from memplan.result import Plan
-from memplan.schedule import Schedule
-from memplan.validate import validate
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace.build import trace
+from memplan.planning import job
+from memplan.planning.plan import Plan
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
 from networks import Network, dense, loss, residual_net, var
 from schedules import random_schedule
 from test_explicit import CALLS, CASES
@@ -364,8 +367,8 @@ def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(tensor.nbytes for tensor in traced.graph.tensors)
     segment = ALIGNMENT * -(-largest // ALIGNMENT)
     several = functools.partial(packing.pack, segment_nbytes=segment)
-    monkeypatch.setattr("memplan.mxnet.packed.SEGMENT_NBYTES", segment)
-    monkeypatch.setattr("memplan.mxnet.packed.pack", several)
+    monkeypatch.setattr("memplan.mxnet.realise.packed.SEGMENT_NBYTES", segment)
+    monkeypatch.setattr("memplan.mxnet.realise.packed.pack", several)
     schedule = Schedule.unplanned(traced.graph)
     assert several(lower(traced, schedule).schedule).nbytes > 3 * segment
     values = random_values(traced)

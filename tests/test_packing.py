@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import schedules, tensors, training_graphs
-from memplan import packing
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
-from memplan.mxnet.trace import trace
-from memplan.packing import ALIGNMENT, Packing, pack
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.validate import _shared, _uses
+from memplan.memory import packing
+from memplan.memory.packing import ALIGNMENT, Packing, pack
+from memplan.mxnet.trace.build import trace
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import _shared, _uses
 from networks import Network, hinted_resnet, transformer, unet, unrolled_lstm
 from schedules import random_schedule
 from small_graphs import small_graphs

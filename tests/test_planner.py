@@ -16,19 +16,19 @@ import pytest
 
 import memplan
 from graphs import unit_chain
-from memplan import record
-from memplan.budget import format_nbytes
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
-from memplan.graph import TrainingGraph
-from memplan.job import Job
-from memplan.mirroring import flaggable, mirror
-from memplan.moments import Moments
-from memplan.mxnet.allocation import reported_mib
-from memplan.mxnet.trace import trace
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.mxnet.realise.measure import reported_mib
+from memplan.mxnet.trace.build import trace
+from memplan.planning import record
+from memplan.planning.job import Job
+from memplan.programs.moments import Moments
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Status
 from memplan.strategies.evict import Evict
+from memplan.util.nbytes import format_nbytes
 from networks import hinted_resnet, residual_net, two_headed_net
 
 ROOFLINE = "roofline:v100"
@@ -41,7 +41,7 @@ def network() -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
 
 @pytest.fixture(autouse=True)
 def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.job.LOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
 
 
 def quick(network: Any, **options: Any) -> memplan.Plan:

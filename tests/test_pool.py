@@ -19,12 +19,13 @@ from mxnet import autograd, gluon
 
 import memplan
 from memplan.mxnet import Module
-from memplan.mxnet.executor import TrainExecutor, bind_inference
+from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.pool import Need, Pool, inference_need, training_need, view
-from memplan.mxnet.probe import allocated_mib
-from memplan.mxnet.trace import trace
-from memplan.result import Plan
+from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.trace.build import trace
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need, view
+from memplan.planning.plan import Plan
 from networks import hinted_resnet, residual_net, unrolled_lstm
 
 MIB = 1 << 20

@@ -8,11 +8,11 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from memplan.graph import Handover
-from memplan.mxnet.environment import current_match_range, match_range
-from memplan.mxnet.nnvm import Node, depth_first, from_json, infer
-from memplan.mxnet.probe import allocated_mib, handovers, merges
-from memplan.mxnet.trace import trace
+from memplan.mxnet.trace.build import trace
+from memplan.mxnet.trace.environment import current_match_range, match_range
+from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, infer
+from memplan.mxnet.trace.probe import allocated_mib, handovers, merges
+from memplan.step.graph import Handover
 
 
 def node_of(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> Node:

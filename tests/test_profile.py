@@ -12,13 +12,13 @@ import mxnet as mx
 import pytest
 
 import memplan
-from memplan.allocator import allocate
-from memplan.cost import CostTable, with_costs
 from memplan.errors import ArgumentError, CostError
-from memplan.graph import TrainingGraph
+from memplan.memory.blocks import allocate
 from memplan.mxnet.profile import _measure, bind, device_name, frugal_schedule, profile
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.costs import CostTable, with_costs
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from networks import (
     Network,
     dropout_net,

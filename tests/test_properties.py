@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graphs import training_graphs, unit_chain
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
-from memplan.validate import validate
 from schedules import random_schedule
 from small_graphs import small_graphs
 

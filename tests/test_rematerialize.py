@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, training_graphs, unit_chain
-from memplan.rematerialize import (
+from memplan.search.buffers import carried_tensors
+from memplan.search.rematerialize import (
     cheapest,
     closure,
     recomputing_segments,
     rematerialize,
     retaining,
 )
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.stages import carried_tensors
-from memplan.validate import validate
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from small_graphs import small_graphs
 
 

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 import memplan
 from graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from memplan.errors import ArgumentError, DependencyError
-from memplan.explain import Reasons, at_peak, at_step, peak, why
-from memplan.graph import Handover, Op, TrainingGraph
-from memplan.layout import forward_layout
-from memplan.liveness import Fate, Role, fates, live_by_role, lives, waits
-from memplan.notebook import notebook_html
-from memplan.pictures import PICTURES, overhead_against_memory, plot
-from memplan.report import report_html, save_report
-from memplan.result import Attempt, Comparison
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.planning.plan import Attempt, Comparison
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.liveness import Fate, Role, fates, live_by_role, lives, waits
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
-from memplan.validate import validate
+from memplan.views.explain import Reasons, at_peak, at_step, peak, why
+from memplan.views.layout import forward_layout
+from memplan.views.notebook import notebook_html
+from memplan.views.pictures import PICTURES, overhead_against_memory, plot
+from memplan.views.report import report_html, save_report
 from networks import residual_net
 from schedules import random_schedule
 

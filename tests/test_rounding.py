@@ -8,13 +8,13 @@ from itertools import pairwise
 import pytest
 
 from graphs import unit_chain
-from memplan.rematerialize import rematerialize
-from memplan.rounding import relaxation, roundings
-from memplan.simulate import simulate
-from memplan.stage_program import StageProgram
+from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.stage_program import StageProgram
+from memplan.search.rematerialize import rematerialize
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies.base import Status
 from memplan.strategies.checkmate_lp import CheckmateLP
-from memplan.validate import validate
 
 UNIT = 4
 

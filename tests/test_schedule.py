@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from graphs import schedules, tensors, training_graphs, unit_chain
 from memplan.errors import ScheduleError
-from memplan.graph import Op, TrainingGraph
-from memplan.schedule import Schedule
+from memplan.step.graph import Op, TrainingGraph
+from memplan.step.schedule import Schedule
 
 # w; a -> b -> c, a head, which also waits for w
 GRAPH = TrainingGraph(
@@ -166,10 +166,10 @@ def test_json_round_trip(data: st.DataObject) -> None:
         "not JSON",
         "[]",
         "{}",
-        '{"format": "memplan.graph/1"}',
-        '{"format": "memplan.schedule/1"}',
-        '{"format": "memplan.schedule/1", "ops": ["x"], "reads": [[]], "heads": []}',
-        '{"format": "memplan.schedule/1", "ops": [0], "reads": [0], "heads": []}',
+        '{"format": "memplan.step.graph/1"}',
+        '{"format": "memplan.step.schedule/1"}',
+        '{"format": "memplan.step.schedule/1", "ops": ["x"], "reads": [[]], "heads": []}',
+        '{"format": "memplan.step.schedule/1", "ops": [0], "reads": [0], "heads": []}',
     ],
 )
 def test_other_text_is_no_schedule(text: str) -> None:

@@ -12,16 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import UNIT, training_graphs, unit_chain
-from memplan import local_search
-from memplan.allocator import allocate
-from memplan.compiled_schedule import Replayer
 from memplan.errors import ArgumentError
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
-from memplan.greedy_sequence import evict
-from memplan.rematerialize import repeatable
-from memplan.schedule import Schedule
-from memplan.sequence_moves import expand, propose
-from memplan.sequence_state import (
+from memplan.memory.blocks import allocate
+from memplan.search import sequence_search as local_search
+from memplan.search.kernels.greedy import evict
+from memplan.search.kernels.moves import expand, propose
+from memplan.search.kernels.replay import Replayer
+from memplan.search.kernels.sequence import (
     CHANGES,
     EXCESS,
     LENGTH,
@@ -31,11 +28,14 @@ from memplan.sequence_state import (
     sequence_state,
     undo,
 )
-from memplan.simulate import simulate
+from memplan.search.rematerialize import repeatable
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
 from memplan.strategies.search import Search
-from memplan.validate import validate
 from schedules import random_schedule
 from small_graphs import small_graphs
 

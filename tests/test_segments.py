@@ -7,8 +7,13 @@ import dataclasses
 import pytest
 
 from graphs import unit_chain
-from memplan.graph import Op, Tensor, TrainingGraph
-from memplan.segments import articulation_points, flags_keeping, threshold_cut, threshold_cuts
+from memplan.search.segments import (
+    articulation_points,
+    flags_keeping,
+    threshold_cut,
+    threshold_cuts,
+)
+from memplan.step.graph import Op, Tensor, TrainingGraph
 
 
 def diamond() -> TrainingGraph:

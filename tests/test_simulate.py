@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from graphs import UNIT, tensors, unit_chain
-from memplan.graph import Handover, Op, Tensor, TrainingGraph
-from memplan.schedule import Schedule
-from memplan.simulate import replay, simulate
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import replay, simulate
 
 
 def elements(schedule: Schedule) -> list[int]:

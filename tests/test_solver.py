@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan import solver as solver_module
 from memplan.errors import ArgumentError, DependencyError
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
-from memplan.solver import Program, Solved
+from memplan.programs import solver as solver_module
+from memplan.programs.solver import Program, Solved
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status, create
 from networks import residual_net
 
@@ -176,7 +176,7 @@ def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> No
 
 def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     code = (
-        "from memplan.solver import Program\n"
+        "from memplan.programs.solver import Program\n"
         "program = Program('CBC', 1)\n"
         "program.at_most({program.variable(-1.0): 1.0}, 1.0)\n"
         "assert program.solve(5.0).values is not None\n"

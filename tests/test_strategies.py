@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 import memplan
 from graphs import layered_graphs, mirrored_graphs, unit_chain
 from memplan import strategies
-from memplan.allocator import allocate
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.mirroring import flaggable, flags_of, mirror
-from memplan.mxnet.trace import trace
-from memplan.schedule import Schedule
-from memplan.segments import flags_keeping
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import trace
+from memplan.search.segments import flags_keeping
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
 from memplan.strategies.base import Outcome, Status
-from memplan.validate import validate
 from networks import hinted_resnet, residual_net
 
 HEURISTICS = (

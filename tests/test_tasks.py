@@ -14,8 +14,8 @@ import pytest
 
 import memplan
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.result import Attempt, Comparison
+from memplan.planning.plan import Attempt, Comparison
+from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, Status
 from networks import Network, dropout_net, residual_net
 

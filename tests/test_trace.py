@@ -13,13 +13,13 @@ import pytest
 from mxnet.gluon.model_zoo import vision
 
 from executors import traced_as_mxnet
-from memplan.allocator import allocate
 from memplan.errors import ArgumentError, TraceError
-from memplan.mirroring import flaggable, mirror
-from memplan.mxnet.trace import Trace, trace
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.validate import validate
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from networks import (
     Network,
     dropout_net,

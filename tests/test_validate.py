@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs import UNIT, forged, schedules, tensors, training_graphs, unit_chain
-from memplan.graph import Handover, Op, TrainingGraph
-from memplan.mirroring import flaggable, mirror
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.validate import validate
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 
 
 def test_unit_chain() -> None:

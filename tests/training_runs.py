@@ -10,13 +10,13 @@ import mxnet as mx
 import numpy as np
 
 from executors import ops
-from memplan.allocator import allocate
+from memplan.memory.blocks import allocate
+from memplan.memory.packing import pack
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.lowering import lower
-from memplan.mxnet.probe import allocated_mib
-from memplan.mxnet.trace import Trace
-from memplan.packing import pack
-from memplan.schedule import Schedule
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.step.schedule import Schedule
 
 Values = dict[str, np.ndarray]
 

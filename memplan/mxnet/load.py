@@ -17,9 +17,9 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.nesting import dtype_name, leaves
-from memplan.mxnet.nnvm import depth_first, shape_is_known
-from memplan.mxnet.trace import Trace, complete_grad_req
+from memplan.mxnet.trace.build import Trace, complete_grad_req
+from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
+from memplan.mxnet.train.nesting import dtype_name, leaves
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
 Shapes = Mapping[str, Sequence[Any]]

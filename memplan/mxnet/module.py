@@ -8,11 +8,11 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.cost import Costs
 from memplan.errors import ArgumentError
-from memplan.mxnet.module_executor import Executor
-from memplan.mxnet.module_plans import Plans, Request
-from memplan.result import Plan
+from memplan.mxnet.train.module_executor import Executor
+from memplan.mxnet.train.plans import Plans, Request
+from memplan.planning.plan import Plan
+from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
 
@@ -59,7 +59,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if not isinstance(symbol, mx.sym.Symbol):
             raise ArgumentError(
                 f"Module trains a Symbol, got {type(symbol).__name__}; for a Gluon block there is "
-                f"memplan.mxnet.gluon.TrainStep"
+                f"memplan.mxnet.train.train_step.TrainStep"
             )
         super().__init__(
             symbol,

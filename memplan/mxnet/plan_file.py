@@ -13,9 +13,9 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, MemplanError
-from memplan.mxnet.trace import Trace, trace
-from memplan.result import Footprint, Plan
-from memplan.schedule import Schedule
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.planning.plan import Footprint, Plan
+from memplan.step.schedule import Schedule
 from memplan.strategies import Status
 
 FORMAT = "memplan.plan/1"

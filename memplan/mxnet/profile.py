@@ -22,21 +22,21 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError, NDArrayHandle
 
-from memplan.allocator import allocate
-from memplan.cost import CostTable
 from memplan.errors import ArgumentError, CostError
-from memplan.graph import TrainingGraph
-from memplan.mirroring import mirror
-from memplan.mxnet.environment import variable
-from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.lowering import lower
-from memplan.mxnet.mirror import annotate, unread_copies
-from memplan.mxnet.nnvm import Node
-from memplan.mxnet.trace import GradReq, Trace, trace
-from memplan.progress import tell
-from memplan.rematerialize import recomputing_segments
-from memplan.schedule import Schedule
-from memplan.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.memory.blocks import allocate
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.trace.build import GradReq, Trace, trace
+from memplan.mxnet.trace.environment import variable
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.search.rematerialize import recomputing_segments
+from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.step.costs import CostTable
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
+from memplan.util.progress import tell
 
 
 def profile(
@@ -53,8 +53,8 @@ def profile(
     """Measured seconds of every op of a training step of ``net`` on ``ctx``.
 
     ``shapes`` names the input shapes, as in ``simple_bind``; ``type_dict`` and ``grad_req`` are
-    those of :func:`memplan.mxnet.trace.trace`; ``ctx`` is the current context if None. The step
-    runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
+    those of :func:`memplan.mxnet.trace.build.trace`; ``ctx`` is the current context if None. The
+    step runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
     profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` (or
     "packed", whose ops are the same) an explicit step is measured as well: the table has the ops of

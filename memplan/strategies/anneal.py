@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.annealing import anneal
-from memplan.graph import TrainingGraph
-from memplan.mirroring import flags_of
-from memplan.schedule import Schedule
+from memplan.search.flag_annealing import anneal
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flags_of
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, best_of
 
 

@@ -6,20 +6,20 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from memplan.allocator import MATCH_RANGES, best_allocation
 from memplan.errors import ArgumentError
-from memplan.eviction import Evictions, lowest
-from memplan.graph import TrainingGraph
-from memplan.local_search import Rules, compile_search, search
-from memplan.mirrored import mirrored_schedule
-from memplan.moments import Moments
-from memplan.packing import pack
-from memplan.progress import tell
-from memplan.refinement import refine
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.solver import TOLERANCE, best_solver, check_solver
+from memplan.memory.blocks import MATCH_RANGES, best_allocation
+from memplan.memory.packing import pack
+from memplan.programs.moments import Moments
+from memplan.programs.refinement import refine
+from memplan.programs.solver import TOLERANCE, best_solver, check_solver
+from memplan.search.eviction import Evictions, lowest
+from memplan.search.mirrored import mirrored_schedule
+from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Status
+from memplan.util.progress import tell
 
 # Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
 # time and memory with the square of the number of ops.
@@ -64,7 +64,7 @@ class Auto:
 
     ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
     MXNet's allocator hands out at the best match range, or "packed", one array with an offset for
-    every tensor (:mod:`memplan.packing`). ``solver`` is "HIGHS", the default where it is
+    every tensor (:mod:`memplan.memory.packing`). ``solver`` is "HIGHS", the default where it is
     installed, or "CBC"; ``start`` a schedule to start from. The bound holds for schedules in any
     order.
     """

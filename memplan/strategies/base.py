@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from memplan.allocator import allocate
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
+from memplan.memory.blocks import allocate
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 
 
 class Status(enum.Enum):
@@ -48,7 +48,7 @@ class Strategy(Protocol):
     """
 
     def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """A schedule of ``graph`` whose blocks (:func:`memplan.allocator.allocate`) fit the budget.
+        """A schedule of ``graph`` that :func:`memplan.memory.blocks.allocate` fits in the budget.
 
         Without a budget: the schedule with the least memory.
         """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.mirroring import flaggable, mirror
-from memplan.schedule import Schedule
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status, best_of
 
 

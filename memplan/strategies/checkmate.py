@@ -2,7 +2,7 @@
 
 After Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys
 2020 (arXiv:1910.02653), section 4: recompute seconds are minimised under a memory limit at every
-step. The program is :mod:`memplan.mirror_program`.
+step. The program is :mod:`memplan.programs.mirror_program`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memplan.allocator import allocate
-from memplan.annealing import anneal
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.interrupts import noticing
-from memplan.mirror_program import MirrorProgram
-from memplan.mirroring import flaggable, flags_of, mirror
-from memplan.progress import tell
-from memplan.schedule import Schedule
-from memplan.simulate import Timeline, simulate
+from memplan.memory.blocks import allocate
+from memplan.programs.mirror_program import MirrorProgram
+from memplan.search.flag_annealing import anneal
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import Timeline, simulate
 from memplan.strategies.base import Outcome, Status, best_of
+from memplan.util.interrupts import noticing
+from memplan.util.progress import tell
 
 SOLVERS = ("CBC", "HIGHS")
 

@@ -1,7 +1,7 @@
 """Checkmate: the cheapest schedule within a budget, by an integer program over all of the step.
 
 Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
-(arXiv:1910.02653), section 4. The program is :mod:`memplan.stage_program`.
+(arXiv:1910.02653), section 4. The program is :mod:`memplan.programs.stage_program`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import time
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from memplan.eviction import Drop, Evictions, lowest
-from memplan.graph import TrainingGraph
-from memplan.progress import tell
-from memplan.refinement import refine
-from memplan.rematerialize import cheapest
-from memplan.rounding import relaxation, roundings
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.solver import TOLERANCE, check_solver
-from memplan.stage_program import StageProgram
+from memplan.programs.refinement import refine
+from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.solver import TOLERANCE, check_solver
+from memplan.programs.stage_program import StageProgram
+from memplan.search.eviction import Drop, Evictions, lowest
+from memplan.search.rematerialize import cheapest
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Status
+from memplan.util.progress import tell
 
 # A first schedule is searched for until so many attempts in a row have not made it cheaper.
 PATIENCE = 200
@@ -36,8 +36,8 @@ class CheckmateFull:
     ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. At most
     ``search_share`` of the time goes into a better first schedule. Backward ops run once unless
     ``recompute_backward``. An optimum is one among the schedules that advance the frontier in
-    base order (:mod:`memplan.rematerialize`), and so is the bound; what a few moments prove
-    (:mod:`memplan.moments`) holds for any order.
+    base order (:mod:`memplan.search.rematerialize`), and so is the bound; what a few moments prove
+    (:mod:`memplan.programs.moments`) holds for any order.
     """
 
     time_limit: float = 60.0
@@ -54,8 +54,8 @@ class CheckmateFull:
     def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
         """The cheapest schedule found whose peak of live bytes is within the budget.
 
-        Without a budget: the lowest peak that :func:`memplan.eviction.lowest` finds, then the
-        cheapest schedule within it. An interrupt ends the search with what is found so far.
+        Without a budget: the lowest peak that :func:`memplan.search.eviction.lowest` finds, then
+        the cheapest schedule within it. An interrupt ends the search with what is found so far.
         """
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:
@@ -149,7 +149,7 @@ class _Search:
         return self._solve_program(program)
 
     def _refine(self) -> None:
-        """Few moments instead of all (:mod:`memplan.refinement`): often that is enough."""
+        """Few moments instead of all (:mod:`memplan.programs.refinement`): often that is enough."""
         options = self.options
         refined = refine(
             self.graph,

@@ -1,8 +1,9 @@
 """Checkmate's approximation: the linear relaxation, rounded, and improved by a local search.
 
 Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
-(arXiv:1910.02653), section 5. The program is :mod:`memplan.stage_program`, the rounding
-:mod:`memplan.rounding`. The search, which is not Checkmate's, is :mod:`memplan.eviction`.
+(arXiv:1910.02653), section 5. The program is :mod:`memplan.programs.stage_program`, the rounding
+:mod:`memplan.programs.rounding`. The search, which is not Checkmate's, is
+:mod:`memplan.search.eviction`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from memplan.eviction import Evictions, lowest
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest
-from memplan.rounding import relaxation, roundings
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
-from memplan.solver import TOLERANCE, check_solver
-from memplan.stage_program import StageProgram
-from memplan.stages import carried_tensors
+from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.solver import TOLERANCE, check_solver
+from memplan.programs.stage_program import StageProgram
+from memplan.search.buffers import carried_tensors
+from memplan.search.eviction import Evictions, lowest
+from memplan.search.rematerialize import cheapest
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Status
 
 
@@ -51,7 +52,7 @@ class CheckmateLP:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
-        budget: within the lowest peak that :func:`memplan.eviction.lowest` finds.
+        budget: within the lowest peak that :func:`memplan.search.eviction.lowest` finds.
         """
         deadline = time.monotonic() + self.time_limit
         if budget_nbytes is None:

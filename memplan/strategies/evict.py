@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from memplan.eviction import Evictions, lowest
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest
-from memplan.schedule import Schedule
+from memplan.search.eviction import Evictions, lowest
+from memplan.search.rematerialize import cheapest
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status
 
 
 @dataclass(frozen=True)
 class Evict:
-    """The search of :mod:`memplan.eviction`, for graphs that are too large for the program.
+    """The search of :mod:`memplan.search.eviction`, for graphs that are too large for the program.
 
     It ends after ``time_limit`` seconds, or ``patience`` attempts in a row that found no cheaper
     schedule. Backward ops run once unless ``recompute_backward``.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain, combinations, count
 
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import repeatable
-from memplan.schedule import Schedule
+from memplan.search.rematerialize import repeatable
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status
 
 # Tensors that share memory, and the memory in use.
@@ -35,8 +35,8 @@ class ExplicitBruteForce:
     """Searches all schedules with first executions in base order, on at most ``max_ops`` ops.
 
     With ``any_order``, ops may run again at any time and any number of times; without, as in
-    Checkmate, once per stage and in base order (:mod:`memplan.rematerialize`). Backward ops run
-    once unless ``recompute_backward``.
+    Checkmate, once per stage and in base order (:mod:`memplan.search.rematerialize`). Backward ops
+    run once unless ``recompute_backward``.
     """
 
     max_ops: int = 12

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest, rematerialize
-from memplan.schedule import Schedule
+from memplan.search.rematerialize import cheapest, rematerialize
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status
 
 

@@ -3,8 +3,8 @@
 Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174),
 sections 4.1 and 4.4; at articulation points and linearised as in Jain et al. 2020, appendix B.
 Segments are recomputed as a whole when the backward pass arrives at them
-(:func:`memplan.rematerialize.recomputing_segments`); what comes after the last kept op stays, as
-the backward pass begins there.
+(:func:`memplan.search.rematerialize.recomputing_segments`); what comes after the last kept op
+stays, as the backward pass begins there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest, inner_forward, recomputing_segments
-from memplan.schedule import Schedule
-from memplan.segments import articulation_points, threshold_cuts
+from memplan.search.rematerialize import cheapest, inner_forward, recomputing_segments
+from memplan.search.segments import articulation_points, threshold_cuts
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from memplan.graph import TrainingGraph
-from memplan.rematerialize import cheapest, inner_forward, rematerialize
-from memplan.schedule import Schedule
-from memplan.segments import articulation_points
+from memplan.search.rematerialize import cheapest, inner_forward, rematerialize
+from memplan.search.segments import articulation_points
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Status
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.mirroring import mirror
-from memplan.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import mirror
 from memplan.strategies.base import Outcome, best_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from memplan.allocator import allocate
 from memplan.errors import ArgumentError
-from memplan.graph import TrainingGraph
-from memplan.local_search import Rules, compile_search, search
-from memplan.schedule import Schedule
-from memplan.simulate import simulate
+from memplan.memory.blocks import allocate
+from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Status
 
 MEMORIES = ("live", "blocks")
@@ -18,7 +18,7 @@ MEMORIES = ("live", "blocks")
 
 @dataclass(frozen=True)
 class Search:
-    """The search of :mod:`memplan.local_search`: by simulated annealing, so nothing is proved.
+    """The search of :mod:`memplan.search.sequence_search`: by annealing, so nothing is proved.
 
     ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
     MXNet's allocator hands out with the best of ``match_ranges``. It ends after ``time_limit``

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.graph import TrainingGraph
-from memplan.schedule import Schedule
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, best_of
 
 

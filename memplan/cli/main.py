@@ -1,0 +1,87 @@
+"""The command line: memplan, or python -m memplan."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+import memplan
+from memplan.cli.output import Exit, note, show_error
+from memplan.cli.plan import explain, plan
+from memplan.cli.profile import profile
+from memplan.cli.search import compare, frontier, max_batch
+from memplan.cli.strategies import strategies
+
+_CODES = "\n".join(f"{int(code):5}  {code.meaning}" for code in Exit)
+
+
+@click.group(
+    commands=[plan, explain, compare, frontier, max_batch, profile, strategies],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=f"\b\nExit codes:\n{_CODES}",
+)
+@click.version_option(memplan.__version__, message="memplan %(version)s")
+def cli() -> None:
+    """Plan the activation memory of training on MXNet 1.9.1 by recomputation.
+
+    NETWORK, in every command, is a Symbol's JSON, a Gluon export (parameters beside the JSON are
+    found), or module:function: a function without arguments that returns a Symbol, a Gluon block,
+    or a pair of a block and its loss, in a module that can be imported or lies in this folder.
+
+    Results go to stdout, progress (on a terminal) and notes to stderr. With --json the result is
+    one JSON object; if the command fails, it has the key "error" with kind, message and exit_code,
+    and with proved and lowest_nbytes where a budget cannot be met.
+
+    \b
+    Examples:
+      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o planned-symbol.json
+      memplan compare model-symbol.json --shape data=32,3,224,224 --budgets 75%,50%
+      memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60%
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; its exit code. Errors of memplan are one message on stderr."""
+    # MXNet says at every bind by which backend it computes.
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    as_json = "--json" in arguments
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning()
+            with cli.make_context("memplan", list(arguments)) as context:
+                code = cli.invoke(context)
+            sys.stdout.flush()
+            return int(code)
+    except click.exceptions.Exit as done:  # of --help and --version
+        return done.exit_code
+    except BrokenPipeError:
+        # Whoever read this has enough; Python would complain at its exit when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.OUTPUT)
+    except (Exception, KeyboardInterrupt) as error:
+        code = show_error(error, as_json=as_json)
+        if code is Exit.BUG:
+            raise
+        return int(code)
+
+
+def _show_warning() -> Callable[..., None]:
+    """Shows a warning as one line, and only once however often it is given."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: object) -> None:
+        if str(message) not in shown:
+            note(f"Warning: {message}")
+        shown.add(str(message))
+
+    return show
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""The options that commands share: which network, which step of it, how it is planned."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memplan.errors import ArgumentError
+from memplan.planning import planner
+from memplan.strategies import REALISATIONS
+
+if TYPE_CHECKING:
+    from memplan.mxnet.load import Network
+
+Command = Callable[..., Any]
+
+
+def _pair(text: str, form: str, read: Callable[[str], Any]) -> tuple[str, Any]:
+    """NAME=VALUE as a pair, the value read by ``read``, which raises ValueError."""
+    name, _, value = text.partition("=")
+    try:
+        if not (name and value):
+            raise ValueError
+        return name, read(value)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form {form}") from None
+
+
+def _shape(text: str) -> tuple[int | str, ...]:
+    """ "32,3,224,224" or "(32, 3, 224, 224)"; a letter stands for what is searched for."""
+    parts = [part.strip() for part in text.strip("()[] ").rstrip(",").split(",")]
+    if not all(re.fullmatch(r"\d+|[A-Za-z]\w*", part) for part in parts):
+        raise ValueError
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _request(text: str) -> str:
+    if text not in ("write", "add", "null"):
+        raise ValueError
+    return text
+
+
+def parse_budget(text: str) -> str | float | None:
+    """The budget that ``text`` is: "0.6" a share, "least" none, all else as it is."""
+    text = text.strip()
+    if text == "least":
+        return None
+    return float(text) if re.fullmatch(r"0?\.\d+|1\.0*", text) else text
+
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def default_of(function: Callable[..., Any], name: str) -> Any:
+    """The default that ``function`` has for its argument ``name``."""
+    return inspect.signature(function).parameters[name].default
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments that say what to plan, as they were typed."""
+
+    network: str
+    shape: tuple[tuple[str, tuple[int | str, ...]], ...]
+    dtype: tuple[tuple[str, str], ...]
+    grad_req: tuple[tuple[str, str], ...]
+    ctx: str | None
+    realisation: str | None
+    as_json: bool
+    costs: str | None = None
+    time_limit: float | None = None
+    reserve: str | None = None
+    cache: Path | None = None
+
+    def load(self) -> Network:
+        """The network."""
+        from memplan.mxnet.load import load_network
+
+        for name, _ in self.shape:
+            if name in inspect.signature(planner.plan).parameters:
+                raise ArgumentError(
+                    f"an input cannot be called {name!r}, as an option of memplan is; rename it"
+                )
+        return load_network(
+            self.network,
+            shapes=dict(self.shape),
+            type_dict=dict(self.dtype) or None,
+            requests=self.grad_req,
+        )
+
+    def options(self, network: Network) -> dict[str, Any]:
+        """The keyword arguments of :func:`memplan.plan` and the like; defaults are left out."""
+        from memplan.mxnet.load import context
+
+        given = {
+            "costs": self.costs,
+            "time_limit": self.time_limit,
+            "reserve": self.reserve,
+            "cache": self.cache,
+            "ctx": None if self.ctx is None else context(self.ctx),
+        }
+        result = {name: value for name, value in given.items() if value is not None}
+        # Mirroring does nothing in Gluon.
+        result["realisation"] = self.realisation or ("explicit" if network.gluon else "mirror")
+        return result | network.options
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Files that are read whatever the network."""
+        return [Path(text) for text in (self.network, self.costs) if text and text[-5:] == ".json"]
+
+
+_STEP = (
+    click.argument("network"),
+    click.option(
+        "--shape",
+        multiple=True,
+        metavar="NAME=N,N,...",
+        type=lambda text: _pair(text, "data=32,3,224,224", _shape),
+        help="Shape of an input, such as data=32,3,224,224; repeat for others.",
+    ),
+    click.option(
+        "--dtype",
+        multiple=True,
+        metavar="NAME=DTYPE",
+        type=lambda text: _pair(text, "data=float16", str),
+        help="Dtype of an argument, such as data=float16; others are inferred.",
+    ),
+    click.option(
+        "--grad-req",
+        multiple=True,
+        metavar="PATTERN=write|add|null",
+        type=lambda text: _pair(text, "PATTERN=write (or add, or null)", _request),
+        help="What arguments get a gradient, where not as Module does it: 'conv0_*=null' freezes "
+        "layers. The last that fits an argument counts.",
+    ),
+    click.option("--ctx", metavar="cpu|gpu[:N]", help="Where it will train."),
+    click.option(
+        "--realisation",
+        type=click.Choice(REALISATIONS),
+        help="How MXNet is made to run the plan. Default: mirror; explicit for Gluon blocks.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+)
+
+_PLANNING = (
+    click.option(
+        "--costs",
+        metavar="roofline:DEVICE|FILE.json",
+        help="Seconds of ops: roofline:v100 (t4, a100, h100, h200, cpu), or what 'memplan profile' "
+        "wrote. Default: measured if --ctx is a GPU, else a roofline.",
+    ),
+    click.option(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="For the search. Default: 60 for each plan, 300 for max-batch.",
+    ),
+    click.option(
+        "--reserve", metavar="BYTES", help="Room to leave, for optimizer states and workspaces."
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help="Keep plans there, and take those that are there.",
+    ),
+)
+
+
+def _with(options: tuple[Callable[[Command], Command], ...], function: Command) -> Command:
+    names = Asked.__dataclass_fields__
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        asked = Asked(**{name: given.pop(name) for name in names if name in given})
+        return function(asked, **given)
+
+    for option in reversed(options):
+        option(command)
+    return command
+
+
+def step_options(function: Command) -> Command:
+    """Gives a command the options that name a network and a step of it, as an :class:`Asked`."""
+    return _with(_STEP, function)
+
+
+def planning_options(function: Command) -> Command:
+    """The same, and those of every search for a plan."""
+    return _with((*_STEP, *_PLANNING), function)
+
+
+def strategy_option(function: Command) -> Command:
+    """Adds --strategy."""
+    return click.option(
+        "--strategy",
+        default=default_of(planner.plan, "strategy"),
+        show_default=True,
+        help="How to choose what is recomputed; 'memplan strategies' lists them.",
+    )(function)

@@ -1,0 +1,194 @@
+"""How commands end: results as text or JSON, files, errors and exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memplan.cli.progress import INTERRUPTED
+from memplan.errors import (
+    ArgumentError,
+    BudgetError,
+    DependencyError,
+    MemplanError,
+    UsageError,
+)
+from memplan.planning.plan import Attempt, Footprint, Plan
+
+
+class Exit(enum.IntEnum):
+    """The exit codes, with what they mean."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> Exit:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    OK = 0, "done"
+    BUG = 1, "an error in memplan or in a plugin; please report it"
+    USAGE = 2, "an option, argument or input file cannot be used"
+    PROVED = 3, "no plan fits the budget: proved"
+    NOT_FOUND = 4, "no plan within the budget was found in the time given; one may exist"
+    MXNET = 5, "MXNet 1.9.1 (or a solver) is missing or failed"
+    NETWORK = 6, "the network cannot be planned, or the costs do not fit it"
+    OUTPUT = 7, "a result cannot be written"
+    INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"
+
+
+# Messages name the arguments of Python's functions; here these are options.
+_OPTIONS = {"type_dict": "--dtype", "grad_req": "--grad-req", "time_limit": "--time-limit"}
+
+
+class OutputError(MemplanError):
+    """A result cannot be written."""
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The exit code that says what ``error`` means."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return Exit.INTERRUPTED
+    if isinstance(error, BudgetError):
+        return Exit.PROVED if error.proved else Exit.NOT_FOUND
+    if isinstance(error, ArgumentError | UsageError | click.UsageError | click.FileError):
+        return Exit.USAGE
+    if isinstance(error, OutputError):
+        return Exit.OUTPUT
+    # The core does not import MXNet, so its error is known by name.
+    if isinstance(error, DependencyError) or type(error).__name__ == "MXNetError":
+        return Exit.MXNET
+    return Exit.NETWORK if isinstance(error, MemplanError) else Exit.BUG
+
+
+def show_error(error: BaseException, *, as_json: bool) -> Exit:
+    """Say on stderr what went wrong (and on stdout, with ``as_json``); the exit code."""
+    code = exit_code(error)
+    message = _message(error)
+    if isinstance(error, click.ClickException):
+        error.show()
+    elif code is not Exit.BUG:  # which needs its traceback
+        note(message if code is Exit.INTERRUPTED else f"Error: {message}")
+    if as_json:
+        found: dict[str, Any] = {
+            "kind": type(error).__name__,
+            "message": message,
+            "exit_code": int(code),
+        }
+        if isinstance(error, BudgetError):
+            found |= {"proved": error.proved, "lowest_nbytes": error.lowest_nbytes}
+        show_json({"error": found})
+    return code
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "Interrupted."
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if type(error).__name__ == "MXNetError":
+        return f"MXNet failed: {str(error).strip().splitlines()[-1]}"
+    message = str(error)
+    for argument, option in _OPTIONS.items():
+        message = message.replace(argument, option)
+    return message
+
+
+def show_json(data: Mapping[str, Any]) -> None:
+    """``data`` on stdout."""
+    click.echo(json.dumps(data, indent=1, allow_nan=False))
+
+
+def plan_figures(plan: Plan) -> dict[str, Any]:
+    """What ``--json`` says of a plan."""
+    graph = plan.schedule.graph
+    return {
+        "status": plan.status.value,
+        "strategy": plan.strategy,
+        "realisation": plan.realisation,
+        "costs": plan.costs,
+        "budget_nbytes": plan.budget_nbytes,
+        "overhead": plan.overhead,
+        "lower_bound": plan.lower_bound,
+        "planning_seconds": plan.planning_seconds,
+        "planned": _footprint_figures(plan.footprint),
+        "unplanned": _footprint_figures(plan.unplanned),
+        "recomputed": [graph.ops[op].name for op in plan.schedule.recomputed],
+    }
+
+
+def _footprint_figures(footprint: Footprint) -> dict[str, Any]:
+    return {**dataclasses.asdict(footprint), "total_nbytes": footprint.total_nbytes}
+
+
+def attempt_figures(attempt: Attempt) -> dict[str, Any]:
+    """What ``--json`` says of a row: the columns of the CSV."""
+    plan = attempt.plan
+    return {
+        "strategy": attempt.strategy,
+        "budget_nbytes": attempt.budget_nbytes,
+        "status": attempt.status.value,
+        "total_nbytes": None if plan is None else plan.total_nbytes,
+        "allocated_nbytes": None if plan is None else plan.allocated_nbytes,
+        "peak_nbytes": None if plan is None else plan.peak_nbytes,
+        "overhead": None if plan is None else plan.overhead,
+        "lower_bound": None if plan is None else plan.lower_bound,
+        "planning_seconds": attempt.seconds,
+    }
+
+
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:
+    """ArgumentError for an output over an input or another output; OutputError for no folder.
+
+    Said before the work, not after it.
+    """
+    read = {path.resolve() for path in inputs}
+    written: set[Path] = set()
+    for output in (path for path in outputs if path is not None):
+        place = output.resolve()
+        if place in read:
+            raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
+        if place in written:
+            raise ArgumentError(f"{str(output)!r} is named for two outputs")
+        if not os.access(output if output.exists() else place.parent, os.W_OK):
+            raise OutputError(
+                f"{str(output)!r} cannot be written: its folder is missing or read-only"
+            )
+        written.add(place)
+
+
+def write(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, all of it or nothing; OutputError if it cannot be.
+
+    A link stays one, and what is no file (/dev/null) is written to, not replaced.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def note(text: str) -> None:
+    """What a person wants to know, and a pipe does not: on stderr."""
+    click.echo(text, file=sys.stderr)

@@ -1,0 +1,171 @@
+"""memplan plan, memplan explain: one plan, and why it is as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+import memplan
+from memplan.cli.options import (
+    FILE,
+    Asked,
+    parse_budget,
+    planning_options,
+    strategy_option,
+)
+from memplan.cli.output import Exit, check_outputs, note, plan_figures, show_json, write
+from memplan.cli.progress import working
+from memplan.planning.plan import Plan
+from memplan.views.explain import at_peak, peak, why
+from memplan.views.report import report_html
+
+_budget_option = click.option(
+    "--budget",
+    metavar="BYTES|SHARE",
+    type=parse_budget,
+    help="For the whole step on the device: 4GiB, '900 MB', 60% of the unplanned step, or least: "
+    "the least memory at no more than one extra forward pass.  [default: least]",
+)
+
+
+@click.command()
+@strategy_option
+@_budget_option
+@click.option("-o", "--output", type=FILE, help="Write the planned network there.")
+@click.option("--report", type=FILE, help="Write a report there: one HTML file, with pictures.")
+@planning_options
+def plan(
+    asked: Asked, strategy: str, budget: Any, output: Path | None, report: Path | None
+) -> Exit:
+    """Plan NETWORK to train within a budget.
+
+    The output is a Symbol with MXNet's attributes set, for any training script. With --realisation
+    explicit or packed it is a plan file: memplan.mxnet.Module(net, plan=load_plan(FILE)) trains by
+    it (load_plan is in memplan.mxnet.plan_file).
+
+    \b
+    Examples:
+      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o planned-symbol.json
+      memplan plan model-symbol.json --shape data=8,3,512,512 --budget 60% --costs costs.json
+      memplan plan nets:unet --shape data=1,3,1024,1024 --shape label=1,1024,1024 --report plan.html
+      memplan plan model-symbol.json --shape data=64,128 --dtype data=float16 --json
+
+    \b
+    Keys of --json:
+      status, strategy, realisation, costs, budget_nbytes (null: least), overhead, lower_bound,
+      planning_seconds, recomputed (names of ops), output, report, and for planned and unplanned:
+      peak_nbytes, allocated_nbytes, fixed_nbytes, reserve_nbytes, total_nbytes, seconds,
+      match_range
+    """
+    check_outputs((output, report), asked.inputs)
+    with working("planning") as interrupt:
+        network = asked.load()
+        check_outputs((output, report), network.files)
+        options = asked.options(network)
+        made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+        if output is not None:
+            _write_network(made, output)
+        if report is not None:
+            write(report, report_html(made))
+    if asked.as_json:
+        paths = {"output": output, "report": report}
+        names = {name: None if path is None else str(path) for name, path in paths.items()}
+        show_json(plan_figures(made) | names)
+    else:
+        click.echo(str(made))
+        note(_what_next(made, output, asked.network, gluon=network.gluon))
+    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+
+
+def _write_network(made: Plan, output: Path) -> None:
+    from memplan.mxnet.load import symbol_text
+    from memplan.mxnet.plan_file import plan_text
+
+    mirror = made.realisation == "mirror"
+    write(output, symbol_text(made.symbol) if mirror else plan_text(made))
+
+
+def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
+    """How to train by the plan."""
+    from memplan.mxnet.load import outputs_without_loss
+
+    lines = [""] if output is None else ["", f"Wrote {output}."]
+    if gluon:
+        budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
+        packed = ", realisation='packed'" if made.realisation == "packed" else ""
+        lines += [
+            "To train the block so:",
+            "  from memplan.mxnet.train.train_step import TrainStep",
+            f"  step = TrainStep(block, loss{budget}, strategy={made.strategy!r}{packed})",
+        ]
+        return "\n".join(lines)
+    if output is None:
+        lines.append("To write the planned network: -o FILE")
+    elif made.realisation == "mirror":
+        lines.append(f"Train it as before: module = mx.mod.Module(mx.sym.load({str(output)!r}))")
+    else:
+        net = f"mx.sym.load({source!r})" if source.endswith(".json") else "net"
+        lines += [
+            "To train by it:",
+            "  from memplan.mxnet import Module",
+            "  from memplan.mxnet.plan_file import load_plan",
+            f"  module = Module({net}, plan=load_plan({str(output)!r}))",
+        ]
+    if without := outputs_without_loss(made.trace):
+        advice = "put yours behind it; its plan stays on a network that is part of another."
+        if made.realisation != "mirror":
+            advice = "put yours behind it and plan that, for Module cannot train this."
+        lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
+    return "\n".join(lines)
+
+
+@click.command()
+@strategy_option
+@_budget_option
+@planning_options
+@click.argument("name", required=False)
+def explain(asked: Asked, strategy: str, budget: Any, name: str | None) -> Exit:
+    """What holds the peak, or why NAME (an op or tensor) is kept or recomputed.
+
+    NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote.
+
+    \b
+    Examples:
+      memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60%
+      memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60% stage1_conv1
+      memplan explain model-symbol.json --shape data=32,3,224,224 --strategy store_all
+      memplan explain planned.json --json
+
+    \b
+    Keys of --json:
+      plan (as of 'memplan plan'); with NAME: name, reason; without: peak_nbytes and alive, a list
+      of tensor, op, kind, layer, role, nbytes, since and until (steps), reader
+    """
+    with working("planning") as interrupt:
+        made = _planned(asked, strategy, budget)
+        if name is not None:
+            reason = why(made.schedule, name)
+    if not asked.as_json:
+        click.echo(peak(made.schedule) if name is None else reason)
+    elif name is not None:
+        show_json({"plan": plan_figures(made), "name": name, "reason": reason})
+    else:
+        alive = [
+            dataclasses.asdict(tensor) | {"role": tensor.role.value}
+            for tensor in at_peak(made.schedule)
+        ]
+        show_json({"plan": plan_figures(made), "peak_nbytes": made.peak_nbytes, "alive": alive})
+    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+
+
+def _planned(asked: Asked, strategy: str, budget: Any) -> Plan:
+    from memplan.mxnet.plan_file import is_plan, load_plan
+
+    if is_plan(Path(asked.network)):
+        return load_plan(asked.network)
+    network = asked.load()
+    options = asked.options(network)
+    return memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)

@@ -1,0 +1,79 @@
+"""memplan profile: what the ops of a network cost on this machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+import memplan
+from memplan.cli.options import FILE, Asked, step_options
+from memplan.cli.output import Exit, check_outputs, note, show_json, write
+from memplan.cli.progress import working
+from memplan.step.costs import CostTable
+
+SHOWN = 10
+
+
+@click.command()
+@click.option("-o", "--output", type=FILE, help="Write the costs there as JSON, for --costs.")
+@click.option("--repeats", default=5, show_default=True, help="Steps that are measured.")
+@click.option("--warmup", default=2, show_default=True, help="Steps before them.")
+@step_options
+def profile(asked: Asked, output: Path | None, repeats: int, warmup: int) -> Exit:
+    """Measure every op of a training step of NETWORK on this machine.
+
+    The costs are for the same network and shapes, and, with --realisation explicit, for explicit
+    plans, too. Measure where you train; the file serves for planning anywhere.
+
+    \b
+    Examples:
+      memplan profile model-symbol.json --shape data=32,3,224,224 --ctx gpu -o costs.json
+      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB --costs costs.json
+
+    \b
+    Keys of --json:
+      device, shapes, output, seconds (of each op by its signature: operator, attributes, shapes and
+      dtypes)
+    """
+    check_outputs((output,), asked.inputs)
+    with working("profiling"):
+        network = asked.load()
+        check_outputs((output,), network.files)
+        options = asked.options(network)
+        table = memplan.profile(network.symbol, repeats=repeats, warmup=warmup, **options)
+        if output is not None:
+            _save(table, output)
+    if asked.as_json:
+        show_json(
+            {
+                "device": table.device,
+                "shapes": table.shapes,
+                "output": None if output is None else str(output),
+                "seconds": table.seconds,
+            }
+        )
+    else:
+        click.echo(_summary(table))
+        note(f"\nWrote {output}." if output else "\nTo keep the costs: -o FILE")
+    return Exit.OK
+
+
+def _save(table: CostTable, output: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / "costs.json"
+        table.save(draft)
+        write(output, draft.read_text(encoding="utf-8"))
+
+
+def _summary(table: CostTable) -> str:
+    """The dearest ops."""
+    dearest = sorted(table.seconds.items(), key=lambda item: -item[1])
+    lines = [f"{len(dearest)} different ops, measured on {table.device}. The dearest:", ""]
+    for signature, seconds in dearest[:SHOWN]:
+        kind, _, inputs, _ = json.loads(signature)
+        shapes = ["x".join(map(str, info[:-1])) for info in inputs if info]
+        lines.append(f"{1e3 * seconds:10.3f} ms  {kind}  {', '.join(shapes[:3])}")
+    return "\n".join(lines)

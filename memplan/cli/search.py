@@ -1,0 +1,214 @@
+"""memplan compare, frontier, max-batch: many plans of one network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+import memplan
+from memplan.cli.options import (
+    FILE,
+    Asked,
+    default_of,
+    parse_budget,
+    planning_options,
+    strategy_option,
+)
+from memplan.cli.output import (
+    Exit,
+    attempt_figures,
+    check_outputs,
+    note,
+    plan_figures,
+    show_json,
+    write,
+)
+from memplan.cli.progress import working
+from memplan.planning.plan import Attempt
+from memplan.strategies import Status
+
+_csv_option = click.option(
+    "-o", "--output", type=FILE, help="Write the table there as CSV: bytes, and shares."
+)
+
+
+_STRATEGIES = default_of(memplan.compare, "strategies")
+
+
+def _some(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@click.command()
+@click.option(
+    "--strategies",
+    metavar="NAME,NAME,...",
+    help="'memplan strategies' lists them.  [default: those of "
+    f"{', '.join(_STRATEGIES)} that the realisation has]",
+)
+@click.option(
+    "--budgets",
+    metavar="BYTES,...",
+    default="75%,50%,least",
+    show_default=True,
+    help="As of 'memplan plan'.",
+)
+@_csv_option
+@planning_options
+def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | None) -> Exit:
+    """Compare strategies at several budgets.
+
+    A budget that a strategy does not meet is a row without figures; if no row has a plan, the exit
+    code is 3 or 4. --time-limit is for each row.
+
+    \b
+    Examples:
+      memplan compare model-symbol.json --shape data=32,3,224,224
+      memplan compare model-symbol.json --shape data=32,3,224,224 --strategies chen_sqrt,anneal \\
+          --budgets 4GiB,3GiB,least -o table.csv
+
+    \b
+    Keys of --json:
+      rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
+      overhead, lower_bound, planning_seconds (null where there is none)
+    """
+    check_outputs((output,), asked.inputs)
+    with working("comparing") as interrupt:
+        network = asked.load()
+        check_outputs((output,), network.files)
+        options = asked.options(network)
+        known = memplan.strategies.names(options["realisation"])
+        usual = [name for name in _STRATEGIES if name in known]
+        table = memplan.compare(
+            network.symbol,
+            strategies=usual if strategies is None else _some(strategies),
+            budgets=[parse_budget(text) for text in _some(budgets)],
+            **options,
+        )
+    _show_table(asked, str(table), table.to_csv(), table.rows, output)
+    return Exit.INTERRUPTED if interrupt.noticed else _code(table.rows)
+
+
+def _show_table(
+    asked: Asked, text: str, csv: str, rows: Iterable[Attempt], output: Path | None
+) -> None:
+    if output is not None:
+        write(output, csv)
+        note(f"Wrote {output}.")
+    if asked.as_json:
+        show_json({"rows": [attempt_figures(row) for row in rows]})
+    else:
+        click.echo(text)
+
+
+def _code(rows: Iterable[Attempt]) -> Exit:
+    """OK if any budget is met; else whether it is proved that none can be."""
+    found = list(rows)
+    if any(row.plan is not None for row in found):
+        return Exit.OK
+    proved = all(row.status is Status.INFEASIBLE for row in found)
+    return Exit.PROVED if proved else Exit.NOT_FOUND
+
+
+@click.command()
+@strategy_option
+@click.option(
+    "--budgets",
+    metavar="COUNT|BYTES,...",
+    help="How many, spread evenly from the unplanned step to the least memory, or which.  "
+    "[default: 8]",
+)
+@_csv_option
+@planning_options
+def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | None) -> Exit:
+    """What less memory costs: plans from the unplanned step down to the least memory.
+
+    --time-limit is for each point.
+
+    \b
+    Examples:
+      memplan frontier model-symbol.json --shape data=32,3,224,224
+      memplan frontier model-symbol.json --shape data=32,3,224,224 --budgets 12 -o frontier.csv
+      memplan frontier model-symbol.json --shape data=32,3,224,224 --budgets 4GiB,3GiB,2GiB
+
+    \b
+    Keys of --json:
+      rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
+      overhead, lower_bound, planning_seconds; from the most bytes to the fewest
+    """
+    check_outputs((output,), asked.inputs)
+    with working("looking for the frontier") as interrupt:
+        network = asked.load()
+        check_outputs((output,), network.files)
+        options = asked.options(network)
+        if budgets is not None:
+            count = budgets.isdigit() and int(budgets) < 2**10
+            options["budgets"] = (
+                int(budgets) if count else [parse_budget(b) for b in _some(budgets)]
+            )
+        curve = memplan.frontier(network.symbol, strategy=strategy, **options)
+    _show_table(asked, str(curve), curve.to_csv(), curve.points, output)
+    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+
+
+@click.command("max-batch")
+@strategy_option
+@click.option(
+    "--budget",
+    metavar="BYTES",
+    required=True,
+    help="For the whole step on the device, such as 16GiB.",
+)
+@click.option(
+    "--max-overhead",
+    type=float,
+    metavar="SHARE",
+    help="Recompute at most this share of the step's time, such as 0.3.",
+)
+@_csv_option
+@planning_options
+def max_batch(
+    asked: Asked, strategy: str, budget: str, max_overhead: float | None, output: Path | None
+) -> Exit:
+    """The largest batch that trains within a budget.
+
+    In --shape the letter N stands for the batch. --time-limit is for the whole search.
+
+    \b
+    Examples:
+      memplan max-batch model-symbol.json --shape data=N,3,224,224 --budget 16GiB
+      memplan max-batch nets:lstm --shape data=35,N,512 --shape label=35,N --budget 8GiB \\
+          --max-overhead 0.2
+
+    \b
+    Keys of --json:
+      batch_size, too_large (the smallest that did not fit, or null), plan (as of 'memplan plan'),
+      tried, a list of: batch_size, fits, strategy, budget_nbytes, status, total_nbytes,
+      allocated_nbytes, peak_nbytes, overhead, lower_bound, planning_seconds
+    """
+    check_outputs((output,), asked.inputs)
+    with working("looking for the batch size") as interrupt:
+        network = asked.load()
+        check_outputs((output,), network.files)
+        found = memplan.max_batch_size(
+            network.symbol,
+            budget,
+            strategy=strategy,
+            max_overhead=max_overhead,
+            **asked.options(network),
+        )
+    if output is not None:
+        write(output, found.to_csv())
+        note(f"Wrote {output}.")
+    if asked.as_json:
+        tried = [
+            {"batch_size": trial.batch_size, "fits": trial.fits, **attempt_figures(trial.attempt)}
+            for trial in found.tried
+        ]
+        sizes = {"batch_size": found.batch_size, "too_large": found.too_large}
+        show_json(sizes | {"plan": plan_figures(found.plan), "tried": tried})
+    else:
+        click.echo(str(found))
+    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK

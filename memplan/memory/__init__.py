@@ -1,0 +1,1 @@
+"""What a schedule holds in memory: MXNet's blocks, or one packed array."""

@@ -1,0 +1,1 @@
+"""A schedule becomes something that MXNet runs."""

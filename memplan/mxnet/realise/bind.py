@@ -1,0 +1,68 @@
+"""Binds a Symbol as it stands: MXNet rewrites nothing, and shares memory where it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from memplan.mxnet.realise.explicit import PLACED
+from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.nnvm import VARIABLE
+
+NDArray = Any
+Arrays = Mapping[str, NDArray]
+
+
+def bind_as_it_stands(
+    symbol: mx.sym.Symbol,
+    ctx: mx.Context,
+    args: Arrays,
+    aux_states: Arrays,
+    pool: mx.executor.Executor | None = None,
+    match_range: int | None = None,
+) -> mx.executor.Executor:
+    """Bind ``symbol`` without gradients, and keep MXNet from rewriting it.
+
+    What it computes lies in the memory of ``pool``, as far as that reaches: of two executors that
+    share it, running one overwrites the outputs of the other. MXNet's allocator works under
+    NNVM_EXEC_MATCH_RANGE ``match_range`` (None: as the process has set it).
+
+    A graph without gradients looks like inference to MXNet's subgraph backend (CPU) and pointwise
+    fusion (GPU), which would join ops across the schedule. Both look at the context of the call
+    only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
+    Ops without control dependencies must be :data:`~memplan.mxnet.realise.explicit.PLACED`.
+    """
+    with under(match_range):
+        return symbol.bind(
+            mx.cpu(1),
+            {name: args[name] for name in symbol.list_arguments()},
+            grad_req="null",
+            aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
+            group2ctx=dict.fromkeys(PLACED.values(), ctx),
+            shared_exec=pool,
+        )
+
+
+def bind_inference(
+    symbol: mx.sym.Symbol,
+    ctx: mx.Context,
+    args: Arrays,
+    aux_states: Arrays,
+    pool: mx.executor.Executor | None = None,
+) -> mx.executor.Executor:
+    """Bind a network for inference as it runs in an executor that is bound to train.
+
+    ``pool`` is that of :func:`bind_as_it_stands`.
+    """
+    return bind_as_it_stands(_placed(symbol), ctx, args, aux_states, pool)
+
+
+def _placed(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    data = json.loads(symbol.tojson())
+    for node in data["nodes"]:
+        if node["op"] != VARIABLE:
+            node.setdefault("attrs", {}).update(PLACED)
+    return mx.sym.load_json(json.dumps(data))

@@ -1,0 +1,115 @@
+"""A schedule as a Symbol that spells out the whole training step, for MXNet to run as it stands.
+
+MXNet runs a graph depth-first, so a control dependency of every op on the one before it makes its
+order that of the schedule.
+"""
+
+from __future__ import annotations
+
+import mxnet as mx
+
+from memplan.mxnet.realise.lowering import Lowered, lower
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
+from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.mxnet.trace.probe import counts_as_backward
+from memplan.step.schedule import Schedule
+
+# MXNet merges ops that differ in nothing, which would undo recomputation: this attribute, which
+# operators do not see, tells them apart.
+_DISTINCT = "__memplan_step__"
+
+# Says where an op runs: MXNet aborts if it must find out for an op that counts as a backward op,
+# but has no control dependencies.
+PLACED = {"__ctx_group__": "memplan"}
+
+
+def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
+    """The Symbol that makes MXNet execute ``schedule`` of a ``trace`` made for "explicit".
+
+    Its outputs are those of the network, then the gradients in the order of the arguments. It is
+    bound by :class:`memplan.mxnet.train.train_executor.TrainExecutor`. Raises ScheduleError for a
+    schedule of another graph.
+    """
+    lowered = lower(trace, schedule)
+    steps = step_nodes(lowered)
+    sources = iter(lowered.schedule.heads)
+    heads = [
+        (node, k) if node.is_variable else (steps[next(sources)], k) for node, k in trace.heads
+    ]
+    return to_symbol(heads)
+
+
+def step_nodes(lowered: Lowered) -> list[Node]:
+    """The node of every step of a lowered schedule, which reads those of the steps it reads."""
+    return _Writer(lowered).steps()
+
+
+class _Writer:
+    """Makes the nodes of a lowered schedule, step by step."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.made: list[Node] = []
+        self.latest: dict[int, Node] = {}
+        self.runs = [0] * len(lowered.nodes)
+        self.seen: set[tuple[object, ...]] = set()
+
+    def steps(self) -> list[Node]:
+        """The node of every step."""
+        schedule = self.lowered.schedule
+        for op, reads in zip(schedule.ops, schedule.reads, strict=True):
+            self._add(op, reads)
+        return self.made
+
+    def _add(self, op: int, reads: tuple[int, ...]) -> None:
+        node = self.lowered.nodes[op]
+        inputs = self._inputs(node, reads)
+        control = [self._latest(other) for other in node.control]
+        if self.made and (control or not counts_as_backward(node)):
+            # The forward op comes first: MXNet takes shapes and state from it.
+            control.append(self.made[-1])
+        made = Node(
+            node.op,
+            f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
+            self._attrs(node, op, inputs) | ({} if control else PLACED),
+            inputs,
+            list({id(other): other for other in control}.values()),
+            node.noutputs,
+            node.subgraphs,
+        )
+        self.made.append(made)
+        self.latest[op] = made
+        self.runs[op] += 1
+
+    def _inputs(self, node: Node, reads: tuple[int, ...]) -> list[Entry]:
+        ignored = ignored_inputs(node)
+        sources = iter(reads)
+        result = []
+        for place, (source, k) in enumerate(node.inputs):
+            if source.is_variable:
+                result.append((source, k))
+            elif place in ignored:
+                result.append((self._latest(source), k))
+            else:
+                result.append((self.made[next(sources)], k))
+        return result
+
+    def _latest(self, node: Node) -> Node:
+        return self.latest[self.lowered.index_of[id(node)]]
+
+    def _attrs(self, node: Node, op: int, inputs: list[Entry]) -> dict[str, str]:
+        attrs = dict(node.attrs)
+        info = node.infos.outputs[0] if node.infos.outputs else None
+        if not inputs and "shape" in attrs and info is not None:
+            # An unknown dimension would be inferred from readers, which a copy may not have.
+            attrs["shape"] = str(info.shape)
+        if self.runs[op] and node.op == "BatchNorm":
+            # cuDNN updates the statistics in every forward call: so a copy leaves them alone.
+            # Elsewhere the backward op does it, by its own momentum.
+            attrs["momentum"] = "1"
+        key = (node.op, *sorted(attrs.items()), *((id(source), k) for source, k in inputs))
+        if key in self.seen:
+            attrs[_DISTINCT] = str(len(self.made))
+        self.seen.add(key)
+        return attrs

@@ -1,0 +1,110 @@
+"""Writes a set of flags on a network, so that MXNet's own executor runs the mirrored schedule."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import mxnet as mx
+
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import Node
+from memplan.step.mirroring import mirror
+
+
+def annotate(trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False) -> mx.sym.Symbol:
+    """A copy of the traced network whose ops in ``flags`` carry ``force_mirroring``.
+
+    ``mirror_stage`` hints are kept. With ``cudnn``, for training on a GPU, a flagged BatchNorm
+    gets momentum √m: cuDNN updates the moving statistics in every forward call, and two updates
+    with √m on the same batch equal one with m. Where nobody would read a copy that must be read
+    (:func:`unread_copies`), an identity op does, flagged as well, which costs no memory.
+    """
+    warn_if_overridden()
+    data = json.loads(trace.symbol.tojson(remove_amp_cast=False))
+    for op in flags:
+        for index in trace.sources[op]:
+            attrs = data["nodes"][index].setdefault("attrs", {})
+            attrs["__force_mirroring__"] = "True"
+            if cudnn and _updates_statistics_in_forward(data["nodes"][index]):
+                attrs["momentum"] = repr(math.sqrt(float(attrs.get("momentum", 0.9))))
+    for op in sorted(unread_copies(trace, flags, on_gpu=cudnn)):
+        for index in trace.sources[op]:
+            _add_reader(data, index)
+    del data["node_row_ptr"]
+    return mx.sym.load_json(json.dumps(data))
+
+
+def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> frozenset[int]:
+    """The flagged ops in whose copies MXNet fails, as nobody reads their main output.
+
+    MXNet then asks the operator for no output (kNullOp), which some kernels do not know: cuDNN's
+    BatchNorm; on a GPU MXNet's own Convolution (depthwise) and Deconvolution; on a CPU these two
+    where oneDNN does not compute them.
+    """
+    graph = trace.graph
+    suspects = {op for op in flags if _must_be_read(trace.nodes[op], on_gpu)}
+    if not suspects:
+        return frozenset()
+    schedule = mirror(graph, flags)
+    read = {
+        schedule.ops[source]
+        for step, sources in enumerate(schedule.reads)
+        for source, tensor in zip(sources, graph.ops[schedule.ops[step]].inputs, strict=True)
+        if source >= graph.nforward and tensor == graph.ops[schedule.ops[source]].outputs[0]
+    }
+    return frozenset(suspects & set(schedule.recomputed) - read)
+
+
+def _must_be_read(node: Node, on_gpu: bool) -> bool:
+    if node.op == "BatchNorm":
+        return on_gpu and _updates_statistics_in_forward({"op": node.op, "attrs": node.attrs})
+    if node.op not in ("Convolution", "Deconvolution"):
+        return False
+    info = node.infos.outputs[0]
+    by_onednn = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false")
+    return on_gpu or not by_onednn or info is None or info.dtype != "float32"
+
+
+def _add_reader(data: dict[str, Any], index: int) -> None:
+    """Put an identity op, which gets its name, behind the main output of a node."""
+    nodes = data["nodes"]
+    for entry in (*(entry for node in nodes for entry in node["inputs"]), *data["heads"]):
+        if entry[:2] == [index, 0]:
+            entry[0] = len(nodes)
+    nodes.append(
+        {
+            "op": "_copy",
+            "name": nodes[index]["name"],
+            "attrs": {"__force_mirroring__": "True"},
+            "inputs": [[index, 0, 0]],
+        }
+    )
+    nodes[index]["name"] += "_unread"
+
+
+def _updates_statistics_in_forward(node: Mapping[str, Any]) -> bool:
+    """Is this a BatchNorm that MXNet computes with cuDNN when it trains on a GPU?"""
+    attrs = node.get("attrs", {})
+    return node["op"] == "BatchNorm" and not (
+        _is_true(attrs.get("use_global_stats")) or _is_true(attrs.get("cudnn_off"))
+    )
+
+
+def _is_true(value: str | None) -> bool:
+    return value in ("True", "true", "1")
+
+
+def warn_if_overridden() -> None:
+    """Warn where MXNET_BACKWARD_DO_MIRROR makes MXNet mirror ops that a plan keeps."""
+    if os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0") not in ("0", "false", ""):
+        warnings.warn(
+            "MXNET_BACKWARD_DO_MIRROR is set: MXNet then also recomputes what a plan keeps, "
+            "which undoes the plan. Unset it before binding the planned network.",
+            stacklevel=2,
+        )

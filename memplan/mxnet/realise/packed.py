@@ -1,0 +1,297 @@
+"""A training step in packed memory: every tensor at an offset of one array.
+
+MXNet's executors place tensors in whole blocks, which neither split nor merge. Its imperative
+calls write where they are told: a step is its ops, called one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NoReturn
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError, UsageError
+from memplan.memory.packing import SEGMENT_NBYTES, pack
+from memplan.mxnet.realise.explicit import step_nodes
+from memplan.mxnet.realise.imperative import (
+    BackwardCall,
+    Call,
+    RecordedCall,
+    array_at,
+    wait_to_write,
+)
+from memplan.mxnet.realise.lowering import Lowered, lower
+from memplan.mxnet.realise.packed_rules import gradients_read, needs_state, skips_unread
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import EntryInfo, Node, is_hidden
+from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.step.schedule import Schedule
+
+NDArray = Any
+
+# So many calls are handed to the engine at once: it runs them while others are made ready.
+BUNDLE = 32
+
+
+class Memory:
+    """Memory in which packed steps run in turn: one array, or as few as MXNet has it.
+
+    Its engine does not know that arrays share it, and would run calls of which none reads what
+    another writes in any order. What is called within ``in_turn`` keeps its order; all of it
+    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for.
+    """
+
+    def __init__(self, nbytes: int, ctx: mx.Context) -> None:
+        self.ctx, self.nbytes = ctx, nbytes
+        self._segments = [
+            mx.nd.empty((-(-min(SEGMENT_NBYTES, nbytes - begin) // 8),), ctx, "int64")
+            for begin in range(0, nbytes, SEGMENT_NBYTES)
+        ]
+        self.fence = mx.nd.zeros((1,), ctx)
+        self.left: Sequence[NDArray] = ()
+        self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
+        """An array of its own at ``offset``; one without elements may be anywhere."""
+        segment, offset = divmod(offset, SEGMENT_NBYTES)
+        if not math.prod(shape):
+            return mx.nd.empty(shape, self.ctx, dtype)
+        return array_at(self._segments[segment], offset, shape, dtype)
+
+    def wait(self) -> None:
+        """Until nothing reads or writes the memory any more."""
+        for array in (*self.left, self.fence):
+            wait_to_write(array)
+
+    def in_turn(self, calls: Sequence[Call]) -> None:
+        """Hand ``calls`` to the engine as one operation, after all that it got so before."""
+        with mx.engine.bulk(len(calls) + 1):
+            self._fence()
+            for call in calls:
+                call()
+
+    def alone(self, call: Call | BackwardCall) -> None:
+        """Make a call while nothing else runs in the memory."""
+        wait_to_write(self.fence)
+        call()
+        for array in call.written:
+            wait_to_write(array)
+
+
+class PackedStep:
+    """Runs the training steps of a schedule in one array of bytes.
+
+    ``outputs`` are those of the network, then the gradients; they stay until the next step begins.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        schedule: Schedule,
+        *,
+        ctx: mx.Context,
+        arrays: Mapping[str, NDArray],
+        memory: Memory | None = None,
+    ) -> None:
+        """Prepare the ``schedule`` of a ``trace`` made for "packed", on ``ctx``.
+
+        ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
+        share ``memory``; where that is not large enough, or None, the step makes its own.
+        """
+        if ctx.device_type != "gpu" and ctx != mx.cpu(0):
+            # DLPack's arrays would be on cpu(0), and MXNet bundles no calls of several contexts.
+            raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
+        lowered = lower(trace, schedule)
+        packing = pack(lowered.schedule)
+        if memory is None or memory.nbytes < packing.nbytes:
+            memory = Memory(packing.nbytes, ctx)
+        self.memory = memory
+        writer = _Calls(lowered, packing.offsets, memory, arrays)
+        self._bundles = _bundles(writer.calls())
+        self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
+        self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
+        self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
+        sources = iter(lowered.schedule.heads)
+        self.outputs = [
+            arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
+            for node, k in trace.heads
+        ]
+
+    def forward(self, is_train: bool = True) -> list[NDArray]:
+        """Run a step; the outputs."""
+        del is_train
+        self.memory.wait()
+        # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
+        all_alone = bool(mx.profiler.dumps())
+        # A bundle of the user's would cut these in two.
+        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
+            for bundle in self._bundles:
+                if all_alone or isinstance(bundle[0], BackwardCall):
+                    for call in bundle:
+                        self.memory.alone(call)
+                else:
+                    self.memory.in_turn(bundle)
+        self.memory.left = self.outputs
+        return self.outputs
+
+    def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
+        """UsageError: there is no executor to watch."""
+        refuse_monitor()
+
+    def debug_str(self) -> str:
+        """The ops in order and the memory, as MXNet's executors describe theirs."""
+        return "\n".join(self._lines) + "\n"
+
+
+def refuse_monitor() -> NoReturn:
+    """UsageError: nobody sees what a step computes on its way."""
+    raise UsageError(
+        "a step in packed memory cannot be monitored; use realisation='explicit' meanwhile"
+    )
+
+
+def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:
+    """``calls`` in the bundles in which the engine gets them; what autograd does stands alone."""
+    result: list[list[Any]] = []
+    for apart, group in groupby(calls, key=lambda call: isinstance(call, BackwardCall)):
+        found = list(group)
+        size = 1 if apart else BUNDLE
+        result += [found[place : place + size] for place in range(0, len(found), size)]
+    return result
+
+
+class _Calls:
+    """Makes the calls of a lowered schedule. ``values[step]`` are the arrays that a step writes."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        offsets: Mapping[tuple[int, str], int],
+        memory: Memory,
+        arrays: Mapping[str, NDArray],
+    ) -> None:
+        self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
+        self.nodes = step_nodes(lowered)
+        self.step_of = {id(node): step for step, node in enumerate(self.nodes)}
+        self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
+        self.values = [self._outputs(step) for step in range(len(self.nodes))]
+        self.read = {(id(source), k) for node in self.nodes for source, k in node.inputs}
+        for step, tensor in zip(lowered.schedule.heads, lowered.schedule.graph.heads, strict=True):
+            place = lowered.schedule.graph.position[tensor]
+            self.read.add((id(self.nodes[step]), place))
+
+    def calls(self) -> list[Call | BackwardCall]:
+        """A call for every step."""
+        followers = self._followers()
+        recorded: dict[int, RecordedCall] = {}
+        result: list[Call | BackwardCall] = []
+        for step, node in enumerate(self.nodes):
+            attrs = {name: value for name, value in node.attrs.items() if not is_hidden(name)}
+            inputs, outputs = self._inputs(step), self.values[step]
+            if step in followers:
+                backward = followers[step]
+                made = RecordedCall(node.op, attrs, inputs, outputs, **self._gradients(backward))
+                recorded[backward] = made
+                result.append(made)
+            elif step in recorded:
+                result.append(BackwardCall(recorded[step]))
+            else:
+                result.append(Call(node.op, attrs, inputs, outputs))
+        return result
+
+    def _followers(self) -> dict[int, int]:
+        """Of steps that autograd records, the step at which the backward op runs."""
+        nodes = self.lowered.nodes
+        latest: dict[int, int] = {}
+        result = {}
+        for step, op in enumerate(self.lowered.schedule.ops):
+            latest[op] = step
+            forward = nodes[op].forward
+            if forward is not None:
+                before = latest[self.lowered.index_of[id(forward)]]
+                if needs_state(nodes[op]) or (
+                    self.memory.ctx.device_type == "cpu"
+                    and skips_unread(nodes[op])
+                    and not self._all_read(step)
+                    and self._finds_what_was_read(step, before)
+                ):
+                    result[before] = step
+        return result
+
+    def _all_read(self, step: int) -> bool:
+        return all((id(self.nodes[step]), k) in self.read for k in range(len(self.values[step])))
+
+    def _finds_what_was_read(self, step: int, before: int) -> bool:
+        """Does the backward op at ``step`` read the very tensors of its forward op's run?"""
+        backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
+        forward = backward.forward
+        assert forward is not None
+        now = {
+            (id(source), k): entry
+            for (source, k), entry in zip(backward.inputs, self.nodes[step].inputs, strict=True)
+        }
+        then = zip(forward.inputs, self.nodes[before].inputs, strict=True)
+        return all(
+            now.get((id(source), k), entry) == entry for (source, k), entry in then
+        ) and not any(source is forward for source, _ in backward.inputs)
+
+    def _gradients(self, backward: int) -> dict[str, list[Any]]:
+        """What the backward op at this step writes, as far as it is read, and what it uses."""
+        node, inputs = self.nodes[backward], self._inputs(backward)
+        places = gradients_read(self.lowered.nodes[self.lowered.schedule.ops[backward]])
+        written = [
+            array if (id(node), k) in self.read else None
+            for k, array in enumerate(self.values[backward])
+        ]
+        return {"gradients": written, "used": [inputs[place] for place in places]}
+
+    def _inputs(self, step: int) -> list[NDArray]:
+        return [
+            self._ignored(source, k)
+            if place in ignored_inputs(self.nodes[step])
+            else self._value(source, k)
+            for place, (source, k) in enumerate(self.nodes[step].inputs)
+        ]
+
+    def _value(self, source: Node, k: int) -> NDArray:
+        if source.is_variable:
+            return self.arrays[source.name]
+        return self.values[self.step_of[id(source)]][k]
+
+    def _ignored(self, source: Node, k: int) -> NDArray:
+        """An array of this shape, but no other's: MXNet takes one that is also written for a
+        hand-over, and nothing need be written then."""
+        array = self._value(source, k)
+        return self.memory.array(0, array.shape, np.dtype(array.dtype).name)
+
+    def _outputs(self, step: int) -> list[NDArray]:
+        index = self.lowered.schedule.ops[step]
+        graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
+        names = [graph.tensors[tensor].name for tensor in graph.ops[index].outputs]
+        return [
+            self._array(self.offsets[step, name], info)
+            for name, info in zip(names, _infos(node), strict=True)
+        ]
+
+    def _array(self, offset: int, info: EntryInfo) -> NDArray:
+        """The array of this kind at ``offset``: of several tensors, one after the other."""
+        key = (offset, info.shape, info.dtype)
+        if key not in self.made:
+            self.made[key] = self.memory.array(offset, info.shape, info.dtype)
+        return self.made[key]
+
+
+def _infos(node: Node) -> tuple[EntryInfo, ...]:
+    """Of the outputs; those of anchors, which ask for a shape, and gates, copies, are not known."""
+    if node.infos.outputs:
+        return node.infos.outputs  # type: ignore[return-value]
+    source, k = node.inputs[0]
+    info = source.infos.outputs[k]
+    assert info is not None
+    if node.op == "shape_array":
+        return (EntryInfo((len(info.shape),), "int64", 8),)
+    return (info,)

@@ -1,0 +1,132 @@
+"""What packed memory, where MXNet's operators are called one by one, asks of a training graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from memplan.errors import TraceError
+from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.operators import has_state_or_user_code
+from memplan.step.graph import TrainingGraph
+
+# Only autograd can call their backward ops: these need the state of the forward call, or refuse to
+# write the gradient of indices and labels. MXNet 1.9.1 registers them with
+# FCreateOpState, or as layers (MXNET_REGISTER_OP_PROPERTY).
+_STATEFUL = frozenset(
+    """Dropout RNN _npx_rnn _npi_einsum BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop
+    Embedding GridGenerator InstanceNorm L2Normalization MakeLoss Pad Pooling_v1 ROIPooling
+    SVMOutput SequenceLast SequenceMask SequenceReverse SliceChannel SpatialTransformer SwapAxis
+    _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_PSROIPooling
+    _contrib_ModulatedDeformableConvolution _contrib_count_sketch _contrib_fft
+    _contrib_ifft softmax_cross_entropy""".split()
+)
+
+# Their state is that of one step.
+_RNN = frozenset({"RNN", "_npx_rnn"})
+
+
+def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
+
+    No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
+    one while it reads the other. And autograd must find what it kept: see :func:`_run_once`.
+    Raises TraceError for an op that cannot be called so: on sparse arrays, or with user code, of
+    which every call would be the first.
+    """
+    for node in nodes:
+        if (has_state_or_user_code(node) and node.op not in _RNN) or _is_sparse(node):
+            raise TraceError(_refused(node))
+        if needs_state(node):
+            gradients_read(node)
+    once = _run_once(nodes)
+    kinds = [info and (info.shape, info.dtype) for node in nodes for info in node.infos.outputs]
+    ops = [
+        dataclasses.replace(
+            op,
+            recomputable=op.recomputable and id(node) not in once,
+            handovers=tuple(
+                handover
+                for handover in op.handovers
+                if kinds[op.inputs[handover.input]] == kinds[op.outputs[handover.output]]
+            ),
+        )
+        for op, node in zip(graph.ops, nodes, strict=True)
+    ]
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def _run_once(order: Iterable[Node]) -> set[int]:
+    """The ids of ops that must not run twice, so that autograd finds the tensors it kept.
+
+    Where a backward op needs a state and tensors of the forward call, these are the forward op and
+    the producers of its inputs: copies would lie elsewhere.
+    """
+    result: set[int] = set()
+    for node in order:
+        if needs_state(node):
+            assert node.forward is not None
+            read = [source for source, _ in _tensors_of_forward(node) if not source.is_variable]
+            result.update(id(source) for source in (*read, *([node.forward] if read else [])))
+    return result
+
+
+def needs_state(backward: Node) -> bool:
+    """Can only autograd call ``backward``, which keeps what the forward call leaves?"""
+    if backward.forward is None:
+        return False
+    # Called by itself, a backward op is taken to write one dtype only: BatchNorm's in half
+    # precision writes two.
+    dtypes = {info.dtype for info in backward.infos.outputs if info is not None}
+    return backward.forward.op in _STATEFUL or len(dtypes) > 1
+
+
+def skips_unread(backward: Node) -> bool:
+    """Does ``backward`` take much less time where not all of its outputs are wanted?
+
+    An executor knows, and autograd: the gradient of the input of a network is not computed.
+    """
+    return backward.op == "_backward_Convolution"
+
+
+def gradients_read(backward: Node) -> list[int]:
+    """Which inputs of ``backward`` are the gradients of its forward op's outputs, in their order.
+
+    TraceError if that cannot be told: the others must be tensors of the forward op, and the outputs
+    the gradients of its first inputs.
+    """
+    forward = backward.forward
+    assert forward is not None
+    known = {(id(source), k) for source, k in _tensors_of_forward(backward)}
+    places = [p for p, (node, k) in enumerate(backward.inputs) if (id(node), k) not in known]
+    if len(places) > forward.noutputs or backward.noutputs > len(forward.inputs):
+        raise TraceError(_refused(forward))
+    return places
+
+
+def _tensors_of_forward(backward: Node) -> list[Entry]:
+    """The inputs of ``backward`` that its forward op read or wrote."""
+    forward = backward.forward
+    assert forward is not None
+    known = {(id(source), k) for source, k in forward.inputs}
+    return [
+        (source, k)
+        for source, k in backward.inputs
+        if source is forward or (id(source), k) in known
+    ]
+
+
+def _is_sparse(node: Node) -> bool:
+    sources = [source for source, _ in node.inputs if source.is_variable]
+    return (
+        node.attrs.get("sparse_grad") in ("True", "1")
+        or node.op == "cast_storage"
+        or any(source.attrs.get("__storage_type__", "0") != "0" for source in sources)
+    )
+
+
+def _refused(node: Node) -> str:
+    return (
+        f"op {node.name!r} ({node.op}) cannot run in packed memory: it runs user code, keeps a "
+        "state or reads sparse arrays. Use realisation='explicit'"
+    )

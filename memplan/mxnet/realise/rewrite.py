@@ -1,0 +1,167 @@
+"""The form of a training graph that can be written as a Symbol, and what may run twice in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from memplan.errors import TraceError
+from memplan.mxnet.realise.deconvolution import replace_weight_gradients
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.operators import has_state_or_user_code, is_random
+from memplan.mxnet.trace.probe import changes_inputs, handovers
+from memplan.step.graph import Op
+
+# Forward operators whose backward op reads through raw pointers what the forward call read: the
+# very tensors must stay, so their producers run once.
+_KEEPS_POINTERS = frozenset({"RNN", "_npx_rnn"})
+
+# Their mutable inputs, the moving statistics, are looked after.
+_STATISTICS = frozenset({"BatchNorm", "BatchNorm_v1"})
+
+# Backward operators that write the gradient of their data only.
+_WRITES_NO_LABEL = frozenset(
+    """_backward_SoftmaxOutput _backward_SVMOutput _backward_linear_reg_out
+    _backward_mae_reg_out _backward_logistic_reg_out""".split()
+)
+
+_SUMS = frozenset({"elemwise_add", "_grad_add"})
+
+
+def writable(full: Sequence[Entry], device_type: str) -> list[Entry]:
+    """``full`` (heads of a training graph), changed so that a Symbol can hold it.
+
+    Raises TraceError for an op of which MXNet writes no backward op to JSON: user code, loops.
+    """
+    order = depth_first(full)
+    for node in order:
+        forward = node.forward
+        if node.op == "_backward_gather_nd" and forward is not None:
+            info = forward.infos.inputs[0]
+            assert info is not None
+            node.attrs["shape"] = str(info.shape)
+        elif forward is not None and (node.op == "_backward_Custom" or forward.subgraphs):
+            raise TraceError(
+                f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: MXNet "
+                f"cannot write its backward op into a Symbol. Use realisation='mirror', or leave "
+                f"it out of the training network"
+            )
+    full = _with_label_gradients(full, order)
+    return replace_weight_gradients(full) if device_type == "cpu" else full
+
+
+def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[Entry]:
+    """``full`` with zeros for gradients that MXNet's kernels never write, those of labels.
+
+    Its executor leaves the array that is given for one as it was, which is zeros if it made it.
+    """
+    zeros: dict[int, Node] = {}
+
+    def written(entry: Entry) -> Entry:
+        node, k = entry
+        if node.op not in _WRITES_NO_LABEL or node.forward is None or k != 1:
+            return entry
+        if id(node) not in zeros:
+            label = node.forward.inputs[1]
+            zeros[id(node)] = Node("zeros_like", f"{node.name}_label", inputs=[label])
+        return (zeros[id(node)], 0)
+
+    for node in order:
+        node.inputs = list(map(written, node.inputs))
+    return list(map(written, full))
+
+
+def explicit_order(order: Sequence[Node]) -> list[Node]:
+    """``order`` with every sum of gradients as early as possible; sums are made safe.
+
+    The nodes must have their ``infos``.
+    """
+    _make_sums_safe(order)
+    missing = {
+        id(node): len({id(d) for d in _dependencies(node)})
+        for node in order
+        if node.op in _SUMS and node.forward is None
+    }
+    waiting: dict[int, list[Node]] = {}
+    for node in order:
+        if id(node) in missing:
+            for other in {id(d): d for d in _dependencies(node)}.values():
+                waiting.setdefault(id(other), []).append(node)
+    result: list[Node] = []
+    done: set[int] = set()
+    for node in order:
+        stack = [node]
+        while stack:
+            ready = stack.pop()
+            if id(ready) in done:
+                continue
+            done.add(id(ready))
+            result.append(ready)
+            for other in reversed(waiting.get(id(ready), ())):
+                missing[id(other)] -= 1
+                if not missing[id(other)]:
+                    stack.append(other)
+    return result
+
+
+def _dependencies(node: Node) -> list[Node]:
+    return [n for n in (*(source for source, _ in node.inputs), *node.control) if not n.is_variable]
+
+
+def _make_sums_safe(order: Sequence[Node]) -> None:
+    """Start a chain of _grad_add with a plain sum where its first term has other readers.
+
+    MXNet lets the op of the second term add into the buffer of the first, long before the sum
+    itself runs: another reader in between would see the sum.
+    """
+    readers = Counter((id(source), k) for node in order for source, k in node.inputs)
+    for node in order:
+        if node.op == "_grad_add":
+            source, k = node.inputs[0]
+            while source.op != "_grad_add":
+                if readers[id(source), k] > 1:
+                    node.op = "elemwise_add"
+                    break
+                shared = [
+                    handover.input
+                    for handover in handovers(source, source.infos.inputs, source.infos.outputs)
+                    if handover.alias and handover.output == k
+                ]
+                if not shared:
+                    break
+                source, k = source.inputs[shared[0]]
+
+
+def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
+    """The ops of the forward pass that may run twice."""
+    kept = {
+        id(source) for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs
+    }
+    return {
+        node
+        for node in forward
+        if not node.is_variable and id(node) not in kept and _may_run_twice(node)
+    }
+
+
+def _may_run_twice(node: Node) -> bool:
+    if is_random(node) or has_state_or_user_code(node):
+        return False
+    return node.op in _STATISTICS or not changes_inputs(node)
+
+
+def keep_random_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
+    """``ops``, of which every random one must follow the one before it.
+
+    So the same seed gives the same numbers, whatever the schedule.
+    """
+    result = list(ops)
+    before: int | None = None
+    for index, node in enumerate(nodes):
+        if is_random(node) and not node.op.startswith("_backward"):
+            if before is not None:
+                op = result[index]
+                result[index] = dataclasses.replace(op, after=(*op.after, before))
+            before = index
+    return tuple(result)

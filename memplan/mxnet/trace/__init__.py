@@ -1,0 +1,1 @@
+"""A Symbol becomes a training graph."""

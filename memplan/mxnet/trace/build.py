@@ -1,0 +1,383 @@
+"""From a network and its input shapes to a TrainingGraph, exactly as MXNet's executor builds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+
+from memplan.errors import ArgumentError, TraceError
+from memplan.mxnet.realise.packed_rules import packable
+from memplan.mxnet.realise.rewrite import (
+    explicit_order,
+    keep_random_order,
+    repeatable_nodes,
+    writable,
+)
+from memplan.mxnet.trace.cse import merge_equal_nodes
+from memplan.mxnet.trace.environment import current_match_range
+from memplan.mxnet.trace.flops import flops
+from memplan.mxnet.trace.gradient import check_unique_names, training_graph
+from memplan.mxnet.trace.nnvm import (
+    Entry,
+    EntryInfo,
+    Node,
+    depth_first,
+    from_json,
+    infer,
+    is_hidden,
+    shape_is_known,
+)
+from memplan.mxnet.trace.operators import ignored_inputs, may_be_mirrored
+from memplan.mxnet.trace.probe import handovers
+from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.strategies import REALISATIONS
+
+GradReq = str | Mapping[str, str] | None
+
+# NumPy has no bfloat16, the other dtype of MXNet's.
+_DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A network as memplan sees it.
+
+    ``graph`` is what strategies plan; ``nodes[i]`` is the MXNet node of op i, ``sources[i]`` the
+    indices, in the JSON of ``symbol``, of the nodes it stands for (several where MXNet merges
+    equal ones). ``symbol`` is the user's network without any force_mirroring attribute.
+    ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
+    state, for the first two). ``heads`` are the entries of the network's outputs, then of the
+    gradients in the order of the arguments; ``realisation`` is the one that was traced for.
+    """
+
+    symbol: mx.sym.Symbol
+    graph: TrainingGraph
+    nodes: tuple[Node, ...]
+    sources: tuple[tuple[int, ...], ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    grad_req: Mapping[str, str]
+    heads: tuple[Entry, ...]
+    realisation: str
+
+
+def trace(
+    net: mx.sym.Symbol,
+    *,
+    shapes: Mapping[str, Sequence[int]],
+    type_dict: Mapping[str, Any] | None = None,
+    grad_req: GradReq = None,
+    realisation: str = "mirror",
+    device_type: str = "cpu",
+) -> Trace:
+    """The training graph of ``net``.
+
+    ``shapes`` names input shapes (Variables may carry others), ``type_dict`` dtypes; arguments
+    without one are float32, as in ``simple_bind``. ``grad_req`` is that of ``bind``; None means
+    what Module does: a gradient for every argument but the named inputs and those called
+    ``…label``. Raises ArgumentError for shapes that are missing or wrong, TraceError for a
+    network that cannot be differentiated. Costs (``seconds``) are left at 0.
+
+    With ``realisation="mirror"`` the graph is that of MXNet's own executor, with "explicit" that of
+    :mod:`memplan.mxnet.realise.explicit`: gradients are tensors of the graph, sums of few gradients
+    are taken term by term, and whatever may run twice may be recomputed; with "packed" it is that
+    of :mod:`memplan.mxnet.realise.packed`, where fewer ops may. TraceError names an op that cannot
+    be written so. ``device_type`` ("cpu" or "gpu") is where it will run.
+    """
+    if realisation not in REALISATIONS:
+        choices = ", ".join(map(repr, REALISATIONS))
+        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
+    _check_symbol(net)
+    explicit = realisation != "mirror"
+    symbol = without_flags(net)
+    nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
+    check_unique_names(nodes)
+    known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
+    requests = complete_grad_req(symbol, shapes, grad_req)
+    infer(heads, known_shapes, known_dtypes)
+    merged = merge_equal_nodes(list(heads))
+    wanted = [name for name, request in requests.items() if request != "null"]
+    full = training_graph(merged, heads, wanted, chain_sums=explicit)
+    if explicit:
+        full = writable(full, device_type)
+    try:
+        infer(full, known_shapes, known_dtypes)
+    except MXNetError as error:
+        raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
+    order = [node for node in depth_first(full) if not node.is_variable]
+    _check_shapes(order)
+    if explicit:
+        order = explicit_order(order)
+    held = {"write", "add"} if realisation == "mirror" else {"add"}
+    fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
+    graph = _build(order, full, len(merged), fixed, explicit)
+    if realisation == "packed":
+        graph = packable(graph, order)
+    return Trace(
+        symbol=symbol,
+        graph=graph,
+        nodes=tuple(order),
+        sources=_sources(nodes, order[: graph.nforward]),
+        shapes=known_shapes,
+        dtypes=known_dtypes,
+        grad_req=requests,
+        heads=tuple(full),
+        realisation=realisation,
+    )
+
+
+def _check_symbol(net: Any) -> None:
+    if isinstance(net, mx.gluon.Block):
+        raise ArgumentError(
+            "memplan plans a Symbol, and this is a Gluon block: pass "
+            "block(mx.sym.Variable('data')), ended by its loss, or train it by "
+            "memplan.mxnet.train.train_step.TrainStep"
+        )
+    if not isinstance(net, mx.sym.Symbol):
+        raise ArgumentError(f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {net!r}")
+
+
+def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
+    """A copy of ``net`` on which no op is flagged for mirroring."""
+    data = json.loads(net.tojson(remove_amp_cast=False))
+    for node in data["nodes"]:
+        attrs = node.get("attrs", {})
+        for name in ("__force_mirroring__", "force_mirroring"):
+            attrs.pop(name, None)
+    return mx.sym.load_json(json.dumps(data))
+
+
+def infer_arguments(
+    symbol: mx.sym.Symbol,
+    shapes: Mapping[str, Sequence[int]],
+    type_dict: Mapping[str, Any] | None,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown."""
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    if type_dict is not None and not isinstance(type_dict, Mapping):
+        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
+    for kind, names in (("shape", shapes), ("dtype", type_dict or {})):
+        for name in names:
+            if name not in arguments and name not in states:
+                raise ArgumentError(
+                    f"a {kind} was given for {name!r}, which is no argument of the network; "
+                    f"its arguments are {_some(arguments)}"
+                )
+    given = {name: _shape(name, shape) for name, shape in shapes.items()}
+    for name, dtype in (type_dict or {}).items():
+        _check_dtype(name, dtype)
+    try:
+        found, _, found_states = symbol.infer_shape_partial(**given)
+    except MXNetError as error:
+        raise ArgumentError(
+            f"the shapes {given} do not fit the network: {_first_line(error)}"
+        ) from error
+    result = dict(zip([*arguments, *states], map(tuple, [*found, *found_states]), strict=True))
+    missing = [name for name, shape in result.items() if not shape_is_known(shape)]
+    if missing:
+        raise ArgumentError(
+            f"the shape of {_some(missing)} is unknown; name the input shapes, e.g. "
+            f"{missing[0]}=(32, 3, 224, 224), or give the Variable a shape"
+        )
+    if type_dict is None:
+        attributes = symbol.attr_dict()
+        type_dict = {
+            name: np.float32 for name in arguments if "__dtype__" not in attributes.get(name, {})
+        }
+    try:
+        types, _, state_types = symbol.infer_type_partial(**type_dict)
+    except MXNetError as error:
+        raise ArgumentError(f"the dtypes do not fit the network: {_first_line(error)}") from error
+    dtypes = dict(zip([*arguments, *states], [*types, *state_types], strict=True))
+    untyped = [name for name, dtype in dtypes.items() if dtype is None]
+    if untyped:
+        raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
+    return result, {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
+
+
+def _check_shapes(order: Sequence[Node]) -> None:
+    for node in order:
+        if None in node.infos.outputs:
+            raise TraceError(
+                f"the shape of {node.name!r} ({node.op}) is not known before it runs, "
+                f"so its memory cannot be planned; leave it out of the training network"
+            )
+        if any(info and info.dtype not in _DTYPES for info in node.infos.outputs):
+            raise TraceError(
+                f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "
+                f"use float16 or float32"
+            )
+
+
+def complete_grad_req(
+    symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]], grad_req: GradReq
+) -> dict[str, str]:
+    """``write``, ``add`` or ``null`` for every argument."""
+    arguments = symbol.list_arguments()
+    if grad_req is None:
+        requests = {
+            name: "null" if name in shapes or name.endswith("label") else "write"
+            for name in arguments
+        }
+    elif isinstance(grad_req, str):
+        requests = dict.fromkeys(arguments, grad_req)
+    elif not isinstance(grad_req, Mapping):
+        raise ArgumentError(
+            f"grad_req must be 'write', 'add' or 'null', or a dict of these by argument, "
+            f"got {grad_req!r}"
+        )
+    else:
+        for name in grad_req:
+            if name not in arguments:
+                raise ArgumentError(
+                    f"grad_req names {name!r}; the arguments are {_some(arguments)}"
+                )
+        requests = {name: grad_req.get(name, "null") for name in arguments}
+    for name, request in requests.items():
+        if request not in ("write", "add", "null"):
+            raise ArgumentError(
+                f"grad_req of {name!r} is {request!r}; it must be 'write', 'add' or 'null'"
+            )
+    if all(request == "null" for request in requests.values()):
+        raise ArgumentError(
+            "no argument wants a gradient, so there is nothing to plan; see grad_req, "
+            f"or give shapes of the inputs only, not of all of {_some(arguments)}"
+        )
+    return requests
+
+
+def _build(
+    order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int, explicit: bool
+) -> TrainingGraph:
+    index_of = {id(node): i for i, node in enumerate(order)}
+    first: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    # MXNet's executor writes gradients into arrays of their own; in an explicit graph they are
+    # outputs like others.
+    external = set() if explicit else {(id(node), k) for node, k in full[noutputs:]}
+    for node in order:
+        first[id(node)] = len(tensors)
+        for k, info in enumerate(node.infos.outputs):
+            name = f"{node.name}[{k}]"
+            if info is None or (id(node), k) in external:
+                tensors.append(Tensor(name, 0, 0))
+            else:
+                tensors.append(Tensor(name, info.nbytes, info.nelements))
+    forward = depth_first(full[:noutputs])
+    repeatable = repeatable_nodes(forward) if explicit else set(filter(may_be_mirrored, forward))
+    ops = tuple(_op(node, index_of, first, node in repeatable, external) for node in order)
+    if explicit:
+        ops = keep_random_order(ops, order)
+    heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
+    nforward = sum(not node.is_variable for node in forward)
+    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
+
+
+def _op(
+    node: Node,
+    index_of: Mapping[int, int],
+    first: Mapping[int, int],
+    recomputable: bool,
+    external: set[tuple[int, int]],
+) -> Op:
+    ignored = ignored_inputs(node)
+    place_of: dict[int, int] = {}
+    inputs: list[int] = []
+    after = []
+    for place, (source, k) in enumerate(node.inputs):
+        if source.is_variable:
+            continue
+        if place in ignored:
+            after.append(index_of[id(source)])
+        else:
+            place_of[place] = len(inputs)
+            inputs.append(first[id(source)] + k)
+    after += [index_of[id(source)] for source in node.control]
+    infos = node.infos
+    return Op(
+        name=node.name,
+        kind=node.op,
+        inputs=tuple(inputs),
+        outputs=tuple(first[id(node)] + k for k in range(node.noutputs)),
+        recomputable=recomputable,
+        differentiates=None if node.forward is None else index_of[id(node.forward)],
+        after=tuple(after),
+        handovers=tuple(
+            handover._replace(input=place_of[handover.input])
+            for handover in handovers(node, infos.inputs, infos.outputs)
+            if handover.input in place_of and (id(node), handover.output) not in external
+        ),
+        flops=flops(node),
+        traffic_nbytes=_traffic_nbytes(infos.inputs) + _traffic_nbytes(infos.outputs),
+        signature=signature(node),
+        mirror_stage=node.attrs.get("__mirror_stage__"),
+    )
+
+
+def signature(node: Node) -> str:
+    """Operator, attributes, shapes and dtypes: ops with equal ones take equal time."""
+    attrs = {k: v for k, v in node.attrs.items() if not is_hidden(k)}
+    entries = [
+        [None if info is None else [*info.shape, info.dtype] for info in infos]
+        for infos in (node.infos.inputs, node.infos.outputs)
+    ]
+    return json.dumps([node.op, attrs, *entries], sort_keys=True, separators=(",", ":"))
+
+
+def _traffic_nbytes(infos: Sequence[EntryInfo | None]) -> int:
+    return sum(info.nbytes for info in infos if info is not None)
+
+
+def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
+    """Bytes of arguments, auxiliary states, given head gradients and arrays for gradients.
+
+    ``with_gradient`` names the arguments with such an array.
+    """
+    total = 0
+    for node in depth_first(full):
+        info = node.infos.outputs[0] if node.is_variable else None
+        if info is not None:
+            total += info.nbytes * (2 if node.name in with_gradient else 1)
+    return total
+
+
+def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
+    """For each forward op, the JSON nodes that it stands for: itself and those merged into it."""
+    index = {id(node): i for i, node in enumerate(nodes)}
+
+    def stands_for(node: Node) -> list[int]:
+        found = [index[id(node)]] if id(node) in index else []
+        return found + [i for other in node.merged for i in stands_for(other)]
+
+    return tuple(tuple(stands_for(node)) for node in order)
+
+
+def _shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
+        ) from None
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise ArgumentError(f"the dtype of {name!r} is {dtype!r}, which is none") from None
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]

@@ -1,0 +1,147 @@
+"""MXNet's full training graph of a network, node by node, as the executor builds it.
+
+Follows GraphExecutor::InitFullGraph and the pass MXGradient (src/executor/graph_executor.cc,
+src/nnvm/gradient.cc, tag 1.9.1) for a network without mirroring.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.errors import TraceError
+from memplan.mxnet.trace.nnvm import (
+    CALL,
+    VARIABLE,
+    Entry,
+    Node,
+    Template,
+    copy_repeats,
+    depth_first,
+    gradient,
+)
+
+# Operators whose gradient MXNet treats as known to be zero.
+ZERO_OPS = frozenset({"_zeros", "zeros_like"})
+
+# add_n adds from left to right from so many terms on; 3 or 4 the other way round, unless oneDNN
+# does it (src/operator/tensor/elemwise_sum.h).
+LEFT_TO_RIGHT = 5
+
+
+@dataclass
+class _Gradients:
+    """The gradients that have arrived for one entry, and their sum once it is asked for."""
+
+    parts: list[Entry]
+    total: Entry | None = None
+
+
+def training_graph(
+    outputs: Sequence[Entry],
+    losses: Sequence[Entry],
+    wanted: Collection[str],
+    *,
+    chain_sums: bool = False,
+) -> list[Entry]:
+    """Heads of the full graph: ``outputs``, then the gradient of each variable in ``wanted``.
+
+    ``losses`` are the entries to differentiate, one per output: MXNet takes those of the network
+    before equal nodes were merged. The gradients come in the order of the network's arguments.
+    The forward nodes are used, not copied. With ``chain_sums`` a sum that MXNet computes by one
+    op is a chain of sums of two where that is equal to the last bit: so each term can be dropped
+    as soon as it is added.
+    """
+    order = depth_first(losses)
+    arguments = [node for node in order if node.is_variable and node.name in wanted]
+    grads: dict[tuple[int, int], _Gradients] = {
+        (id(node), k): _Gradients([]) for node in order for k in range(node.noutputs)
+    }
+    for i, ((node, k), like) in enumerate(zip(losses, outputs, strict=True)):
+        head = Node(VARIABLE, f"_head_grad_{i}")
+        hint = Node("_identity_with_attr_like_rhs", f"_head_grad_{i}_id", inputs=[(head, 0), like])
+        grads[id(node), k].parts = [(hint, 0)]
+    for node in reversed(order):
+        if node.is_variable or not node.inputs:
+            continue
+        ograds = [_sum(grads[id(node), k], chain_sums) for k in range(node.noutputs)]
+        template = gradient(node, [source.op in ZERO_OPS for source, _ in ograds])
+        for (source, k), part in zip(
+            node.inputs, _instantiate(template, node, ograds), strict=True
+        ):
+            grads[id(source), k].parts.append(part)
+    totals = [_sum(grads[id(node), 0], chain_sums) for node in arguments]
+    return [*outputs, *copy_repeats(totals, first=1)]
+
+
+def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> list[Entry]:
+    made: list[Node] = []
+
+    def entry(item: tuple[Any, ...]) -> Entry:
+        kind, index = item[0], item[1]
+        if kind == "in":
+            return node.inputs[index]
+        if kind == "out":
+            return (node, index)
+        if kind == "ograd":
+            return ograds[index]
+        return (made[index], item[2])
+
+    for part in template.nodes:
+        made.append(
+            Node(
+                part.op,
+                part.name.replace(CALL, node.name),
+                dict(part.attrs),
+                [entry(item) for item in part.inputs],
+                [node] if part.waits else [],
+                part.noutputs,
+                forward=node,
+            )
+        )
+    return [entry(item) for item in template.gradients]
+
+
+def _sum(gradients: _Gradients, chain: bool) -> Entry:
+    """Aggregate as GraphExecutor's AggregateGradient does; once."""
+    if gradients.total is None:
+        gradients.total = _aggregate(gradients.parts, chain)
+    return gradients.total
+
+
+def _aggregate(parts: list[Entry], chain: bool) -> Entry:
+    if not parts:
+        return (Node("_zeros_without_dtype", "zeros_without_dtype"), 0)
+    parts = [part for part in parts if part[0].op not in ZERO_OPS] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) < int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", 8)):
+        if chain and len(parts) >= LEFT_TO_RIGHT:
+            total = parts[0]
+            for i, part in enumerate(parts[1:], 1):
+                total = (Node("elemwise_add", f"sum_grad_{i}", inputs=[total, part]), 0)
+            return total
+        return (
+            Node("add_n", "sum_grad", {"num_args": str(len(parts))}, list(parts)),
+            0,
+        )
+    total = parts[0]
+    for i, part in enumerate(parts[1:], 1):
+        if parts[i - 1][0] is not part[0]:
+            part[0].control.append(total[0])
+        total = (Node("_grad_add", f"sum_grad_{i}", inputs=[total, part]), 0)
+    return (Node("_copy", "sum_grad_final", inputs=[total]), 0)
+
+
+def check_unique_names(order: Sequence[Node]) -> None:
+    """Raises TraceError if two variables share a name: MXNet could not tell them apart."""
+    seen: set[str] = set()
+    for node in order:
+        if node.is_variable:
+            if node.name in seen:
+                raise TraceError(
+                    f"two different variables are both named {node.name!r}; rename one"
+                )
+            seen.add(node.name)

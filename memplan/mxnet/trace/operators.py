@@ -1,0 +1,81 @@
+"""What memplan knows of MXNet's operators that MXNet does not tell: read in its source, 1.9.1."""
+
+from __future__ import annotations
+
+import re
+
+from memplan.mxnet.trace.nnvm import Node
+
+# FIgnoreInputs: inputs that the operator looks at for their shape only.
+_IGNORED_INPUTS = {
+    "_identity_with_attr_like_rhs": (1,),
+    "reshape_like": (1,),
+    "zeros_like": (0,),
+    "ones_like": (0,),
+    "_contrib_arange_like": (0,),
+    "_npi_full_like": (0,),
+}
+
+_RANDOM = re.compile(
+    r"random(?!_pdf)|sample_|_sample$|shuffle|multinomial|[Dd]ropout|_npi_(normal|uniform|"
+    r"bernoulli|exponential|gamma|laplace|logistic|gumbel|rayleigh|weibull|pareto|powerd|choice|"
+    r"permutation)(_n)?$|^(normal|uniform)$"
+)
+
+# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
+# or holds state or user code that must not run twice.
+_NEVER_MIRRORED = frozenset(
+    """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
+    one_hot _histogram RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp
+    _contrib_SyncBatchNorm BatchNorm_v1 CTCLoss IdentityAttachKLSparseReg _Native _NDArray
+    _CrossDeviceCopy _npx_layer_norm _npx_embedding _npx_pick Convolution_v1 Crop diag hard_sigmoid
+    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat
+    _np_diagonal _np_moveaxis _npi_pad""".split()
+)
+
+_STATE_OR_USER_CODE = frozenset(
+    """RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp _Native _NDArray
+    _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
+)
+
+# Operators with several outputs whose copies were seen to be right (tests/test_mirror.py): any
+# other one may skip its hidden outputs where a copy's main output is not read.
+_SEVERAL_OUTPUTS_SAFE = frozenset(
+    "BatchNorm Pooling LeakyReLU SliceChannel LRN L2Normalization InstanceNorm".split()
+)
+
+# A begin state of mx.rnn has the shape (0, 8): MXNet infers the rest.
+_UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
+
+# Operators that update an input (FMutateInputs), such as optimizers.
+_MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
+
+
+def ignored_inputs(node: Node) -> tuple[int, ...]:
+    """Positions of the inputs of which ``node`` reads only the shape."""
+    if node.op.startswith(("_random_", "_sample_")) and node.op.endswith("_like"):
+        return (0,)
+    return _IGNORED_INPUTS.get(node.op, ())
+
+
+def is_random(node: Node) -> bool:
+    """Does ``node`` draw random numbers?"""
+    if node.op == "LeakyReLU":
+        return node.attrs.get("act_type") == "rrelu"
+    return _RANDOM.search(node.op) is not None
+
+
+def has_state_or_user_code(node: Node) -> bool:
+    """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
+    return node.op in _STATE_OR_USER_CODE
+
+
+def may_be_mirrored(node: Node) -> bool:
+    """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
+    if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
+        return False
+    if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
+        return False  # aborts where nobody reads its output, as those above
+    if not node.inputs and _UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")):
+        return False  # its shape comes from who reads it: that of a copy cannot be inferred
+    return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE

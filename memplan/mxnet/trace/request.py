@@ -1,0 +1,31 @@
+"""What a trace was made of, as plain data, for another process or machine to make it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.environment import match_range as under
+
+
+def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
+    """All that makes ``traced`` again by :func:`trace_again`, fit for JSON."""
+    arguments = traced.symbol.list_arguments()
+    return {
+        "symbol": traced.symbol.tojson(remove_amp_cast=False),
+        "shapes": {name: traced.shapes[name] for name in arguments},
+        "type_dict": {name: traced.dtypes[name] for name in arguments},
+        "grad_req": dict(traced.grad_req),
+        "realisation": traced.realisation,
+        "device_type": device_type,
+    }
+
+
+def trace_again(request: Mapping[str, Any], *, match_range: int) -> Trace:
+    """The trace that :func:`request_of` describes, under this NNVM_EXEC_MATCH_RANGE."""
+    options = {name: value for name, value in request.items() if name != "symbol"}
+    with under(match_range):
+        return trace(mx.sym.load_json(request["symbol"]), **options)

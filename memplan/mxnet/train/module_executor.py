@@ -1,0 +1,262 @@
+"""What a Module takes for MXNet's executor: it trains by a plan, and infers as MXNet does."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakSet
+
+import mxnet as mx
+from mxnet.base import NDArrayHandle
+
+from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.packed import refuse_monitor
+from memplan.mxnet.trace.build import infer_arguments
+from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.train.plans import Plans, Request
+from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
+from memplan.mxnet.train.train_executor import TrainExecutor, copy_params
+from memplan.planning.plan import Plan
+
+NDArray = Any
+Arrays = dict[str, NDArray]
+Callback = Callable[..., Any]
+
+
+@dataclass
+class Device:
+    """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``."""
+
+    # No references: MXNet's memory is free as soon as nobody holds the first executor.
+    executors: WeakSet[Executor] = field(default_factory=WeakSet)
+    pool: Pool = field(default_factory=Pool)
+    nruns: int = 0
+
+    def make_room(self, need: Need, ctx: mx.Context) -> None:
+        """Give up what is bound if ``need`` would exceed the budget beside it."""
+        if not self.pool.admits(need):
+            for executor in self.executors:
+                executor.give_up()
+            self.pool.clear()
+            release(ctx)
+
+
+class Executor:
+    """Looks to Module like MXNet's executor: trains by a plan, and infers as MXNet does.
+
+    The arguments ``shared_names``, their gradients if they are added up, and the auxiliary states
+    are those of ``shared``, an executor of this kind or MXNet's. It is bound to train, and to
+    infer, when first needed.
+    """
+
+    def __init__(
+        self,
+        net: mx.sym.Symbol,
+        plans: Plans,
+        request: Request,
+        shared: Any,
+        shared_names: Sequence[str],
+    ) -> None:
+        self._symbol, self._plans, self._request = net, plans, request
+        self._device = shared.device if isinstance(shared, Executor) else Device()
+        self._device.executors.add(self)
+        self._reshaped: dict[tuple[Any, ...], Executor] = {}
+        self._monitor: tuple[Callback, bool] | None = None
+        self._trained = -1
+        shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
+        shareable = {*shared_names, *net.list_auxiliary_states()}
+        reshaped = isinstance(shared, Executor) and shared._symbol is net
+
+        def array(name: str, found: NDArray | None) -> NDArray:
+            taken = None
+            if found is not None and name in shareable:
+                taken = found
+            elif found is not None and reshaped:
+                taken = view(found, shapes[name], dtypes[name])
+            return mx.nd.zeros(shapes[name], request.ctx, dtypes[name]) if taken is None else taken
+
+        def arrays(names: Sequence[str], found: Arrays) -> Arrays:
+            return {name: array(name, found.get(name)) for name in names}
+
+        self._arguments = net.list_arguments()
+        self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {})
+        self.aux_dict = arrays(net.list_auxiliary_states(), shared.aux_dict if shared else {})
+        added = [name for name in self._arguments if request.grad_req[name] == "add"]
+        gradients = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
+        self._added: Arrays = arrays(added, gradients or {})
+        self.arg_arrays = list(self.arg_dict.values())
+        self.aux_arrays = list(self.aux_dict.values())
+        self.grad_arrays = [self._added.get(name) for name in self._arguments]
+        self._training: TrainExecutor | None = None
+        self._inference: mx.executor.Executor | None = None
+        self._outputs: list[NDArray] | None = None
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def pool(self) -> mx.executor.Executor | None:
+        """The executor of MXNet's whose memory others on this device share."""
+        return self._device.pool.executor
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan by which it trains; None as long as there is none."""
+        return self._plans.made.get(self._request.key)
+
+    @property
+    def grad_dict(self) -> Arrays:
+        return dict(zip(self._arguments, self.grad_arrays, strict=True))
+
+    @property
+    def outputs(self) -> list[NDArray]:
+        """The outputs of the last forward."""
+        return self._infer().outputs if self._outputs is None else self._outputs
+
+    @property
+    def output_dict(self) -> Arrays:
+        return dict(zip(self._symbol.list_outputs(), self.outputs, strict=True))
+
+    def train(self) -> TrainExecutor:
+        """Its training executor, bound to the plan when it is first needed."""
+        if self._training is None:
+            plan = self._plans.find(self._request)
+            need, pool = training_need(plan), self._device.pool
+            pool.allow(plan)
+            self._device.make_room(need, self._request.ctx)
+            self._training = TrainExecutor(
+                plan.trace,
+                plan.schedule,
+                ctx=self._request.ctx,
+                args=self.arg_dict,
+                args_grad=self._added,
+                aux_states=self.aux_dict,
+                pool=pool.executor,
+                match_range=plan.match_range,
+                memory=pool.memory,
+            )
+            pool.add(need, self._training.pool, self._training.memory)
+            self.grad_arrays = self._training.grad_arrays
+            self._outputs = self._outputs or self._training.outputs
+            self._plans.nbound += 1
+            self._watch()
+        return self._training
+
+    def give_up(self) -> None:
+        """Free the memory in which it runs; it is bound anew when it is next needed."""
+        self._training = self._inference = self._outputs = None
+        self.grad_arrays = [self._added.get(name) for name in self._arguments]
+
+    def _infer(self) -> mx.executor.Executor:
+        if self._inference is None:
+            ctx, pool = self._request.ctx, self._device.pool
+            need = self._plans.inference_need(self._request) if pool.is_limited else Need()
+            self._device.make_room(need, ctx)
+            self._inference = bind_inference(
+                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor
+            )
+            pool.add(need, self._inference)
+            self._watch()
+        return self._inference
+
+    def forward(self, is_train: bool = False) -> list[NDArray]:
+        """Run a training step, gradients included, or inference; the outputs."""
+        executor = self.train() if is_train else self._infer()
+        self._device.nruns += 1
+        self._trained = self._device.nruns if is_train else -1
+        self._outputs = executor.forward(is_train=is_train)
+        return self._outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Nothing: forward has computed the gradients. ArgumentError for ``out_grads``."""
+        del is_train
+        if out_grads:
+            raise ArgumentError(
+                "backward takes no out_grads: the gradients were computed within forward, and all "
+                "outputs are losses. Use mx.mod.Module to train on gradients from elsewhere"
+            )
+
+    def check_gradients(self) -> None:
+        """Raises UsageError where the gradients are no longer, or not yet, there."""
+        held = {name for name, request in self._request.grad_req.items() if request == "write"}
+        if held and self._trained != self._device.nruns:
+            raise UsageError(
+                "there are no gradients: no training step has run, or an inference or a step with "
+                "other shapes has used their memory since. Call update() right after the training "
+                "step (forward_backward)"
+            )
+
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any
+    ) -> Executor:
+        """The executor for other input shapes, on the same parameters."""
+        del partial_shaping, allow_up_sizing
+        known = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
+        request = replace(self._request, shapes={**self._request.shapes, **known})
+        if request.key == self._request.key:
+            return self
+        if request.key not in self._reshaped:
+            made = Executor(self._symbol, self._plans, request, self, self._unchanged(request))
+            made._monitor = self._monitor
+            self._reshaped[request.key] = made
+        return self._reshaped[request.key]
+
+    def _unchanged(self, request: Request) -> list[str]:
+        """The arguments that have the same shapes in ``request``."""
+        shapes, _ = infer_arguments(self._symbol, request.shapes, request.dtypes)
+        return [name for name, array in self.arg_dict.items() if array.shape == shapes[name]]
+
+    def copy_params_from(
+        self,
+        arg_params: Mapping[str, NDArray],
+        aux_params: Mapping[str, NDArray] | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:
+        """Copy values into the arguments and states of these names, as MXNet's executor does."""
+        copy_params(arg_params, self.arg_dict, allow_extra_params)
+        copy_params(aux_params or {}, self.aux_dict, allow_extra_params)
+
+    def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
+        """Call ``callback`` with the outputs of all ops, as MXNet's executor does.
+
+        UsageError in packed memory: at once, or a step that is bound later would fail.
+        """
+        if self._plans.realisation == "packed":
+            refuse_monitor()
+        for executor in (self, *self._reshaped.values()):
+            executor._monitor = (callback, monitor_all)
+            executor._watch()
+
+    def _watch(self) -> None:
+        if self._monitor is None:
+            return
+        callback, monitor_all = self._monitor
+        if self._training is not None:
+            plan = self._plans.find(self._request)
+            self._training.set_monitor_callback(_without_copies(callback, plan), monitor_all)
+        if self._inference is not None:
+            self._inference.set_monitor_callback(callback, monitor_all)
+
+    def debug_str(self) -> str:
+        """MXNet's description of what it runs."""
+        return (self._training or self._infer()).debug_str()
+
+
+def _without_copies(callback: Callback, plan: Plan) -> Callback:
+    """``callback`` but for the ops that a plan adds: it is called as without a plan."""
+    known = {node.name for node in plan.trace.nodes}
+    nodes = json.loads(plan.symbol.tojson())["nodes"]
+    added = tuple(f"{n['name']}_" for n in nodes if n["op"] != VARIABLE and n["name"] not in known)
+
+    def call(name: bytes, handle: Any) -> None:
+        if added and name.decode().startswith(added):
+            mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+        else:
+            callback(name, handle)
+
+    return call

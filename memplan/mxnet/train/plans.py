@@ -1,0 +1,147 @@
+"""The plans of a network for the steps that a Module is asked to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.trace.build import Trace, infer_arguments, trace, without_flags
+from memplan.mxnet.trace.nnvm import depth_first
+from memplan.mxnet.train.pool import Need, inference_need
+from memplan.planning.job import Job
+from memplan.planning.plan import Plan
+from memplan.strategies import Strategy
+from memplan.util.nbytes import format_nbytes, parse_budget
+
+
+@dataclass(frozen=True)
+class Request:
+    """A step to train: on which device, with which inputs, for which gradients."""
+
+    ctx: mx.Context
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, Any]
+    grad_req: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a plan depends on."""
+        dtypes = {name: np.dtype(dtype).name for name, dtype in self.dtypes.items()}
+        found = (self.shapes, dtypes, self.grad_req)
+        return (self.ctx.device_type, *(tuple(sorted(mapping.items())) for mapping in found))
+
+
+class Plans:
+    """The plans of one network, made when first asked for.
+
+    ``nbound`` counts the executors that were bound to them.
+    """
+
+    def __init__(
+        self,
+        net: mx.sym.Symbol,
+        budget: int | float | str | None,
+        strategy: str | Strategy,
+        options: Mapping[str, Any],
+        given: Plan | None,
+        realisation: str = "explicit",
+    ) -> None:
+        self._net, self._budget, self._strategy = net, budget, strategy
+        self._options, self._given = options, given
+        self.realisation = realisation if given is None else getattr(given, "realisation", "")
+        self.made: dict[tuple[Any, ...], Plan] = {}
+        self._inference: dict[tuple[Any, ...], Need] = {}
+        self.nbound = 0
+        if given is not None and not isinstance(given, Plan):
+            raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
+        if self.realisation not in ("explicit", "packed"):
+            raise ArgumentError(
+                f"Module trains by plans made with realisation='explicit' or 'packed', not "
+                f"{self.realisation!r}; train the symbol of a mirror plan with mx.mod.Module"
+            )
+
+    def find(self, request: Request) -> Plan:
+        """The plan for ``request``."""
+        if request.key not in self.made:
+            first = not self.made
+            made = self._checked(self._given, request) if first and self._given else None
+            self.made[request.key] = made = made or self._make(request)
+            if first and made.budget_nbytes is not None:
+                self._budget = made.budget_nbytes
+        return self.made[request.key]
+
+    def inference_need(self, request: Request) -> Need:
+        """What inference with the inputs of ``request`` runs in."""
+        if request.key not in self._inference:
+            made = self.made.get(request.key)
+            traced = made.trace if made else self._trace(request)
+            self._inference[request.key] = inference_need(traced)
+        return self._inference[request.key]
+
+    def _trace(self, request: Request) -> Trace:
+        return trace(
+            self._net,
+            shapes=request.shapes,
+            type_dict=request.dtypes,
+            grad_req=request.grad_req,
+            realisation=self.realisation,
+            device_type=request.ctx.device_type,
+        )
+
+    def _make(self, request: Request) -> Plan:
+        options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}
+        options |= request.shapes
+        job = Job.prepare(self._net, realisation=self.realisation, ctx=request.ctx, **options)
+        _check_losses(job.trace)
+        attempt = job.attempt(
+            self._strategy, parse_budget(self._budget, job.unplanned.total_nbytes)
+        )
+        if attempt.plan is None:
+            raise job.budget_error(attempt, self._strategy)
+        return attempt.plan
+
+    def _checked(self, plan: Plan, request: Request) -> Plan:
+        """``plan``, which was made for ``request``; ArgumentError if it was not."""
+        net = without_flags(self._net)
+        shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
+        asked = {
+            "network": (net.tojson(), plan.trace.symbol.tojson()),
+            "shapes": (shapes, plan.trace.shapes),
+            "dtypes": (dtypes, plan.trace.dtypes),
+            "grad_req": (request.grad_req, plan.trace.grad_req),
+        }
+        for what, (wanted, found) in asked.items():
+            if wanted != found:
+                where = "" if what == "network" else f": {_difference(wanted, found)}"
+                raise ArgumentError(f"the given plan was made for another {what}{where}")
+        budget_nbytes = parse_budget(self._budget, plan.unplanned.total_nbytes)
+        if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
+            raise ArgumentError(
+                f"the given plan takes {format_nbytes(plan.total_nbytes)}, more than the budget of "
+                f"{format_nbytes(budget_nbytes)}; give one that fits, or no budget"
+            )
+        _check_losses(plan.trace)
+        return plan
+
+
+def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+    return f"{name!r} is {wanted.get(name)} here, {found.get(name)} there"
+
+
+def _check_losses(trace: Trace) -> None:
+    names = trace.symbol.list_outputs()
+    for node in depth_first(trace.heads):
+        if node.is_variable and node.name not in trace.shapes:
+            output = names[int(node.name.rpartition("_")[2])]
+            raise ArgumentError(
+                f"output {output!r} is no loss: its gradient would have to be known before the "
+                f"step runs, as gradients are computed within forward. Wrap it in MakeLoss, or in "
+                f"BlockGrad if it is not to be trained, bind with for_training=False, or use "
+                f"mx.mod.Module"
+            )

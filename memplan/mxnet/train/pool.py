@@ -1,0 +1,138 @@
+"""The memory that what runs on a device shares: it runs in turn, one executor for each shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.memory.blocks import allocate
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.packed import Memory
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.plan import Plan
+from memplan.step.schedule import Schedule
+
+NDArray = Any
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory to run in: ``blocks`` of an executor of MXNet's, or one array, bytes each."""
+
+    blocks: tuple[int, ...] = ()
+    packed_nbytes: int = 0
+
+
+class Pool:
+    """Memory in which steps and inference run in turn.
+
+    MXNet gives every block of a further executor, the largest first, the smallest unused block
+    that is large enough, and adds one where there is none (src/executor/graph_executor.cc,
+    InitDataEntryMemory): what two executors hold is more than what either needs. Packed steps
+    share an array, and executors have none of it.
+    """
+
+    def __init__(self) -> None:
+        #: The executor that was bound first, to bind others with; None if there is none.
+        self.executor: mx.executor.Executor | None = None
+        #: The largest memory of packed steps; None if there is none.
+        self.memory: Memory | None = None
+        self._blocks: list[int] = []
+        self._arrays_nbytes = 0
+        self._room: int | None = 0
+
+    def allow(self, plan: Plan) -> None:
+        """All may take what the budget of ``plan`` leaves; of several plans the largest counts."""
+        if self._room is None or plan.budget_nbytes is None:
+            self._room = None
+        else:
+            left = plan.budget_nbytes - (plan.total_nbytes - plan.allocated_nbytes)
+            self._room = max(self._room, left)
+
+    @property
+    def is_limited(self) -> bool:
+        return self._room is not None
+
+    @property
+    def nbytes(self) -> int:
+        """What all that was bound here holds."""
+        return sum(self._blocks) + self._arrays_nbytes
+
+    def admits(self, need: Need) -> bool:
+        """Is there room for this? In an empty pool there is."""
+        if not self.nbytes or self._room is None:
+            return True
+        more = sum(self._lacking(need.blocks))
+        if need.packed_nbytes > (0 if self.memory is None else self.memory.nbytes):
+            more += need.packed_nbytes
+        return self.nbytes + more <= self._room
+
+    def add(
+        self, need: Need, executor: mx.executor.Executor | None, memory: Memory | None = None
+    ) -> None:
+        """An ``executor`` has been bound here, or a packed step that runs in ``memory``."""
+        self._blocks += self._lacking(need.blocks)
+        self.executor = self.executor or executor
+        if memory is not None and memory is not self.memory:
+            self._arrays_nbytes += memory.nbytes
+            self.memory = memory
+
+    def clear(self) -> None:
+        """Let go of all that was bound; what is allowed stays."""
+        self.executor = self.memory = None
+        self._blocks.clear()
+        self._arrays_nbytes = 0
+
+    def _lacking(self, blocks: Sequence[int]) -> list[int]:
+        free = sorted(self._blocks)
+        lacking = []
+        for size in sorted(blocks, reverse=True):
+            place = bisect_left(free, size)
+            if place < len(free):
+                free.pop(place)
+            else:
+                lacking.append(size)
+        return lacking
+
+
+def release(ctx: mx.Context) -> None:
+    """Give the memory of arrays that nobody holds any more back to the device, now."""
+    mx.nd.waitall()
+    ctx.empty_cache()
+
+
+def training_need(plan: Plan) -> Need:
+    """What the step of a ``plan`` runs in."""
+    if plan.realisation == "packed":
+        return Need(packed_nbytes=plan.allocated_nbytes)
+    lowered = lower(plan.trace, plan.schedule).schedule
+    return Need(allocate(lowered, match_range=plan.match_range).blocks)
+
+
+def inference_need(trace: Trace) -> Need:
+    """What :func:`memplan.mxnet.train.train_executor.bind_inference` runs in."""
+    graph = trace.graph
+    ops = graph.ops[: graph.nforward]
+    ntensors = sum(len(op.outputs) for op in ops)
+    forward = dataclasses.replace(
+        graph,
+        ops=ops,
+        tensors=graph.tensors[:ntensors],
+        heads=graph.heads[: len(trace.symbol.list_outputs())],
+    )
+    return Need(allocate(Schedule.unplanned(forward)).blocks)
+
+
+def view(array: NDArray, shape: tuple[int, ...], dtype: str) -> NDArray | None:
+    """The front of ``array`` as one of ``shape`` and ``dtype``; None where that cannot be."""
+    nelements = math.prod(shape)
+    if array.stype != "default" or np.dtype(array.dtype) != dtype or array.size < nelements:
+        return None
+    return array.reshape((-1,))[:nelements].reshape(shape)

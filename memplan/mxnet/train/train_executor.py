@@ -1,0 +1,199 @@
+"""Binds a schedule for training: like MXNet's executor, but its forward is the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
+from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.packed import Memory, PackedStep
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import depth_first
+from memplan.step.schedule import Schedule
+
+
+def copy_params(values: Arrays, arrays: Arrays, allow_extra: bool) -> None:
+    """Copy ``values`` into the ``arrays`` of these names; ArgumentError where there is none."""
+    for name, value in values.items():
+        if name in arrays:
+            value.astype(arrays[name].dtype).copyto(arrays[name])
+        elif not allow_extra:
+            raise ArgumentError(f"{name!r} is no argument or state of the network")
+
+
+class TrainExecutor:
+    """Runs training steps by a schedule; used like ``mx.executor.Executor``.
+
+    ``forward(is_train=True)`` computes outputs and gradients; ``backward()`` has nothing left to
+    do. ``forward()`` alone is MXNet's ordinary inference on the same arrays.
+
+    A gradient with ``grad_req`` "write" is an output of the graph: ``grad_dict`` holds that very
+    array, unless ``args_grad`` names another, into which it is copied after every step. With
+    "add" it is added to the array in ``args_grad`` (zeros if none is given). ``head_grads`` holds
+    the gradients of outputs that are no losses, by the names ``_head_grad_0``… of their positions:
+    ones, until others are written into them.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        schedule: Schedule,
+        *,
+        ctx: mx.Context | None = None,
+        args: Arrays | None = None,
+        args_grad: Arrays | None = None,
+        aux_states: Arrays | None = None,
+        pool: mx.executor.Executor | None = None,
+        match_range: int | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
+
+        Arrays are made, filled with zeros, for the arguments and states that are not given.
+        ``pool`` and ``match_range`` are those of
+        :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
+        ``memory`` instead, if that is large enough: see
+        :class:`memplan.mxnet.realise.packed.PackedStep`. Raises ArgumentError for an array that is
+        unknown or of the wrong shape or dtype, and for a ``match_range`` that is no whole number.
+        """
+        self.trace, self.schedule = trace, schedule
+        self.ctx = mx.context.current_context() if ctx is None else ctx
+        symbol = trace.symbol
+        self._arguments = symbol.list_arguments()
+        self.arg_dict = self._arrays("args", self._arguments, args)
+        self.aux_dict = self._arrays("aux_states", symbol.list_auxiliary_states(), aux_states)
+        self.head_grads = self._head_grads()
+        arrays = {**self.arg_dict, **self.head_grads}
+        self._training: PackedStep | mx.executor.Executor
+        if trace.realisation == "packed":
+            arrays |= self.aux_dict
+            self._training = PackedStep(trace, schedule, ctx=self.ctx, arrays=arrays, memory=memory)
+        else:
+            symbol_of_step = training_symbol(trace, schedule)
+            self._training = bind_as_it_stands(
+                symbol_of_step, self.ctx, arrays, self.aux_dict, pool, match_range
+            )
+        self._inference: mx.executor.Executor | None = None
+        self._noutputs = len(symbol.list_outputs())
+        self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
+        wanted = [name for name in self._arguments if trace.grad_req[name] != "null"]
+        self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
+        added = [name for name in wanted if trace.grad_req[name] == "add"]
+        given = {**(args_grad or {})}
+        kept = [name for name in wanted if name in added or name in given]
+        self._kept = self._arrays("args_grad", kept, given)
+        self.grad_dict = {name: self._kept.get(name, self._computed[name]) for name in wanted}
+
+    def _arrays(self, kind: str, names: Sequence[str], given: Arrays | None) -> dict[str, NDArray]:
+        for name in given or {}:
+            if name not in names:
+                raise ArgumentError(f"{kind} has an array for {name!r}, which needs none")
+        return {name: self._array(kind, name, (given or {}).get(name)) for name in names}
+
+    def _array(self, kind: str, name: str, array: NDArray | None) -> NDArray:
+        shape, dtype = self.trace.shapes[name], self.trace.dtypes[name]
+        if array is None:
+            return mx.nd.zeros(shape, self.ctx, dtype)
+        if (array.shape, np.dtype(array.dtype).name, array.context) != (shape, dtype, self.ctx):
+            raise ArgumentError(
+                f"{kind}[{name!r}] is {array.shape} {np.dtype(array.dtype).name} on "
+                f"{array.context}; it must be {shape} {dtype} on {self.ctx}"
+            )
+        return array
+
+    def _head_grads(self) -> dict[str, NDArray]:
+        """``_head_grad_i`` of every output i that is no loss: ones, to be overwritten."""
+        variables = [node for node in depth_first(self.trace.heads) if node.is_variable]
+        wanted = [node for node in variables if node.name not in self.trace.shapes]
+        result = {}
+        for node in sorted(wanted, key=lambda node: int(node.name.rpartition("_")[2])):
+            info = node.infos.outputs[0]
+            assert info is not None
+            result[node.name] = mx.nd.ones(info.shape, self.ctx, info.dtype)
+        return result
+
+    @property
+    def pool(self) -> mx.executor.Executor | None:
+        """The executor whose memory others may share; None in packed memory."""
+        return None if isinstance(self._training, PackedStep) else self._training
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory in which packed steps run, and others may."""
+        return self._training.memory if isinstance(self._training, PackedStep) else None
+
+    @property
+    def arg_arrays(self) -> list[NDArray]:
+        """The arguments, in the order of ``list_arguments()``."""
+        return list(self.arg_dict.values())
+
+    @property
+    def grad_arrays(self) -> list[NDArray | None]:
+        """The gradients in the order of the arguments; None where there is none."""
+        return [self.grad_dict.get(name) for name in self._arguments]
+
+    @property
+    def aux_arrays(self) -> list[NDArray]:
+        """The auxiliary states, in the order of ``list_auxiliary_states()``."""
+        return list(self.aux_dict.values())
+
+    @property
+    def output_dict(self) -> dict[str, NDArray]:
+        """The outputs of the last forward, by name."""
+        return dict(zip(self.trace.symbol.list_outputs(), self.outputs, strict=True))
+
+    def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
+        """Set the arguments ``values``, then run a training step, or inference; the outputs."""
+        for name, value in values.items():
+            if name not in self.arg_dict:
+                raise ArgumentError(f"{name!r} is no argument of the network")
+            self.arg_dict[name][:] = value
+        if is_train:
+            self.outputs = self._training.forward(is_train=True)[: self._noutputs]
+            for name, array in self._kept.items():
+                if self.trace.grad_req[name] == "add":
+                    array += self._computed[name]
+                else:
+                    self._computed[name].copyto(array)
+        else:
+            if self._inference is None:
+                self._inference = bind_inference(
+                    self.trace.symbol, self.ctx, self.arg_dict, self.aux_dict
+                )
+            self.outputs = self._inference.forward(is_train=False)
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Nothing: ``forward(is_train=True)`` has left the gradients in ``grad_dict``.
+
+        Raises ArgumentError for ``out_grads``, which come too late: set ``head_grads`` before.
+        """
+        del is_train
+        if out_grads is not None and (not isinstance(out_grads, list | tuple | dict) or out_grads):
+            raise ArgumentError(
+                "the gradients are computed in forward(is_train=True): put the gradients of the "
+                "outputs into head_grads before it, not into backward()"
+            )
+
+    def copy_params_from(
+        self,
+        arg_params: Arrays,
+        aux_params: Arrays | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:
+        """Copy values into the arguments and states of these names, as Executor does."""
+        copy_params(arg_params, self.arg_dict, allow_extra_params)
+        copy_params(aux_params or {}, self.aux_dict, allow_extra_params)
+
+    def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
+        """Call ``callback`` with every output of every op of a training step."""
+        self._training.set_monitor_callback(callback, monitor_all)
+
+    def debug_str(self) -> str:
+        """MXNet's description of the training step: its ops in order, and what it allocates."""
+        return self._training.debug_str()

@@ -1,0 +1,445 @@
+"""Training a Gluon block by a plan: forward, backward and recomputation in one call.
+
+step = TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), budget="4GiB")
+for x, y in batches:
+    loss = step(x, y)
+    trainer.step(x.shape[0])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.train.nesting import (
+    Arrays,
+    Specs,
+    as_inputs,
+    dtype_name,
+    leaves,
+    mapped,
+    noutputs,
+    one_context,
+    per_context,
+    regrouped,
+    specs_of,
+    variables,
+)
+from memplan.mxnet.train.pool import Pool, release, training_need, view
+from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.planning.plan import Plan
+from memplan.planning.planner import Budget, plan
+from memplan.step.costs import Costs
+from memplan.strategies import Strategy
+
+NDArray = Any
+Parameter = Any
+
+# Names of the variables that stand for inputs and labels; parameters have others.
+_INPUT, _LABEL = "memplan_input", "memplan_label"
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A block with its loss as a Symbol.
+
+    ``shapes`` are those of the variables that stand for inputs and labels.
+    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
+    """
+
+    symbol: mx.sym.Symbol
+    shapes: Mapping[str, tuple[int, ...]]
+    form: Any
+
+
+class TrainStep:
+    """Trains ``block`` by a plan: in place of autograd.record() and backward().
+
+    ``step(x, y)`` returns the loss and leaves the gradients in the parameters, as
+    ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those
+    of ``block``, which serves for inference, saving and exporting as ever. Every new combination
+    of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
+    memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
+    frozen, moved or set anew in between; if layers change, make another TrainStep.
+    """
+
+    def __init__(
+        self,
+        block: mx.gluon.HybridBlock,
+        loss: Any = None,
+        *,
+        budget: Budget = None,
+        strategy: str | Strategy = "auto",
+        time_limit: float = 60,
+        costs: Costs | None = None,
+        reserve: int | str = 0,
+        realisation: str = "explicit",
+        keep_outputs: bool = False,
+    ) -> None:
+        """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
+
+        ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works
+        on Symbols; it may return several losses. A list of losses takes one output and one label
+        each. None: the block itself computes the loss, of the inputs and the labels.
+
+        ``budget`` (for one context), ``strategy``, ``time_limit`` (seconds, for each combination
+        of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`; ``realisation``
+        is "explicit" or "packed". With
+        ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
+        :attr:`outputs`, for metrics.
+
+        Raises ArgumentError for a block that is no HybridBlock, or a loss that is no function.
+        """
+        if not isinstance(block, mx.gluon.HybridBlock):
+            raise ArgumentError(
+                f"block must be a HybridBlock, for memplan needs its Symbol; got "
+                f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
+                f"Sequential), with hybrid_forward for forward"
+            )
+        losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+        if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
+            raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+        if realisation not in ("explicit", "packed"):
+            raise ArgumentError(
+                f"realisation must be 'explicit' or 'packed' for TrainStep, got {realisation!r}"
+            )
+        self.block, self.loss = block, loss
+        self.keep_outputs = keep_outputs
+        #: The block's outputs in the last step, with ``keep_outputs``; else None.
+        self.outputs: Arrays = None
+        self._blocks = [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
+        self._options: dict[str, Any] = {
+            "budget": budget,
+            "strategy": strategy,
+            "time_limit": time_limit,
+            "costs": costs,
+            "reserve": reserve,
+            "realisation": realisation,
+        }
+        self._plans: dict[Any, tuple[Plan, _Network]] = {}
+        self._bound: dict[Any, _Bound] = {}
+        self._pools: dict[mx.Context, Pool] = {}
+
+    @property
+    def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
+        """The plans made so far, by the shapes of inputs and labels."""
+        return {
+            tuple(spec.shape for spec in leaves(key[0])): made[0]
+            for key, made in self._plans.items()
+        }
+
+    def plan(self, x: Arrays, y: Arrays = None) -> Plan:
+        """The plan for such inputs and labels: arrays, or shapes of float32 arrays."""
+        batches = per_context(x, y)
+        batch = (x, y) if batches is None else batches[0]
+        params = self._parameters()
+        specs = specs_of((as_inputs(batch[0]), batch[1]))
+        return self._planned(specs, params, _context(params.values()))[0]
+
+    def __call__(self, x: Arrays, y: Arrays = None, *, scale: float = 1.0) -> Arrays:
+        """Run a training step on inputs ``x`` and labels ``y``; the loss, as the loss returns it.
+
+        ``x`` is an array or a tuple of the block's inputs, ``y`` whatever the loss takes as
+        labels. To train on several contexts, give lists with an entry for each of them, as
+        ``split_and_load`` makes them; then the losses are such a list too. The gradients are
+        those of ``scale`` times the loss; with AMP:
+        ``with amp.scale_loss(1.0, trainer) as scale: loss = step(x, y, scale=scale)``.
+
+        Raises ArgumentError for arrays or parameters that cannot be used, TraceError for a
+        network that cannot be planned, and whatever :func:`memplan.plan` raises.
+        """
+        batches = per_context(x, y)
+        with autograd.pause():
+            ran = [self._step((as_inputs(x), y), scale) for x, y in batches or [(x, y)]]
+        losses, outputs = zip(*ran, strict=True)
+        self.outputs = outputs[0] if batches is None else list(outputs)
+        return losses[0] if batches is None else list(losses)
+
+    def _step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
+        specs = specs_of(batch)
+        ctx = one_context(batch)
+        bound = self._bound.get((specs, ctx))
+        if bound is None or not bound.is_current():
+            params = self._parameters()
+            made, network = self._planned(specs, params, ctx, to_run=True)
+            bound = self._bound[specs, ctx] = self._bind(made, network, params, ctx)
+        return bound.step(batch, scale)
+
+    def _bind(
+        self, made: Plan, network: _Network, params: Mapping[str, Parameter], ctx: mx.Context
+    ) -> _Bound:
+        """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
+        need, pool = training_need(made), self._pools.setdefault(ctx, Pool())
+        pool.allow(made)
+        unfit = {place for (_, place), other in self._bound.items() if not other.is_current()}
+        if not pool.admits(need):
+            unfit.add(ctx)
+        self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
+        for place in unfit:
+            self._pools[place].clear()
+        others = [other for (_, place), other in self._bound.items() if place == ctx]
+        bound = _Bound(made, network, params, ctx, pool, others)
+        pool.add(need, bound.executor.pool, bound.executor.memory)
+        bound.hand_over_gradients()  # the parameters hold those of what went
+        for place in unfit:
+            release(place)
+        return bound
+
+    def _parameters(self) -> dict[str, Parameter]:
+        """The parameters of the block and the loss; ArgumentError for what cannot be trained."""
+        found: dict[str, Parameter] = {}
+        for block in self._blocks:
+            for name, parameter in block.collect_params().items():
+                if found.setdefault(name, parameter) is not parameter:
+                    raise ArgumentError(f"two different parameters are named {name!r}; rename one")
+                kinds = {parameter._stype}
+                if parameter.grad_req != "null":
+                    kinds.add(parameter._grad_stype)
+                if kinds != {"default"}:
+                    raise ArgumentError(
+                        f"parameter {name!r} or its gradient is sparse, which TrainStep cannot "
+                        f"train; create its layer without sparse_grad=True"
+                    )
+        return found
+
+    def _planned(
+        self,
+        specs: Specs,
+        params: Mapping[str, Parameter],
+        ctx: mx.Context,
+        *,
+        to_run: bool = False,
+    ) -> tuple[Plan, _Network]:
+        """The plan for ``specs`` and the parameters as they are now, made if it is new.
+
+        With ``to_run`` parameters that cannot be bound are an error before the search.
+        """
+        key = (specs, tuple(map(_state, params.values())), ctx.device_type)
+        if key not in self._plans:
+            network = self._network(specs, params)
+            arguments = network.symbol.list_arguments()
+            if to_run:
+                for name in network.symbol.list_inputs():
+                    if name in params:
+                        _place(params[name], ctx)
+            requests = {n: params[n].grad_req if n in params else "null" for n in arguments}
+            shapes: dict[str, Any] = {
+                n: shape for n, shape in network.shapes.items() if n in requests
+            }
+            made = plan(
+                network.symbol,
+                ctx=ctx,
+                grad_req=requests,
+                **self._options,
+                **shapes,
+            )
+            self._plans[key] = (made, network)
+        return self._plans[key]
+
+    def _network(self, specs: Specs, params: Mapping[str, Parameter]) -> _Network:
+        if mx.util.is_np_array() or mx.util.is_np_shape():
+            raise ArgumentError(
+                "TrainStep does not support NumPy semantics; leave them by mx.npx.reset_np(), "
+                "and use mx.nd arrays"
+            )
+        inputs, labels = variables(specs[0], _INPUT), variables(specs[1], _LABEL)
+        losses, outputs = self._composed(inputs, labels)
+        kept = mapped(mx.sym.BlockGrad, outputs) if self.keep_outputs else None
+        found = list(leaves((losses, kept)))
+        if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
+            raise TraceError(f"the loss of {self.block.name!r} must be Symbols, got {losses!r}")
+        symbol = mx.sym.Group(found)
+        names = [variable.name for variable in leaves((inputs, labels))]
+        known = {*params, *names}
+        unknown = [name for name in symbol.list_inputs() if name not in known]
+        if unknown:
+            raise ArgumentError(
+                f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
+                f"block; if the loss has parameters, give it as a Block, not as a function"
+            )
+        return _Network(
+            _declared(symbol, params),
+            dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
+            mapped(noutputs, (losses, kept)),
+        )
+
+    def _composed(self, inputs: Any, labels: Any) -> tuple[Any, Any]:
+        """Losses and outputs of the block as Symbols."""
+        culprit: Any = self.block
+        try:
+            if self.loss is None:
+                outputs = self.block(*inputs, *([] if labels is None else as_inputs(labels)))
+                return outputs, outputs
+            outputs = self.block(*inputs)
+            culprit = self.loss
+            given = () if labels is None else (labels,)
+            if not isinstance(self.loss, list | tuple):
+                return self.loss(outputs, *given), outputs
+            pairs = list(zip(self.loss, outputs, *map(as_inputs, given), strict=True))
+            return [fn(*pair) for fn, *pair in pairs], outputs
+        except MemplanError:
+            raise
+        except Exception as error:  # the user's code raises whatever it likes
+            what = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
+            raise TraceError(
+                f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
+                f"hybridize() does: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _Bound:
+    """A plan bound to the parameters of a block on one context."""
+
+    def __init__(
+        self,
+        made: Plan,
+        network: _Network,
+        params: Mapping[str, Parameter],
+        ctx: mx.Context,
+        pool: Pool,
+        others: Sequence[_Bound],
+    ) -> None:
+        """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
+        self.network = network
+        trace = made.trace
+        used = [params[name] for name in network.symbol.list_inputs() if name in params]
+        _initialise(used, trace.shapes)
+        self.places = [(p, _place(p, ctx), p.grad_req) for p in used]
+        data = {p.name: p._data[i] for p, i, _ in self.places}
+        states = set(network.symbol.list_auxiliary_states())
+        self.executor: TrainExecutor = TrainExecutor(
+            trace,
+            made.schedule,
+            ctx=ctx,
+            args={
+                **{name: array for name, array in data.items() if name not in states},
+                **{name: array for name in network.shapes for array in _lent(name, trace, others)},
+            },
+            args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
+            aux_states={name: array for name, array in data.items() if name in states},
+            pool=pool.executor,
+            match_range=made.match_range,
+            memory=pool.memory,
+        )
+        self.data = [data[p.name] for p in used]
+        grads = self.executor.grad_dict
+        self.grads = [grads.get(p.name) for p in used]
+        self.scale = 1.0
+
+    def is_current(self) -> bool:
+        """Are the parameters' arrays those that were bound, and wanted gradients the same?"""
+        return all(
+            p._data is not None
+            and len(p._data) > place
+            and p._data[place] is data
+            and p.grad_req == request
+            and (request != "add" or p._grad[place] is grad)
+            for (p, place, request), data, grad in zip(
+                self.places, self.data, self.grads, strict=True
+            )
+        )
+
+    def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
+        """Run a step; its losses and kept outputs."""
+        if scale != self.scale:
+            for array in self.executor.head_grads.values():
+                array[:] = scale
+            self.scale = scale
+        inputs, labels = batch
+        values = {f"{_INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
+        values |= {f"{_LABEL}{i}": array for i, array in enumerate(leaves(labels))}
+        known = self.executor.arg_dict
+        self.hand_over_gradients()
+        found = self.executor.forward(
+            is_train=True, **{name: value for name, value in values.items() if name in known}
+        )
+        # The next step writes into the executor's arrays.
+        losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
+        return losses, outputs
+
+    def hand_over_gradients(self) -> None:
+        """Make the arrays in which the gradients will be those of the parameters."""
+        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
+            if grad is None:
+                continue
+            if p._grad[place] is not grad:
+                p._grad[place] = grad
+                # Backward of autograd, if it is used beside this step, must write there too.
+                autograd.mark_variables([data], [grad], [request])
+            data._fresh_grad = True
+
+
+def _lent(name: str, trace: Trace, others: Sequence[_Bound]) -> list[NDArray]:
+    """An array for an input in the memory of one that is as large; none where there is none."""
+    if name not in trace.shapes:
+        return []
+    known = [other.executor.arg_dict for other in others]
+    views = [
+        view(arrays[name], trace.shapes[name], trace.dtypes[name])
+        for arrays in known
+        if name in arrays
+    ]
+    return [array for array in views if array is not None][:1]
+
+
+def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Finish deferred initialisation, in the order of a hybridized block: the same numbers."""
+    for parameter in params:
+        if parameter._deferred_init:
+            parameter.shape = shapes[parameter.name]
+    for parameter in params:
+        parameter._finish_deferred_init()
+
+
+def _context(params: Iterable[Parameter]) -> mx.Context:
+    """The first context of the parameters, initialised or to be; else the current one."""
+    for parameter in params:
+        if parameter._data is not None or parameter._deferred_init:
+            return parameter.list_ctx()[0]
+    return mx.context.current_context()
+
+
+def _place(parameter: Parameter, ctx: mx.Context) -> int:
+    """Which of the parameter's arrays is on ``ctx``."""
+    if parameter._data is None and not parameter._deferred_init:
+        raise ArgumentError(
+            f"parameter {parameter.name!r} is not initialized; call block.initialize()"
+        )
+    contexts = parameter.list_ctx()
+    if ctx not in contexts:
+        raise ArgumentError(
+            f"the batch is on {ctx}, parameter {parameter.name!r} on "
+            f"{', '.join(map(str, contexts))}; load the batch there, or call "
+            f"block.collect_params().reset_ctx({ctx})"
+        )
+    return int(contexts.index(ctx))
+
+
+def _state(parameter: Parameter) -> tuple[Any, ...]:
+    return parameter.name, parameter.grad_req, dtype_name(parameter.dtype)
+
+
+def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.Symbol:
+    """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
+
+    Those that Gluon gave them may be older: of the time before a cast.
+    """
+    data = json.loads(symbol.tojson(remove_amp_cast=False))
+    for node in data["nodes"]:
+        parameter = params.get(node["name"]) if node["op"] == "null" else None
+        if parameter is None:
+            continue
+        attrs = node.setdefault("attrs", {})
+        attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
+        attrs.pop("__shape__", None)
+        if parameter.shape is not None:
+            attrs["__shape__"] = str(tuple(parameter.shape))
+    return mx.sym.load_json(json.dumps(data))

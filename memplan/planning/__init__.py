@@ -1,0 +1,1 @@
+"""From a network and a budget to a plan."""

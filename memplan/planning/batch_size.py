@@ -1,0 +1,326 @@
+"""The largest batch that trains within a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.errors import ArgumentError, BudgetError, ScheduleError
+from memplan.planning.cache import Cache
+from memplan.planning.job import Job, Symbol
+from memplan.planning.plan import Attempt, Comparison, Plan
+from memplan.planning.record import Known
+from memplan.planning.tasks import Task, run
+from memplan.step.schedule import Schedule
+from memplan.strategies import Status, Strategy, create
+from memplan.util.interrupts import noticing
+from memplan.util.nbytes import format_nbytes, parse_budget
+
+MARK = "N"
+
+# The bytes of a plan per sample are taken from a batch of this size: in a smaller one, what does
+# not grow with the batch weighs too much.
+FIRST_SIZE = 8
+
+# A size is searched for at most this share of the time: halving an interval takes several.
+SHARE_OF_TIME = 0.125
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch size that was tried; ``fits`` tells whether its plan keeps budget and overhead."""
+
+    batch_size: int
+    attempt: Attempt
+    fits: bool
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The largest batch size found that fits, its plan, and all sizes that were tried.
+
+    ``too_large`` is the smallest size tried that did not fit (None: the search ended before one
+    was met): sizes between the two were not tried, as time was up. That a size does not fit is
+    proved only where its attempt says "infeasible".
+    """
+
+    batch_size: int
+    plan: Plan
+    too_large: int | None
+    tried: tuple[Trial, ...]
+
+    def __str__(self) -> str:
+        plan = self.plan
+        first = (
+            f"Batch size {self.batch_size}: {format_nbytes(plan.total_nbytes)} of "
+            f"{format_nbytes(plan.budget_nbytes or 0)} at {plan.overhead:+.1%} time; "
+        )
+        if self.too_large is None:
+            first += "larger ones were not tried, as time was up."
+        elif self.too_large > self.batch_size + 1:
+            first += f"{self.too_large} did not fit, those between were not tried: time was up."
+        else:
+            first += f"{self.too_large} did not fit."
+        rows = str(Comparison(tuple(trial.attempt for trial in self.tried))).splitlines()
+        starts = [f"{'batch':>5}  fits"]
+        starts += [f"{t.batch_size:>5}  {'yes ' if t.fits else 'no  '}" for t in self.tried]
+        lines = [f"{start}  {row}" for start, row in zip(starts, rows, strict=True)]
+        return "\n".join([first, "", *lines])
+
+    def to_csv(self) -> str:
+        """The sizes tried as CSV: ``batch_size``, ``fits``, and the columns of a comparison."""
+        rows = Comparison(tuple(trial.attempt for trial in self.tried)).to_csv().splitlines()
+        starts = ["batch_size,fits", *(f"{t.batch_size},{int(t.fits)}" for t in self.tried)]
+        lines = [f"{start},{row}\n" for start, row in zip(starts, rows, strict=True)]
+        return "".join(lines)
+
+
+def max_batch_size(
+    net: Symbol,
+    budget: int | str,
+    *,
+    max_overhead: float | None = None,
+    strategy: str | Strategy = "auto",
+    time_limit: float = 300,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> BatchSize:
+    """The largest batch for which ``strategy`` finds a plan within ``budget``.
+
+    In the input shapes "N" stands for the batch size: ``data=("N", 3, 224, 224)``. ``budget`` are
+    bytes, or a string such as "4GiB"; ``max_overhead`` is the most recomputation to accept, as a
+    share of the unplanned step. Bytes grow about evenly with the batch, which gives a first guess;
+    then intervals are halved, every size by a plan of its own. ``time_limit`` are seconds for the
+    whole search, one plan getting an eighth of them at most. ``executor`` (a process pool, Dask's
+    ``client.get_executor()``) tries three sizes at a time; ``cache`` is a folder for plans.
+    The other ``options`` are those of :func:`memplan.plan`.
+
+    Raises BudgetError if no batch fits, not even of one sample, and else what
+    :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.
+    """
+    budget_nbytes = _bytes(budget)
+    _check_overhead(max_overhead)
+    if not isinstance(time_limit, int | float) or not 0 < time_limit < math.inf:
+        raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+    sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
+    create(strategy, realisation=options.get("realisation", "mirror"))
+    search = _Search(
+        sizes,
+        strategy,
+        budget_nbytes,
+        max_overhead,
+        deadline=time.monotonic() + time_limit,
+        executor=executor,
+        cache=None if cache is None else Cache.open(cache),
+    )
+    return search.run()
+
+
+def _bytes(budget: int | str) -> int:
+    text = budget.strip() if isinstance(budget, str) else ""
+    if budget is None or isinstance(budget, float) or text.endswith("%"):
+        raise ArgumentError(
+            f"the budget must be bytes or a string such as '4GiB', got {budget!r}: a share of the "
+            "unplanned step grows with the batch"
+        )
+    return parse_budget(budget, 0) or 0
+
+
+def _check_overhead(max_overhead: float | None) -> None:
+    if max_overhead is None:
+        return
+    if not isinstance(max_overhead, int | float) or not 0 <= max_overhead < math.inf:
+        raise ArgumentError(f"max_overhead must be a share such as 0.2 or None: {max_overhead!r}")
+
+
+class _Sizes:
+    """The network at any batch size, traced when it is first asked for."""
+
+    def __init__(self, net: Symbol, options: Mapping[str, Any], seconds: float) -> None:
+        self.net, self.options, self.seconds = net, options, seconds
+        self.jobs: dict[int, Job] = {}
+        self.marked = {
+            name: tuple(value)
+            for name, value in options.items()
+            if isinstance(value, tuple | list) and MARK in value
+        }
+        if not self.marked:
+            raise ArgumentError(
+                f"no shape names the batch: put {MARK!r} in its place, as in "
+                f"data=({MARK!r}, 3, 224, 224)"
+            )
+
+    def job(self, size: int) -> Job:
+        """The network with batches of ``size``."""
+        if size not in self.jobs:
+            shapes = {
+                name: tuple(size if n == MARK else n for n in shape)
+                for name, shape in self.marked.items()
+            }
+            given = {**self.options, **shapes, "time_limit": self.seconds}
+            self.jobs[size] = Job.prepare(self.net, **given)
+        return self.jobs[size]
+
+
+class _Search:
+    """Halves the interval between a size that fits and one that does not."""
+
+    def __init__(
+        self,
+        sizes: _Sizes,
+        strategy: str | Strategy,
+        budget_nbytes: int,
+        max_overhead: float | None,
+        *,
+        deadline: float,
+        executor: Executor | None,
+        cache: Cache | None,
+    ) -> None:
+        self.sizes, self.strategy, self.budget_nbytes = sizes, strategy, budget_nbytes
+        self.most = math.inf if max_overhead is None else max_overhead
+        self.deadline, self.executor, self.cache = deadline, executor, cache
+        self.name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        self.trials: dict[int, Trial] = {}
+        self.carried: set[int] = set()  # sizes that fit by the plan of another size
+        self.least: Plan | None = None
+
+    def run(self) -> BatchSize:
+        """Bracket, halve, and plan the largest size that fits as well as time allows."""
+        with noticing() as interrupt:
+            try:
+                low, high = self._bracket()
+                while high - low > 1 and self._time_is_left() and not interrupt.noticed:
+                    middle = (low + high) // 2
+                    self._try(middle, (low + middle) // 2, (middle + high) // 2)
+                    low, high = (middle, high) if self.trials[middle].fits else (low, middle)
+                if not interrupt.noticed:
+                    self._improve(low)
+            except KeyboardInterrupt:
+                if not any(trial.fits for trial in self.trials.values()):
+                    raise
+        return self._result()
+
+    def _bracket(self) -> tuple[int, int]:
+        """A size that fits and a larger one that does not (the same one if time is up)."""
+        size = self._guess()
+        step = max(1, size // 16)
+        self._try(size, max(1, size - step), size + step)
+        if self.trials[size].fits:
+            while self._time_is_left():
+                larger, step = size + step, 2 * step
+                self._try(larger, larger + step)
+                if not self.trials[larger].fits:
+                    return size, larger
+                size = larger
+            return size, size
+        while size > 1 and self._time_is_left():
+            smaller, step = max(1, size - step), 2 * step
+            self._try(smaller, max(1, smaller - step))
+            if self.trials[smaller].fits:
+                return smaller, size
+            size = smaller
+        raise self._error(size)
+
+    def _guess(self) -> int:
+        """The size at which the least memory, or what ``max_overhead`` allows of it, fills up."""
+        begin = time.monotonic()
+        job = self.sizes.job(FIRST_SIZE)
+        [attempt] = run([Task(job, self.strategy, None, since=begin)], cache=self.cache)
+        per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
+        if attempt is not None and attempt.plan is not None:
+            self.least = attempt.plan
+            saved = per_sample - attempt.plan.allocated_nbytes / FIRST_SIZE
+            share = 1.0 if self.least.overhead <= self.most else self.most / self.least.overhead
+            per_sample -= share * saved
+        free = self.budget_nbytes - job.unplanned.fixed_nbytes - job.unplanned.reserve_nbytes
+        return max(1, int(free / max(1.0, per_sample)))
+
+    def _try(self, size: int, *later: int) -> None:
+        """Try ``size``; with an executor, sizes that may be asked for ``later`` as well."""
+        wanted = dict.fromkeys([size, *(later if self.executor is not None else ())])
+        tasks: dict[int, Task] = {}
+        for n in [n for n in wanted if n not in self.trials]:
+            begin = time.monotonic()
+            job = self.sizes.job(n)
+            start = self._carried_over(job)
+            if start is not None and start.overhead <= self.most and self._holds(job, start):
+                self._note(n, job.attempt(Known(Status.FEASIBLE, start), self.budget_nbytes))
+                self.carried.add(n)
+            if n not in self.trials or not self.trials[n].fits:
+                tasks[n] = Task(job, self.strategy, self.budget_nbytes, start, since=begin)
+        made = run(tasks.values(), executor=self.executor, cache=self.cache)
+        for n, attempt in zip(tasks, made, strict=True):
+            if attempt is not None:
+                self._note(n, attempt)
+        if size not in self.trials:
+            raise KeyboardInterrupt
+
+    def _carried_over(self, job: Job) -> Schedule | None:
+        """The schedule of the least memory, on the network with another batch."""
+        if self.least is None:
+            return None
+        try:
+            return Schedule.from_json(job.graph, self.least.schedule.to_json())
+        except ScheduleError:  # MXNet builds another graph for that size
+            return None
+
+    def _holds(self, job: Job, schedule: Schedule) -> bool:
+        held = job.placed_nbytes(schedule) + job.graph.fixed_nbytes + job.reserve_nbytes
+        return held <= self.budget_nbytes
+
+    def _note(self, size: int, attempt: Attempt) -> None:
+        """Remember what was tried, under the strategy that the plan goes back to."""
+        plan = attempt.plan
+        if plan is not None:
+            plan = dataclasses.replace(plan, strategy=self.name)
+        attempt = dataclasses.replace(attempt, strategy=self.name, plan=plan)
+        self.carried.discard(size)
+        self.trials[size] = Trial(size, attempt, plan is not None and plan.overhead <= self.most)
+
+    def _improve(self, size: int) -> None:
+        """Search for a cheaper plan of ``size``, if it was found to fit without a search."""
+        plan = self.trials[size].attempt.plan
+        if plan is None or size not in self.carried:
+            return
+        task = Task(self.sizes.job(size), self.strategy, self.budget_nbytes, plan.schedule)
+        [attempt] = run([task], executor=self.executor, cache=self.cache)
+        better = None if attempt is None else attempt.plan
+        if attempt is not None and better is not None and better.overhead <= plan.overhead:
+            self._note(size, attempt)
+
+    def _time_is_left(self) -> bool:
+        """Is there time for one more size, and for improving the plan of the last?"""
+        return time.monotonic() + 2 * self.sizes.seconds <= self.deadline
+
+    def _error(self, size: int) -> BudgetError:
+        """Why no size fits; ``size`` is the smallest that was tried."""
+        attempt = self.trials[size].attempt
+        if attempt.plan is not None:
+            return BudgetError(
+                f"batches of {size} fit in {format_nbytes(self.budget_nbytes)} only at "
+                f"{attempt.plan.overhead:+.1%} time; raise max_overhead or the budget",
+                proved=False,
+                lowest_nbytes=attempt.plan.total_nbytes,
+            )
+        error = self.sizes.job(size).budget_error(attempt, self.strategy)
+        tried = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
+        return BudgetError(
+            f"{tried}: {error}",
+            proved=error.proved and size == 1,
+            lowest_nbytes=error.lowest_nbytes,
+        )
+
+    def _result(self) -> BatchSize:
+        best = max(size for size, trial in self.trials.items() if trial.fits)
+        plan = self.trials[best].attempt.plan
+        assert plan is not None
+        tried = tuple(trial for _, trial in sorted(self.trials.items()))
+        too_large = min((size for size in self.trials if size > best), default=None)
+        return BatchSize(best, plan, too_large, tried)

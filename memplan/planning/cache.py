@@ -1,0 +1,105 @@
+"""Texts kept in a folder, one file each: what a long search found, for the next time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.errors import ArgumentError
+
+FORMAT = "memplan.planning.cache/1"
+
+# A draft older than this belongs to a process that was killed while it wrote.
+STALE_SECONDS = 3600.0
+
+
+def digest(text: str) -> str:
+    """A name for ``text`` that no other text has."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of entries, which processes may share.
+
+    An entry is there whole or not at all: it is written beside its place, then renamed. One that
+    is damaged all the same (its checksum tells) counts as missing, with a warning.
+    """
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Cache:
+        """The cache in ``folder`` ("~" is the home), made if missing; ArgumentError if it fails."""
+        try:
+            path = Path(folder).expanduser()
+            path.mkdir(parents=True, exist_ok=True)
+        except (TypeError, OSError, RuntimeError) as error:
+            raise ArgumentError(
+                f"cache must be a folder that can be written, got {folder!r}: {error}"
+            ) from error
+        return cls(path)
+
+    def path(self, key: str) -> Path:
+        """The file of the entry ``key`` (any text)."""
+        return self.folder / f"{digest(key)}.json"
+
+    def find(self, key: str) -> str | None:
+        """The text kept as ``key``, or None."""
+        path = self.path(key)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
+            text = str(data["text"])
+            if data["key"] != digest(key) or data["checksum"] != digest(text):
+                raise ValueError("its checksum is wrong")
+        except FileNotFoundError:
+            return None
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            self.distrust(key, str(error) or type(error).__name__)
+            return None
+        return text
+
+    def distrust(self, key: str, reason: str) -> None:
+        """Warn that the entry ``key`` is of no use; what is found anew takes its place."""
+        warnings.warn(
+            f"the plan kept in {str(self.path(key))!r} cannot be used and is made anew: {reason}",
+            stacklevel=2,
+        )
+
+    def keep(self, key: str, text: str) -> None:
+        """Write the entry; a full or read-only disk is a warning, for the plan is there."""
+        data = {"format": FORMAT, "key": digest(key), "checksum": digest(text), "text": text}
+        draft = None
+        try:
+            self._sweep()
+            descriptor, draft = tempfile.mkstemp(".draft", dir=self.folder)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(json.dumps(data))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path(key))
+        except OSError as error:
+            warnings.warn(
+                f"a plan could not be kept in {str(self.folder)!r}: {error}", stacklevel=2
+            )
+        finally:
+            # Nothing is left of it once it has been renamed.
+            if draft is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft)
+
+    def _sweep(self) -> None:
+        """Delete the drafts of processes that were killed."""
+        for draft in self.folder.glob("*.draft"):
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > STALE_SECONDS:
+                    draft.unlink()

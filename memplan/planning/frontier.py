@@ -1,0 +1,169 @@
+"""The curve of overhead against bytes: plans from the unplanned step to the least memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from memplan.errors import ArgumentError
+from memplan.planning.cache import Cache
+from memplan.planning.job import Job, Symbol, options_of
+from memplan.planning.plan import Attempt, Comparison, Plan
+from memplan.planning.tasks import Task, run
+from memplan.step.schedule import Schedule
+from memplan.strategies import Strategy, create
+from memplan.util.interrupts import noticing
+from memplan.util.nbytes import parse_budget
+
+POINTS = 8
+
+# A point that begins from its neighbours' plans needs less time than they had.
+SHARE_BETWEEN_NEIGHBOURS = 0.5
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What less memory costs, as far as was found.
+
+    ``points`` have a plan each, from the unplanned step down to the fewest bytes: every one holds
+    less than the one before, and takes longer. ``left_out`` are the budgets without a plan, and
+    plans that another one beats in bytes and in time.
+    """
+
+    points: tuple[Attempt, ...]
+    left_out: tuple[Attempt, ...]
+
+    def __post_init__(self) -> None:
+        for before, after in pairwise(self.plans):
+            if before.total_nbytes <= after.total_nbytes or before.overhead >= after.overhead:
+                raise ArgumentError(
+                    f"points of a frontier lead to fewer bytes at more time; {before.total_nbytes} "
+                    f"bytes at {before.overhead} are followed by {after.total_nbytes} bytes at "
+                    f"{after.overhead}"
+                )
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the points."""
+        return tuple(point.plan for point in self.points if point.plan is not None)
+
+    def __str__(self) -> str:
+        return str(Comparison(self.points))
+
+    def to_csv(self) -> str:
+        """The points as CSV: bytes as integers, overhead and bound as fractions."""
+        return Comparison(self.points).to_csv()
+
+
+def frontier(
+    net: Symbol,
+    *,
+    strategy: str | Strategy = "auto",
+    budgets: int | Iterable[int | float | str] | None = None,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Frontier:
+    """The plans of ``strategy`` from the unplanned step down to the least memory that it reaches.
+
+    ``budgets`` are those to plan for, or how many, spread evenly in bytes between the two ends
+    (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit`` is that
+    of one point. The network is traced once. Every second point begins from the plans of its
+    neighbours, if the strategy can, and then takes half the time. ``executor`` (a process pool,
+    Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer does
+    not hang on the clock gives the same curve. ``cache`` is a folder for finished points.
+
+    An interrupt ends the search with the points made so far. Raises what :func:`memplan.plan`
+    raises, BudgetError excepted: a budget without a plan is left out of the curve.
+    """
+    job = Job.prepare(net, **options)
+    create(strategy, realisation=job.realisation)  # an unknown name is said before any search
+    wanted = _given(job, budgets)
+    curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
+    with noticing() as interrupt:
+        if isinstance(wanted, int):
+            wanted = curve.between_the_ends(wanted)
+        for wave, between in ((wanted[::2], False), (wanted[1::2], True)):
+            if not interrupt.noticed:
+                curve.add(wave, between=between)
+    return curve.result()
+
+
+def _given(job: Job, budgets: int | Iterable[int | float | str] | None) -> list[int] | int:
+    """The budgets that are named, in bytes and descending, or how many there are to be."""
+    if isinstance(budgets, Iterable) and not isinstance(budgets, str):
+        parsed = (parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets)
+        return sorted({nbytes for nbytes in parsed if nbytes is not None}, reverse=True)
+    if budgets is None:
+        return POINTS
+    if type(budgets) is int and budgets >= 2:
+        return budgets
+    raise ArgumentError(
+        f"budgets must be a list of budgets, or how many points the curve is to have (2 or more), "
+        f"got {budgets!r}"
+    )
+
+
+class _Curve:
+    """The points made so far; the first is the unplanned step."""
+
+    def __init__(
+        self, job: Job, strategy: str | Strategy, executor: Executor | None, cache: Cache | None
+    ) -> None:
+        self.job, self.strategy, self.executor, self.cache = job, strategy, executor, cache
+        self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation))
+        # Its bytes are a budget within which it is optimal.
+        least = job.attempt("store_all", None).plan
+        self.made = [job.attempt("store_all", None if least is None else least.total_nbytes)]
+
+    def between_the_ends(self, npoints: int) -> list[int]:
+        """Make the point of the least memory; budgets that divide the way to it evenly."""
+        self.add([None], between=False)
+        totals = [attempt.plan.total_nbytes for attempt in self.made if attempt.plan is not None]
+        least, most, parts = min(totals), max(totals), npoints - 1
+        steps = [least + (most - least) * part // parts for part in range(parts - 1, 0, -1)]
+        return [nbytes for nbytes in dict.fromkeys(steps) if least < nbytes < most]
+
+    def add(self, budgets: Sequence[int | None], *, between: bool) -> None:
+        """Make a point for every budget; ``between`` points whose plans lead to theirs."""
+        job = self.job
+        if between and self.takes_start:
+            job = dataclasses.replace(job, time_limit=SHARE_BETWEEN_NEIGHBOURS * job.time_limit)
+        tasks = [Task(job, self.strategy, budget, self._start(budget)) for budget in budgets]
+        try:
+            found = run(tasks, executor=self.executor, cache=self.cache)
+        except KeyboardInterrupt:
+            if len(self.made) == 1:
+                raise
+            return
+        self.made += [attempt for attempt in found if attempt is not None]
+
+    def _start(self, budget_nbytes: int | None) -> Schedule | None:
+        """The cheapest schedule within the budget that is known."""
+        if budget_nbytes is None or not self.takes_start:
+            return None
+        plans = [attempt.plan for attempt in self.made if attempt.plan is not None]
+        fitting = [plan for plan in plans if plan.total_nbytes <= budget_nbytes]
+        best = min(fitting, key=lambda plan: plan.overhead, default=None)
+        return None if best is None else best.schedule
+
+    def result(self) -> Frontier:
+        """The curve, without what another plan beats."""
+
+        def rank(attempt: Attempt) -> tuple[int, float]:
+            assert attempt.plan is not None
+            return attempt.plan.total_nbytes, attempt.plan.overhead
+
+        kept: list[Attempt] = []
+        left_out = [attempt for attempt in self.made if attempt.plan is None]
+        for attempt in sorted((a for a in self.made if a.plan is not None), key=rank):
+            if kept and rank(attempt)[1] >= rank(kept[-1])[1]:
+                left_out.append(attempt)
+            else:
+                kept.append(attempt)
+        return Frontier(tuple(reversed(kept)), tuple(left_out))

@@ -1,0 +1,56 @@
+"""A job as text, for another process or machine to make it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+from memplan.errors import UsageError
+from memplan.planning.cache import digest
+from memplan.planning.job import Job
+from memplan.planning.plan import Footprint
+
+
+def pack(job: Job) -> str:
+    """All that makes ``job`` again elsewhere, as JSON: the network, how to trace it, its costs."""
+    from memplan.mxnet.trace.request import request_of
+
+    return json.dumps(
+        {
+            "trace": request_of(job.trace, device_type="gpu" if job.on_gpu else "cpu"),
+            "match_range": job.graph.match_range,
+            "seconds": [op.seconds for op in job.graph.ops],
+            "graph": digest(job.graph.to_json()),
+            "unplanned": dataclasses.asdict(job.unplanned),
+            "costs": job.costs,
+            "time_limit": job.time_limit,
+            "reserve_nbytes": job.reserve_nbytes,
+        }
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def unpack(text: str) -> Job:
+    """The job that :func:`pack` wrote; UsageError if it is traced otherwise here."""
+    from memplan.mxnet.trace.request import trace_again
+
+    data = json.loads(text)
+    traced = trace_again(data["trace"], match_range=data["match_range"])
+    if len(traced.graph.ops) == len(data["seconds"]):
+        graph = traced.graph.with_seconds(data["seconds"])
+        if digest(graph.to_json()) == data["graph"]:
+            return Job(
+                trace=traced,
+                graph=graph,
+                realisation=traced.realisation,
+                unplanned=Footprint(**data["unplanned"]),
+                costs=data["costs"],
+                on_gpu=data["trace"]["device_type"] == "gpu",
+                time_limit=data["time_limit"],
+                reserve_nbytes=data["reserve_nbytes"],
+            )
+    raise UsageError(
+        "a worker of the executor traces the network otherwise than the process that asks: both "
+        "need the same memplan and the same MXNet"
+    )

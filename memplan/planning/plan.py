@@ -1,0 +1,238 @@
+"""What the user gets: a plan, its figures beside those of the unplanned step, its summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import Status
+from memplan.util.nbytes import format_nbytes
+from memplan.views import explain, notebook, pictures, report
+from memplan.views.planned import Plans
+
+if TYPE_CHECKING:
+    from memplan.views.pictures import Figure
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a training step on the device, and its seconds.
+
+    ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
+    allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
+    ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
+    NNVM_EXEC_MATCH_RANGE with which MXNet allocates that.
+    """
+
+    peak_nbytes: int
+    allocated_nbytes: int
+    fixed_nbytes: int
+    reserve_nbytes: int
+    seconds: float
+    match_range: int
+
+    @property
+    def total_nbytes(self) -> int:
+        """Everything that the step holds on the device, the reserve included."""
+        return self.fixed_nbytes + self.allocated_nbytes + self.reserve_nbytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network that trains within a budget.
+
+    ``symbol`` (an ``mx.sym.Symbol``) is the network with MXNet's attributes set, for any training
+    script; of an explicit or packed plan, the training step as MXNet would be given it.
+    ``lower_bound`` is proven: no plan of this realisation within the budget has less ``overhead``
+    (None: nothing was proved), among those that run backward ops once unless the strategy may
+    repeat them; with ``bound_in_order``, among those that keep the order in which ops first run
+    and execute an op once per stage at most. ``trace`` is the traced network.
+    ``unplanned`` holds the same figures for the step without a plan.
+    """
+
+    status: Status
+    symbol: Any = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    strategy: str
+    costs: str
+    realisation: str
+    trace: Any = field(repr=False)
+    budget_nbytes: int | None
+    footprint: Footprint
+    unplanned: Footprint
+    lower_bound: float | None
+    planning_seconds: float
+    bound_in_order: bool = False
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Simulated peak of the activations alive."""
+        return self.footprint.peak_nbytes
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """What MXNet allocates for activations."""
+        return self.footprint.allocated_nbytes
+
+    @property
+    def fixed_nbytes(self) -> int:
+        """Arguments, their gradients and auxiliary states."""
+        return self.footprint.fixed_nbytes
+
+    @property
+    def total_nbytes(self) -> int:
+        """fixed + allocated + reserve: what must fit the budget."""
+        return self.footprint.total_nbytes
+
+    @property
+    def match_range(self) -> int:
+        """The NNVM_EXEC_MATCH_RANGE to bind with: chosen for explicit plans, else this process's.
+
+        :class:`memplan.mxnet.Module` and :class:`memplan.mxnet.train.train_step.TrainStep` see to
+        it.
+        """
+        return self.footprint.match_range
+
+    @property
+    def overhead(self) -> float:
+        """Extra seconds of recomputation / seconds of the unplanned step."""
+        return self.schedule.overhead
+
+    def plot(self, picture: str = "memory", path: str | PathLike[str] | None = None) -> Figure:
+        """A picture of this plan as a matplotlib Figure, written to ``path`` if that is given.
+
+        "memory": bytes over the steps, and what is alive at the peak. "matrix": the schedule as
+        Checkmate's R and S. "network": what is kept and what is recomputed. Raises
+        DependencyError without matplotlib (the extra ``plot``).
+        """
+        return pictures.plot(self, picture, path)
+
+    def report_html(self, *, others: Plans | None = None, title: str | None = None) -> str:
+        """This plan as one HTML page: see :func:`memplan.views.report.report_html`."""
+        return report.report_html(self, others=others, title=title)
+
+    def save_report(
+        self, path: str | PathLike[str], *, others: Plans | None = None, title: str | None = None
+    ) -> Path:
+        """Write :meth:`report_html` to ``path``, and give that back."""
+        return report.save_report(self, path, others=others, title=title)
+
+    def explain(self, name: str | None = None) -> str:
+        """Why the tensor or op ``name`` is kept or recomputed; None: what holds the peak.
+
+        Raises ArgumentError where the network has no such name.
+        """
+        return explain.peak(self.schedule) if name is None else explain.why(self.schedule, name)
+
+    def _repr_html_(self) -> str:
+        return notebook.notebook_html(self)
+
+    def __str__(self) -> str:
+        budget = "" if self.budget_nbytes is None else f" in {format_nbytes(self.budget_nbytes)}"
+        lines = [
+            f"Fits{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
+            f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
+            "",
+            f"{'':28}{'unplanned':>14}{'planned':>14}",
+        ]
+        for label, name in (
+            ("activations alive, peak", "peak_nbytes"),
+            ("activations, as allocated", "allocated_nbytes"),
+            ("arguments and gradients", "fixed_nbytes"),
+            ("reserve", "reserve_nbytes"),
+            ("whole step", "total_nbytes"),
+        ):
+            before, after = getattr(self.unplanned, name), getattr(self.footprint, name)
+            lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
+        recomputed = len(self.schedule.recomputed)
+        lines += [
+            "",
+            f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
+            f"{f'; {self._proof()}' if recomputed else ''}.",
+            f"strategy {self.strategy}, costs {self.costs}, "
+            f"planned in {self.planning_seconds:.1f} s",
+        ]
+        return "\n".join(lines)
+
+    def _proof(self) -> str:
+        kind = "plan that keeps the order of the ops" if self.bound_in_order else "plan"
+        if self.status is Status.OPTIMAL:
+            return f"no cheaper {kind} exists"
+        if self.lower_bound:
+            return f"no {kind} within the budget costs less than {self.lower_bound:+.1%} (proved)"
+        return "a cheaper plan may exist"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One row of a comparison; ``plan`` is None where the strategy found none.
+
+    With ``in_order`` what the status says holds among schedules that keep the order of the ops.
+    """
+
+    strategy: str
+    budget_nbytes: int | None
+    status: Status
+    plan: Plan | None
+    seconds: float
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans of several strategies at several budgets."""
+
+    rows: tuple[Attempt, ...]
+
+    HEADER = ("strategy", "budget", "status", "total", "allocated", "peak", "overhead", "bound")
+
+    def __str__(self) -> str:
+        table = [self.HEADER, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADER))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in table
+        )
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
+        """Overhead against memory: see :func:`memplan.views.pictures.overhead_against_memory`."""
+        return pictures.overhead_against_memory(self, path)
+
+    def to_csv(self) -> str:
+        """The table as CSV: bytes as integers, overhead and bound as fractions."""
+        names = ["strategy", "budget_nbytes", "status", "total_nbytes", "allocated_nbytes"]
+        names += ["peak_nbytes", "overhead", "lower_bound", "planning_seconds"]
+        lines = [",".join(names)]
+        for row in self.rows:
+            plan = row.plan
+            figures = ["", "", "", "", ""]
+            if plan is not None:
+                bound = "" if plan.lower_bound is None else f"{plan.lower_bound:.6f}"
+                figures = [
+                    str(plan.total_nbytes),
+                    str(plan.allocated_nbytes),
+                    str(plan.peak_nbytes),
+                    f"{plan.overhead:.6f}",
+                    bound,
+                ]
+            budget = "" if row.budget_nbytes is None else str(row.budget_nbytes)
+            cells = [row.strategy, budget, row.status.value, *figures, f"{row.seconds:.3f}"]
+            lines.append(",".join(cells))
+        return "\n".join(lines) + "\n"
+
+
+def _cells(row: Attempt) -> tuple[str, ...]:
+    budget = "least" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)
+    if row.plan is None:
+        return (row.strategy, budget, row.status.value, "-", "-", "-", "-", "-")
+    plan = row.plan
+    bound = "-" if plan.lower_bound is None else f"{plan.lower_bound:.1%}"
+    sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
+    figures = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
+    return (row.strategy, budget, row.status.value, *figures)

@@ -1,0 +1,132 @@
+"""From a network and a budget to a Plan: trace, costs, strategy, check, realise."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from memplan.planning.cache import Cache
+from memplan.planning.job import Context, Job, Shape, Symbol
+from memplan.planning.plan import Comparison, Plan
+from memplan.planning.tasks import Task, run
+from memplan.step.costs import Costs
+from memplan.strategies import Strategy, create
+from memplan.util.nbytes import parse_budget
+
+if TYPE_CHECKING:
+    from memplan.mxnet.trace.build import GradReq
+
+Budget = int | float | str | None
+
+
+def search_plan(
+    net: Symbol,
+    ntrial: int | None = None,
+    type_dict: Mapping[str, Any] | None = None,
+    *,
+    strategy: str | Strategy = "auto",
+    budget: Budget = None,
+    **options: Any,
+) -> Symbol:
+    """``net`` with attributes set so that any training script trains it within ``budget``.
+
+    Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
+    memonger's search.
+    """
+    if ntrial is not None:
+        strategy = create("memonger", ntrial=ntrial)
+    made = plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options)
+    return made.symbol
+
+
+def plan(
+    net: Symbol,
+    *,
+    strategy: str | Strategy = "auto",
+    budget: Budget = None,
+    realisation: str = "mirror",
+    ctx: Context | None = None,
+    costs: Costs | None = None,
+    time_limit: float = 60,
+    type_dict: Mapping[str, Any] | None = None,
+    reserve: int | str = 0,
+    grad_req: GradReq = None,
+    cache: str | os.PathLike[str] | None = None,
+    **shapes: Shape,
+) -> Plan:
+    """The plan that ``strategy`` finds for training ``net`` within ``budget``.
+
+    ``shapes`` are the input shapes: ``data=(32, 3, 224, 224)``; ``type_dict`` and ``grad_req``
+    are those of MXNet's ``bind`` (None: as Module does, no gradient for the named inputs and the
+    labels). ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a
+    fraction of the unplanned total; None means the least memory at no more than one extra forward
+    pass. ``realisation`` says how MXNet is made to run the plan: "mirror", by attributes on the
+    network; "explicit", by a Symbol of the whole step; "packed", by calls of its ops on parts of an
+    array. :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. ``reserve`` are
+    bytes to leave for optimizer states and workspaces. ``costs`` are op times
+    (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
+    roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
+    and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
+    are kept by all that they depend on; one found there is checked and measured as a new one.
+
+    An interrupt (Ctrl-C) ends the search with the best plan so far; without any, it is raised.
+
+    Raises ArgumentError for arguments that cannot be used, TraceError for a network that cannot
+    be trained, CostError for costs that do not fit it, BudgetError where no plan is within the
+    budget, DependencyError without MXNet.
+    """
+    since = time.monotonic()
+    kept = None if cache is None else Cache.open(cache)
+    job = Job.prepare(
+        net,
+        realisation=realisation,
+        ctx=ctx,
+        costs=costs,
+        time_limit=time_limit,
+        type_dict=type_dict,
+        reserve=reserve,
+        grad_req=grad_req,
+        **shapes,
+    )
+    budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
+    profiled = costs is None and job.on_gpu
+    task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
+    [attempt] = run([task], cache=kept)
+    assert attempt is not None  # or run would have raised the interrupt
+    if attempt.plan is None:
+        raise job.budget_error(attempt, strategy)
+    return attempt.plan
+
+
+def compare(
+    net: Symbol,
+    *,
+    strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "auto"),
+    budgets: Budget | Iterable[Budget] = (0.75, 0.5, None),
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
+
+    ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan. A
+    budget that a strategy cannot meet is a row, not an error. ``executor`` (a process pool, Dask's
+    ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
+    ones. After an interrupt the rows made so far are returned.
+    """
+    chosen = [strategies] if isinstance(strategies, str) else list(strategies)
+    if isinstance(budgets, Iterable) and not isinstance(budgets, str):
+        wanted = list(budgets)
+    else:
+        wanted = [budgets]
+    kept = None if cache is None else Cache.open(cache)
+    job = Job.prepare(net, **options)
+    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
+    for strategy in chosen:  # an unknown name is said before the first long search
+        create(strategy, realisation=job.realisation)
+    tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
+    rows = run(tasks, executor=executor, cache=kept)
+    return Comparison(tuple(row for row in rows if row is not None))

@@ -1,0 +1,86 @@
+"""Why there is no plan within a budget, in words."""
+
+from __future__ import annotations
+
+from memplan.errors import BudgetError
+from memplan.planning.plan import Attempt, Footprint
+from memplan.programs.moments import Floor
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.strategies.base import Status
+from memplan.util.nbytes import format_nbytes
+from memplan.views.explain import at_peak
+
+# Tensors that are named; of the others only the number is said.
+NAMED = 3
+
+
+def refusal(
+    graph: TrainingGraph,
+    attempt: Attempt,
+    floor: Floor,
+    least: tuple[Schedule, Footprint],
+    reserve_nbytes: int,
+) -> BudgetError:
+    """The error for an ``attempt`` without a plan.
+
+    ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach.
+    """
+    proved = attempt.status is Status.INFEASIBLE
+    budget = format_nbytes(attempt.budget_nbytes or 0)
+    held = graph.fixed_nbytes + reserve_nbytes
+    kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
+    sentences = [
+        f"no {kind} fits in {budget} (proved)"
+        if proved
+        else f"strategy {attempt.strategy} found no plan within {budget}"
+    ]
+    sentences.append(
+        f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, the reserve "
+        f"{format_nbytes(reserve_nbytes)}, whatever the plan"
+    )
+    if proved and floor.nbytes + held > (attempt.budget_nbytes or 0):
+        sentences.append(_forced(graph, floor, held))
+    sentences.append(_reached(*least))
+    sentences.append("Raise the budget, or lower the batch size")
+    lowest = least[1].total_nbytes
+    return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
+
+
+def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:
+    """Which op, by which tensors, no schedule can do without."""
+    sized = sorted(floor.tensors, key=lambda a: -graph.tensors[a].nbytes)
+    tensors = [(graph.tensors[a].name, graph.tensors[a].nbytes) for a in sized]
+    where = "at the end of the step" if floor.op is None else f"while {_op(graph, floor.op)} runs"
+    return (
+        f"No schedule needs less than {format_nbytes(floor.nbytes + held)} with these: "
+        f"{where}, {format_nbytes(floor.nbytes)} of activations are there, {_listed(tensors)}"
+    )
+
+
+def _reached(schedule: Schedule, footprint: Footprint) -> str:
+    """What memplan can reach, and what holds the peak then."""
+    size = f"{format_nbytes(footprint.total_nbytes)} ({footprint.total_nbytes} bytes)"
+    alive = [(tensor.tensor, tensor.nbytes) for tensor in at_peak(schedule)]
+    if not alive:
+        return f"The lowest that memplan reaches is {size}"
+    op = schedule.ops[simulate(schedule).peak_step]
+    return (
+        f"The lowest that memplan reaches is {size}: while {_op(schedule.graph, op)} runs, "
+        f"{format_nbytes(footprint.peak_nbytes)} are alive, {_listed(alive)}; MXNet allocates "
+        f"{format_nbytes(footprint.allocated_nbytes)} for them"
+    )
+
+
+def _op(graph: TrainingGraph, op: int) -> str:
+    return f"{graph.ops[op].name!r} ({graph.ops[op].kind})"
+
+
+def _listed(tensors: list[tuple[str, int]]) -> str:
+    """The first tensors by name and size, the number of the others."""
+    sized = [(name, nbytes) for name, nbytes in tensors if nbytes]
+    named = [f"{name!r} {format_nbytes(nbytes)}" for name, nbytes in sized[:NAMED]]
+    if len(sized) > NAMED:
+        named.append(f"and {len(sized) - NAMED} more")
+    return "with " + ", ".join(named)

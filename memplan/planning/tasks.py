@@ -1,0 +1,195 @@
+"""Attempts that do not depend on each other: here one after the other, or in an executor.
+
+What travels to a worker is the network as JSON, its costs and the strategy; what comes back is the
+attempt as JSON, which is checked, realised and measured here (:mod:`memplan.planning.record`). So a
+worker may be a process or another machine, and cannot make a plan that would not have been accepted
+here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass
+
+from memplan.errors import ArgumentError, MemplanError
+from memplan.planning import record
+from memplan.planning.cache import Cache, digest
+from memplan.planning.job import Job
+from memplan.planning.plan import Attempt
+from memplan.step.schedule import Schedule
+from memplan.strategies import Strategy, create
+from memplan.util.interrupts import noticing
+
+# The process that imported this: a fork of it has other threads' locks, but not the threads.
+_HOME = os.getpid()
+
+# MXNet binds in one thread at a time here: what it allocates depends on the environment.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A strategy to try on a job: the arguments of :meth:`memplan.planning.job.Job.attempt`."""
+
+    job: Job
+    strategy: str | Strategy
+    budget_nbytes: int | None
+    start: Schedule | None = None
+    since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What tables call the strategy."""
+        return self.strategy if isinstance(self.strategy, str) else type(self.strategy).__name__
+
+    def run(self) -> Attempt:
+        """The attempt, made here."""
+        return self.job.attempt(
+            self.strategy, self.budget_nbytes, start=self.start, since=self.since
+        )
+
+    @functools.cached_property
+    def key(self) -> str | None:
+        """Everything that its outcome depends on, as text; None if that cannot be told."""
+        job, solver = self.job, create(self.strategy, realisation=self.job.realisation)
+        options = _options_of(solver)
+        if options is None:
+            return None
+        return json.dumps(
+            {
+                "memplan": importlib.metadata.version("memplan"),
+                "format": record.FORMAT,
+                "graph": digest(job.graph.to_json()),
+                "network": digest(job.trace.symbol.tojson()),
+                "realisation": job.realisation,
+                "on_gpu": job.on_gpu,
+                "reserve_nbytes": job.reserve_nbytes,
+                "time_limit": job.time_limit,
+                "budget_nbytes": self.budget_nbytes,
+                "name": self.name,
+                "strategy": f"{type(solver).__module__}.{type(solver).__qualname__}",
+                "options": options,
+                "start": None if self.start is None else digest(self.start.to_json()),
+            }
+        )
+
+
+def _options_of(solver: Strategy) -> dict[str, str] | None:
+    """The strategy's options but those that a job sets; None if they have no faithful text."""
+    if not dataclasses.is_dataclass(solver):
+        return None
+    names = [f.name for f in dataclasses.fields(solver) if f.name not in ("start", "time_limit")]
+    options = {name: repr(getattr(solver, name)) for name in names}
+    return None if any(" at 0x" in text for text in options.values()) else options
+
+
+def run(
+    tasks: Iterable[Task], *, executor: Executor | None = None, cache: Cache | None = None
+) -> list[Attempt | None]:
+    """The attempt of every task, in order; all the same whether made here or in ``executor``.
+
+    What ``cache`` has is not made again. After an interrupt the attempts that are not yet made are
+    None; if that is all of them, KeyboardInterrupt is raised.
+    """
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ArgumentError(f"executor must be a concurrent.futures.Executor, got {executor!r}")
+    todo = list(tasks)
+    made = [None if cache is None else _kept(task, cache) for task in todo]
+    places = [place for place, attempt in enumerate(made) if attempt is None]
+    missing = [todo[place] for place in places]
+    answers = _here(missing) if executor is None else _there(missing, executor)
+    with noticing() as interrupt, contextlib.closing(answers):
+        try:
+            for place, (attempt, whole) in zip(places, answers, strict=False):
+                made[place] = attempt
+                if whole and cache is not None:
+                    _keep(todo[place], attempt, cache)
+                if interrupt.noticed:
+                    break
+        except KeyboardInterrupt:
+            if not any(made):
+                raise
+    return made
+
+
+def _kept(task: Task, cache: Cache) -> Attempt | None:
+    """The attempt that ``cache`` has; None if it has none that holds."""
+    text = None if task.key is None else cache.find(task.key)
+    if task.key is None or text is None:
+        return None
+    try:
+        return record.from_json(task.job, text)
+    except MemplanError as error:
+        cache.distrust(task.key, str(error))
+        return None
+
+
+def _keep(task: Task, attempt: Attempt, cache: Cache) -> None:
+    if task.key is not None:
+        cache.keep(task.key, record.to_json(attempt))
+    else:
+        warnings.warn(
+            f"the plan is not kept: strategy {task.name} is no dataclass, or has options whose "
+            "text does not tell their value",
+            stacklevel=2,
+        )
+
+
+# An attempt, and whether no interrupt cut it short.
+Answers = Generator[tuple[Attempt, bool], None, None]
+
+
+def _here(tasks: Sequence[Task]) -> Answers:
+    for task in tasks:
+        with noticing() as interrupt:
+            attempt = task.run()
+        yield attempt, not interrupt.noticed
+
+
+def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
+    from memplan.planning.parcel import pack
+
+    futures: list[Future[str]] = []
+    try:
+        parcels = {id(task.job): pack(task.job) for task in tasks}
+        for task in tasks:
+            solver = create(task.strategy, realisation=task.job.realisation)
+            start = None if task.start is None else task.start.to_json()
+            given = (parcels[id(task.job)], task.name, solver, task.budget_nbytes, start)
+            futures.append(executor.submit(_answer, *given))
+        for task, future in zip(tasks, futures, strict=True):
+            data = json.loads(future.result())
+            yield record.from_json(task.job, data["attempt"]), data["whole"]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _answer(
+    parcel: str, name: str, solver: Strategy, budget_nbytes: int | None, start: str | None
+) -> str:
+    """A worker's answer to a task, as JSON."""
+    if os.getpid() != _HOME:
+        # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            return fresh.submit(_answer, parcel, name, solver, budget_nbytes, start).result()
+    from memplan.mxnet.trace.environment import match_range
+    from memplan.planning.parcel import unpack
+
+    with _ONE_AT_A_TIME, noticing() as interrupt:
+        job = unpack(parcel)
+        known = None if start is None else Schedule.from_json(job.graph, start)
+        with match_range(job.graph.match_range):
+            attempt = job.attempt(solver, budget_nbytes, start=known)
+    text = record.to_json(dataclasses.replace(attempt, strategy=name))
+    return json.dumps({"attempt": text, "whole": not interrupt.noticed})

@@ -1,0 +1,1 @@
+"""What is proved: linear and integer programs, and bounds from them."""

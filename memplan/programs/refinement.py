@@ -1,0 +1,100 @@
+"""Schedules made of what the moments say: more moments are added until they fit the budget.
+
+The program of a few moments (:mod:`memplan.programs.moments`) is far smaller than Checkmate's,
+which has one per op; often one or two are enough for an answer that is a schedule within the
+budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.eviction` mends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+from memplan.programs.moments import Bound, MomentProgram, Moments
+from memplan.search.eviction import Evictions
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+
+# A moment within this share of all ops from one that is there already says little more.
+APART = 0.01
+
+# Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
+PATIENCE = 3
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A schedule within the budget, or None, and what every schedule within it takes at least."""
+
+    schedule: Schedule | None
+    bound_seconds: float
+
+
+def refine(
+    graph: TrainingGraph,
+    budget_nbytes: int,
+    deadline: float,
+    *,
+    solver: str = "CBC",
+    threads: int = 2,
+    recompute_backward: bool = False,
+) -> Iterator[Refined]:
+    """What is known after each moment that is added, the bound never falling.
+
+    Ends when no other moment is worth adding, when the last ones changed nothing, or at
+    ``deadline``, a time of time.monotonic(). An infinite bound means that no schedule is within
+    the budget.
+    """
+    moments = Moments(graph, recompute_backward=recompute_backward)
+    evictions = Evictions(graph, budget_nbytes, recompute_backward=recompute_backward)
+    bound = moments.bound(budget_nbytes, deadline, solver=solver)
+    highest = bound.seconds
+    stalled, cheapest = 0, float("inf")
+    while True:
+        if highest == float("inf"):
+            yield Refined(None, highest)
+            return
+        drops = {
+            (a, evictions.next_read(a, t) or t)
+            for t, dropped in zip(bound.ops, bound.dropped, strict=True)
+            for a in dropped
+        }
+        stages, _ = evictions.run(drops)
+        found = evictions.fit(drops, deadline)
+        yield Refined(None if found is None else found.schedule, highest)
+        if found is not None and found.schedule.seconds < cheapest:
+            stalled, cheapest = 0, found.schedule.seconds
+        op = _worst(moments, bound, stages, budget_nbytes)
+        if op is None or stalled == PATIENCE or time.monotonic() >= deadline:
+            return
+        program = MomentProgram(
+            moments, sorted((*bound.ops, op)), budget_nbytes, solver=solver, threads=threads
+        )
+        bound = program.bound(deadline - time.monotonic(), relax=False)
+        stalled = 0 if bound.seconds > highest else stalled + 1
+        highest = max(highest, bound.seconds)
+
+
+def _worst(
+    moments: Moments, bound: Bound, stages: Sequence[Sequence[int]], budget_nbytes: int
+) -> int | None:
+    """The op to add: where most bytes are over the budget, first at first executions.
+
+    It must be an ancestor or a descendant of every moment that is there.
+    """
+    live = simulate(Schedule.sequence(moments.graph, chain.from_iterable(stages))).live_nbytes
+    ends = list(accumulate(map(len, stages)))
+    at_first = [live[end - 1] for end in ends]
+    within = [max(live[end - len(stage) : end]) for end, stage in zip(ends, stages, strict=True)]
+    ordered = [moments.before_and_after(t) for t in bound.ops]
+    apart = max(1, int(APART * len(stages)))
+    for nbytes in (at_first, within):
+        over = [t for t in range(len(stages)) if nbytes[t] > budget_nbytes]
+        for t in sorted(over, key=lambda t: -nbytes[t]):
+            far = all(abs(t - other) >= apart for other in bound.ops)
+            if far and all(t in before or t in after for before, after in ordered):
+                return t
+    return None

@@ -1,0 +1,225 @@
+"""Linear and integer programs, solved by what python-mip comes with: the only importer of mip.
+
+:class:`Program` counts variables and rows by number. Rows are sums, given as a dict of variable
+number to factor: python-mip's own arithmetic loses a term where a variable occurs twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import ArgumentError, DependencyError
+from memplan.util.interrupts import deferring
+
+try:
+    import mip
+except ImportError as error:  # pragma: no cover - mip is a plain requirement of memplan
+    raise DependencyError("python-mip is missing; pip install 'mip>=1.17'") from error
+
+SOLVERS = ("CBC", "HIGHS")
+
+# Solvers work with tolerances around 1e-6: an optimum this close to its bound is proved.
+TOLERANCE = 1e-6
+
+# Sums of floats that should be equal differ by less than this.
+ROUNDING = 1e-9
+
+# HiGHS asks in the simplex method, the interior point method and branch and bound.
+_MAY_BE_STOPPED = (1, 2, 6)
+
+_INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+
+# By solver, the number of threads asked for first: HiGHS fails with another in the same process.
+_threads: dict[str, int] = {}
+
+Model = Any
+Expr = Any
+Var = mip.Var
+BINARY = mip.BINARY
+total = mip.xsum
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What a solve gave. ``values`` are those of all variables, None if there is no solution.
+
+    ``bound`` is proven: no solution has a smaller objective. ``optimal``: nor is there a gap
+    between ``value`` and the bound. ``infeasible``: proved. With neither, nothing else is known.
+    """
+
+    values: tuple[float, ...] | None
+    value: float
+    bound: float
+    optimal: bool
+    infeasible: bool
+
+
+def best_solver() -> str:
+    """HiGHS where it is installed: it is faster, and can be interrupted.
+
+    CBC was once seen to abort the process, in the middle of a factorization.
+    """
+    installed = any(importlib.util.find_spec(name) for name in ("highspy", "highsbox"))
+    return "HIGHS" if installed else "CBC"
+
+
+def check_solver(solver: str) -> None:
+    """ArgumentError unless ``solver`` is one of :data:`SOLVERS`."""
+    if solver not in SOLVERS:
+        raise ArgumentError(f"solver is {solver!r}; it must be one of {list(SOLVERS)}")
+
+
+def new_model(solver: str, threads: int) -> Model:
+    """An empty model of python-mip to be minimised by ``solver``."""
+    _load_openblas_of_mxnet()
+    check_solver(solver)  # an empty name would make python-mip look at environment variables
+    try:
+        model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
+    except Exception as error:  # whatever a missing shared library makes python-mip raise
+        extra = "pip install 'memplan[highs]'" if solver == "HIGHS" else "pip install 'mip>=1.17'"
+        raise DependencyError(f"the solver {solver} does not start: {error}; {extra}") from error
+    model.verbose = 0
+    # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which
+    # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
+    model.threads = 0 if solver == "CBC" else _threads.setdefault(solver, threads)
+    return model
+
+
+@functools.cache
+def _load_openblas_of_mxnet() -> None:
+    """Load the OpenBLAS that MXNet brings, if MXNet is installed, before CBC loads its own.
+
+    The two have one name, so that the first serves both; CBC's lacks functions that MXNet needs,
+    which could then no longer be imported in this process.
+    """
+    spec = importlib.util.find_spec("mxnet")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for library in Path(folder).glob("libopenblas.so*"):
+            with contextlib.suppress(OSError):  # MXNet will say itself what it lacks
+                ctypes.CDLL(str(library))
+
+
+def solve(model: Model, seconds: float, *, relax: bool = False) -> Solved:
+    """Minimise ``model`` for at most ``seconds``; with ``relax``, its linear relaxation.
+
+    All its variables must be bounded. A status that is not known to mean more proves nothing.
+    """
+    around = {
+        "CBC": _silence if relax else contextlib.nullcontext,
+        "HIGHS": lambda: _stoppable(model),
+    }
+    with around[model.solver_name]():
+        status = model.optimize(max_seconds=max(0.1, seconds), relax=relax)
+    infeasible = status in _INFEASIBLE
+    if model.solver_name == "HIGHS" and status == mip.OptimizationStatus.UNBOUNDED:
+        infeasible = True  # HiGHS says "unbounded or infeasible", and every variable is bounded
+    proved = status == mip.OptimizationStatus.OPTIMAL
+    feasible = proved or status == mip.OptimizationStatus.FEASIBLE
+    value = model.objective_value if model.num_solutions and feasible else None
+    if value is None:
+        values, value = None, float("inf")
+    else:
+        values = tuple(var.x for var in model.vars)
+    if relax:
+        return Solved(values, value, value if proved else 0.0, proved, infeasible)
+    bound = model.objective_bound
+    # CBC says 1e50, or the largest float, where it has no bound.
+    if infeasible or bound is None or not 0.0 < bound < 1e50:
+        bound = 0.0
+    # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
+    closed = proved and value - bound <= TOLERANCE * max(1.0, abs(value))
+    return Solved(values, value, bound, closed, infeasible)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what CBC's linear solver prints, whatever its verbosity, off the standard output."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    saved = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield
+            libc.fflush(None)
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+@contextlib.contextmanager
+def _stoppable(model: Model) -> Iterator[None]:
+    """Let an interrupt stop HiGHS: Python alone would only see it once the solver has come back.
+
+    CBC offers no such way.
+    """
+    if model.solver_name != "HIGHS":
+        yield
+        return
+    with deferring() as interrupt:
+        highs, pointer = model.solver._lib, model.solver._model
+
+        def look(kind: int, message: Any, out: Any, answer: Any, data: Any) -> None:
+            if interrupt.noticed and answer != mip.highs.ffi.NULL:
+                answer.user_interrupt = 1
+
+        signature = "void(int, char *, HighsCallbackDataOut *, HighsCallbackDataIn *, void *)"
+        callback = mip.highs.ffi.callback(signature, look)
+        highs.Highs_setCallback(pointer, callback, mip.highs.ffi.NULL)
+        for kind in _MAY_BE_STOPPED:
+            highs.Highs_startCallback(pointer, kind)
+        try:
+            yield
+        except KeyError:  # python-mip knows no status "interrupted"
+            if not interrupt.noticed:
+                raise
+        finally:
+            for kind in _MAY_BE_STOPPED:
+                highs.Highs_stopCallback(pointer, kind)
+
+
+class Program:
+    """A minimisation over variables between 0 and an upper bound; rows may be added any time."""
+
+    def __init__(self, solver: str, threads: int) -> None:
+        self.model = new_model(solver, threads)
+        self.model.max_mip_gap = 0.1 * TOLERANCE
+        self.model.max_mip_gap_abs = 0.1 * TOLERANCE
+        self.variables: list[Any] = []
+        self.contradicts = False  # is there a row without variables that does not hold?
+
+    def variable(self, cost: float = 0.0, *, upper: float = 1.0, integer: bool = False) -> int:
+        """The number of a new variable with this factor in the objective."""
+        kind = mip.INTEGER if integer else mip.CONTINUOUS
+        self.variables.append(self.model.add_var(obj=cost, lb=0.0, ub=upper, var_type=kind))
+        return len(self.variables) - 1
+
+    def at_most(self, terms: Mapping[int, float], limit: float) -> None:
+        """Demand that the sum of factor times variable is at most ``limit``."""
+        if not terms:
+            self.contradicts |= limit < -ROUNDING
+            return
+        variables = [self.variables[number] for number in terms]
+        self.model.add_constr(mip.LinExpr(variables, list(terms.values()), -limit, "<"))
+
+    def start_from(self, values: Sequence[float]) -> None:
+        """Give the solver a first solution: the values of all variables so far."""
+        self.model.start = list(zip(self.variables, values, strict=False))
+
+    def solve(self, seconds: float, *, relax: bool = False) -> Solved:
+        """:func:`solve`; what python-mip cannot do, a program without variables, included."""
+        if self.contradicts:
+            return Solved(None, float("inf"), 0.0, False, True)
+        if not self.variables:
+            return Solved((), 0.0, 0.0, True, False)
+        return solve(self.model, seconds, relax=relax)

@@ -1,0 +1,1 @@
+"""What the searches spend their time in, compiled by numba."""

@@ -1,0 +1,128 @@
+"""From what is kept to what runs: schedules with as little recomputation as that allows.
+
+All schedules here advance the frontier (Jain et al. 2020, Checkmate, arXiv:1910.02653, section
+4.3): stage t ends with the first execution of op t; before it, ops that were executed in earlier
+stages may run once more each, in base order. A stage recomputes what it reads and does not find,
+and nothing else. What is freed when follows from liveness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+
+# keep(t, a): may tensor a, if it is there, be carried into stage t?
+Keep = Callable[[int, int], bool]
+
+
+def repeatable(graph: TrainingGraph, *, backward: bool = False) -> tuple[bool, ...]:
+    """For each op, may it run again? Backward ops run once unless ``backward``."""
+    return tuple(
+        op.recomputable and (index < graph.nforward or backward)
+        for index, op in enumerate(graph.ops)
+    )
+
+
+def inner_forward(graph: TrainingGraph) -> tuple[int, ...]:
+    """The forward ops that some forward op reads: without the loss."""
+    return tuple(
+        op
+        for op in range(graph.nforward)
+        if any(r < graph.nforward for a in graph.ops[op].outputs for r in graph.readers[a])
+    )
+
+
+def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
+    """The schedule that carries what ``keep`` lets it, and recomputes the rest when it is read.
+
+    Heads, tensors without bytes, those that cannot be recomputed and those that the first backward
+    op reads and finds are carried in any case.
+    """
+    again = repeatable(graph)
+    heads = frozenset(graph.heads)
+    always = {
+        a
+        for a, tensor in enumerate(graph.tensors)
+        if not again[graph.producer[a]] or a in heads or not tensor.nbytes
+    }
+    present: set[int] = set()
+    sequence: list[int] = []
+    for stage in range(len(graph.ops)):
+        found = graph.ops[stage].inputs if stage == graph.nforward else ()
+        present = {a for a in present if a in always or a in found or keep(stage, a)}
+        stage_ops = closure(graph, (stage,), present)
+        sequence += stage_ops
+        present.update(a for op in stage_ops for a in graph.ops[op].outputs)
+    return Schedule.sequence(graph, sequence)
+
+
+def retaining(graph: TrainingGraph, retained: Sequence[AbstractSet[int]]) -> Schedule:
+    """The schedule with the least recomputation in which ``retained[t]`` are there before stage t.
+
+    ``retained[len(ops)]`` are the tensors at the end, the heads. This is R as the second phase of
+    Checkmate's rounding computes it from S (Jain et al. 2020, algorithm 1). Whatever cannot be
+    recomputed must be retained as long as it is read.
+    """
+    sequence: list[int] = []
+    for stage in range(len(graph.ops)):
+        present = retained[stage]
+        wanted = {graph.producer[a] for a in retained[stage + 1] - present}
+        sequence += closure(graph, {stage, *wanted}, present)
+    return Schedule.sequence(graph, sequence)
+
+
+def closure(graph: TrainingGraph, wanted: Iterable[int], present: Collection[int]) -> list[int]:
+    """``wanted`` ops and all that must run for them where ``present`` tensors are there."""
+    found = set(wanted)
+    stack = list(found)
+    while stack:
+        for a in graph.ops[stack.pop()].inputs:
+            source = graph.producer[a]
+            if a not in present and source not in found:
+                found.add(source)
+                stack.append(source)
+    return sorted(found)
+
+
+def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedule:
+    """The schedule that keeps forward ops ``kept`` and recomputes the others once, in segments.
+
+    What is not kept is dropped after its last reader in the forward pass (Chen et al. 2016). When
+    a backward op needs it, it is recomputed from what is there, and what is recomputed on the way
+    stays until its own last reader: the segment between two kept ops is recomputed as a whole.
+    """
+    kept_ops = frozenset(kept)
+    nforward = graph.nforward
+    last_forward = [
+        max((reader for reader in readers if reader < nforward), default=-1)
+        for readers in graph.readers
+    ]
+
+    def keep(stage: int, a: int) -> bool:
+        if graph.producer[a] in kept_ops:
+            return True
+        return stage > nforward or (stage < nforward and last_forward[a] >= stage)
+
+    return rematerialize(graph, keep)
+
+
+def cheapest(candidates: Iterable[Schedule], budget_nbytes: int | None) -> Schedule | None:
+    """Of ``candidates``, the cheapest whose peak of live bytes is within the budget, if any is.
+
+    Without a budget, the one with the lowest peak (and, of equal ones, the cheapest).
+    """
+    best: tuple[tuple[float, float], Schedule] | None = None
+    for schedule in candidates:
+        peak = simulate(schedule).peak_nbytes
+        rank = (schedule.seconds, float(peak))
+        if budget_nbytes is None:
+            rank = rank[::-1]
+        elif peak > budget_nbytes:
+            continue
+        if best is None or rank < best[0]:
+            best = rank, schedule
+    return None if best is None else best[1]

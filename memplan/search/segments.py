@@ -1,0 +1,74 @@
+"""Cutting the forward pass into segments whose first values are kept and the rest recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import networkx
+
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable
+
+
+def articulation_points(graph: TrainingGraph) -> tuple[int, ...]:
+    """The forward ops without which the forward pass would fall apart, in base order.
+
+    Articulation points of its undirected graph: natural places to cut (Chen et al. 2016 need
+    chains; Jain et al. 2020, appendix B, extend them to these).
+    """
+    forward = graph.to_networkx().subgraph(range(graph.nforward)).to_undirected()
+    return tuple(sorted(networkx.articulation_points(forward)))
+
+
+def output_nbytes(graph: TrainingGraph, op: int) -> int:
+    """Bytes of all outputs of ``op``."""
+    return sum(graph.tensors[tensor].nbytes for tensor in graph.ops[op].outputs)
+
+
+def flags_keeping(graph: TrainingGraph, kept: Collection[int]) -> frozenset[int]:
+    """Flags that recompute every op that may be recomputed, except those in ``kept``."""
+    return frozenset(flaggable(graph)) - frozenset(kept)
+
+
+def threshold_cut(
+    graph: TrainingGraph, points: Sequence[int], threshold_nbytes: int
+) -> tuple[int, ...]:
+    """The points to keep so that a segment ends once it holds more than ``threshold_nbytes``.
+
+    The sweep of Chen et al. 2016, algorithm 3. Points that carry the same ``mirror_stage`` other
+    than "True" are one cut line and are kept or dropped together.
+    """
+    candidates = frozenset(points)
+    kept = []
+    nbytes = 0
+    line: str | None = None
+    keep_line = False
+    for op in range(graph.nforward):
+        nbytes += output_nbytes(graph, op)
+        if op not in candidates:
+            continue
+        stage = graph.ops[op].mirror_stage
+        if stage is None or stage == "True" or stage != line:
+            keep_line = nbytes > threshold_nbytes
+            line = stage
+            if keep_line:
+                nbytes = 0
+        if keep_line:
+            kept.append(op)
+    return tuple(kept)
+
+
+def threshold_cuts(
+    graph: TrainingGraph, points: Sequence[int], *, at_most: int
+) -> Iterator[tuple[int, ...]]:
+    """``at_most`` different cuts by threshold, from keeping every point to keeping none."""
+    total = sum(output_nbytes(graph, op) for op in range(graph.nforward))
+    seen: set[tuple[int, ...]] = set()
+    # Thresholds between the largest op and everything, evenly spaced in logarithm: a sweep with
+    # threshold b makes about total / b segments.
+    for step in range(at_most):
+        threshold = int(total ** (step / max(1, at_most - 1))) if step else 0
+        cut = threshold_cut(graph, points, threshold)
+        if cut not in seen:
+            seen.add(cut)
+            yield cut

@@ -1,0 +1,196 @@
+"""What ops cost in seconds: by a roofline of the device, or from a table of measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from memplan.errors import ArgumentError, CostError
+from memplan.step.graph import Op, TrainingGraph
+
+FORMAT = "memplan.costs/1"
+
+PREFIX = "roofline:"
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A device that computes at one speed, moves bytes at another, and does both at a time.
+
+    ``flops_per_second`` and ``bytes_per_second`` are the vendor's peaks, of which ops reach the
+    fractions ``flops_efficiency`` and ``bytes_efficiency``; ``launch_seconds`` is spent on every
+    op, however small. After Williams, Waterman, Patterson 2009. Raises ArgumentError for a speed
+    that is not positive or an efficiency outside (0, 1].
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+    launch_seconds: float = 0.0
+    flops_efficiency: float = 1.0
+    bytes_efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "bytes_per_second"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)!r}")
+        for name in ("flops_efficiency", "bytes_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ArgumentError(f"{name} must be in (0, 1], got {getattr(self, name)!r}")
+        if not 0 <= self.launch_seconds < math.inf:
+            raise ArgumentError(f"launch_seconds must be >= 0, got {self.launch_seconds!r}")
+
+    def seconds(self, op: Op) -> float:
+        """Seconds of ``op``: the longer of computing and moving its bytes, and the launch."""
+        computing = op.flops / (self.flops_per_second * self.flops_efficiency)
+        moving = op.traffic_nbytes / (self.bytes_per_second * self.bytes_efficiency)
+        return max(computing, moving) + self.launch_seconds
+
+
+def _gpu(tflops: float, gb_per_second: float, flops_efficiency: float) -> Roofline:
+    return Roofline(
+        flops_per_second=tflops * 1e12,
+        bytes_per_second=gb_per_second * 1e9,
+        launch_seconds=5e-6,
+        flops_efficiency=flops_efficiency,
+        bytes_efficiency=0.8,
+    )
+
+
+# Peaks for float32 as MXNet 1.9.1 computes it: on cores for it up to Turing; from Ampere on in
+# TF32, which it asks of cuBLAS (src/operator/linalg.h) and cuDNN uses unasked. NVIDIA's data
+# sheets: V100 SXM2 15.7 TFLOPS, 900 GB/s; T4 8.1, 320; A100 80GB SXM 156 (TF32), 2039; H100 SXM
+# 494 (TF32 without sparsity), 3350; H200 SXM 494, 4800. MXNet 1.9.1 has no binary for the last
+# two: they are there to plan for.
+#
+# Efficiencies are set so that ResNet-50's step comes near what NVIDIA measured with MXNet
+# (DeepLearningExamples, MxNet/Classification/RN50v1.5, container 20.12): V100 384 images per
+# second at batch 96 (here 382), A100 1022 at batch 256 in TF32 (1068); on the T4, for which they
+# give inference only, 429 at batch 128 (421, of the forward pass). H100 and H200 take the A100's.
+# One number for all shapes of an op: measure (memplan.profile) where a plan hangs on seconds.
+#
+# "cpu" is one Intel Xeon Platinum 8280 (ark.intel.com): 28 cores at 2.7 GHz with two AVX-512 FMA
+# units each, six channels of DDR4-2933; the clock falls under AVX-512.
+ROOFLINES: Mapping[str, Roofline] = MappingProxyType(
+    {
+        "v100": _gpu(15.7, 900, flops_efficiency=0.8),
+        "t4": _gpu(8.1, 320, flops_efficiency=0.65),
+        "a100": _gpu(156, 2039, flops_efficiency=0.25),
+        "h100": _gpu(494, 3350, flops_efficiency=0.25),
+        "h200": _gpu(494, 4800, flops_efficiency=0.25),
+        "cpu": Roofline(28 * 2.7e9 * 64, 141e9, 5e-6, flops_efficiency=0.5, bytes_efficiency=0.7),
+    }
+)
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured seconds of ops on one device, by :attr:`memplan.step.graph.Op.signature`.
+
+    ``device`` names it: "cpu(Intel Xeon ...)", "gpu(Tesla V100-SXM2-16GB)". ``shapes`` are the
+    input shapes of the network that was measured; a table rarely fits another batch size.
+    Raises CostError for seconds that are negative or not finite.
+    """
+
+    device: str
+    seconds: Mapping[str, float]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.device or not isinstance(self.device, str):
+            raise CostError(f"device must name what was measured, got {self.device!r}")
+        for signature, seconds in self.seconds.items():
+            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise CostError(f"{seconds!r} seconds for the op {signature}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
+        path = Path(path)
+        data = {
+            "format": FORMAT,
+            "device": self.device,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "seconds": dict(self.seconds),
+        }
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            draft.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostTable:
+        """The table that :meth:`save` wrote; CostError, naming the file, if it is not one."""
+        path = Path(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise CostError(f"its format is {data['format']!r}, not {FORMAT!r}")
+            shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+            return cls(data["device"], dict(data["seconds"]), shapes)
+        except OSError as error:
+            raise CostError(
+                f"the costs in {str(path)!r} cannot be read: {error.strerror}. "
+                f"Write them with {_HOW_TO_PROFILE}"
+            ) from error
+        except (CostError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CostError(
+                f"{str(path)!r} is no table of costs: {error or type(error).__name__}. "
+                f"Write a new one with {_HOW_TO_PROFILE}"
+            ) from error
+
+
+Costs = Roofline | CostTable | str | os.PathLike[str]
+
+_HOW_TO_PROFILE = "memplan.profile(net, ctx=..., data=(32, 3, 224, 224)).save('costs.json')"
+
+
+def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None) -> TrainingGraph:
+    """``graph`` with the ``seconds`` that ``costs`` gives each op.
+
+    ``costs`` is a Roofline, the name of one ("roofline:v100"), a CostTable, or the path of a
+    saved one (``*.json``). A table of another device than ``device`` ("gpu(Tesla T4)", or "gpu" for
+    any) is refused. Raises CostError where the table lacks ops, ArgumentError for other costs or an
+    unknown name.
+    """
+    model = _resolve(costs)
+    if isinstance(model, Roofline):
+        return graph.with_seconds([model.seconds(op) for op in graph.ops])
+    if device is not None and device not in (model.device, model.device.split("(")[0]):
+        raise CostError(
+            f"the costs were measured on {model.device}, but the network will run on {device}; "
+            f"measure them there with {_HOW_TO_PROFILE}"
+        )
+    missing = [op.name for op in graph.ops if op.signature not in model.seconds]
+    if missing:
+        shapes = ", ".join(f"{name}={shape}" for name, shape in model.shapes.items())
+        raise CostError(
+            f"the costs measured on {model.device} (with {shapes or 'unknown shapes'}) lack "
+            f"{len(missing)} of {len(graph.ops)} ops, among them "
+            f"{', '.join(map(repr, missing[:3]))}; measure this network, with its shapes, dtypes "
+            f"and grad_req, with {_HOW_TO_PROFILE}"
+        )
+    return graph.with_seconds([model.seconds[op.signature] for op in graph.ops])
+
+
+def _resolve(costs: Costs) -> Roofline | CostTable:
+    if isinstance(costs, Roofline | CostTable):
+        return costs
+    if isinstance(costs, str) and costs.startswith(PREFIX):
+        name = costs.removeprefix(PREFIX)
+        if name not in ROOFLINES:
+            choices = ", ".join(PREFIX + known for known in ROOFLINES)
+            raise ArgumentError(f"there is no roofline {name!r}; the choices are {choices}")
+        return ROOFLINES[name]
+    if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
+        return CostTable.load(costs)
+    raise ArgumentError(
+        f"costs must be a Roofline, a name like '{PREFIX}v100', a CostTable or the path of a "
+        f"saved one (*.json), got {costs!r}"
+    )

@@ -1,0 +1,259 @@
+"""The training graph: forward and backward ops in a base order, and the tensors between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memplan.errors import GraphError
+
+if TYPE_CHECKING:
+    import networkx
+
+FORMAT = "memplan.step.graph/1"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One output of an op.
+
+    ``nbytes`` is what it occupies in the memory that a plan can influence: 0 for a tensor that
+    lives in an array which exists anyway (a parameter's gradient). ``nelements`` is its number
+    of elements, in which MXNet's memory planner counts (0 likewise).
+    """
+
+    name: str
+    nbytes: int
+    nelements: int
+
+    def __post_init__(self) -> None:
+        for field in ("nbytes", "nelements"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 0:
+                raise GraphError(
+                    f"tensor {self.name!r}: {field} must be an integer >= 0, got {value!r}"
+                )
+        if (self.nbytes == 0) != (self.nelements == 0):
+            raise GraphError(
+                f"tensor {self.name!r} has {self.nbytes} bytes, but {self.nelements} elements"
+            )
+
+
+class Handover(NamedTuple):
+    """Leave to write output ``output`` into the buffer of input ``input`` (positions in the op).
+
+    It is taken when that input dies at this op; with ``alias`` (reshape, identity) the two share
+    the buffer even if the input lives on.
+    """
+
+    input: int
+    output: int
+    alias: bool
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator call, forward or backward.
+
+    ``inputs`` and ``outputs`` index the graph's tensors; parameters and data are no tensors.
+    ``after`` are ops that must have run although nothing of them is read. ``differentiates`` is
+    the forward op of a backward op. ``recomputable``: may it run twice? ``seconds`` is its time;
+    ``flops`` and ``traffic_nbytes`` (all bytes read and written, parameters included) feed a
+    roofline; ``signature`` names operator, attributes, shapes and dtypes in a table of costs.
+    ``mirror_stage`` is the user's hint that this is a good place to keep (memonger's attribute).
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    seconds: float = 0.0
+    recomputable: bool = True
+    differentiates: int | None = None
+    after: tuple[int, ...] = ()
+    handovers: tuple[Handover, ...] = ()
+    flops: int = 0
+    traffic_nbytes: int = 0
+    signature: str = ""
+    mirror_stage: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0.0:
+            raise GraphError(f"op {self.name!r}: seconds must be >= 0, got {self.seconds!r}")
+        for handover in self.handovers:
+            if handover.input not in range(len(self.inputs)) or handover.output not in range(
+                len(self.outputs)
+            ):
+                raise GraphError(f"op {self.name!r}: {handover} points outside the op")
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """Ops in base execution order; the first ``nforward`` are the forward pass.
+
+    ``heads`` index the tensors that must survive to the end of the step, in the order in which
+    MXNet visits them: the network's outputs, then the gradients. ``fixed_nbytes`` is held beside
+    the tensors whatever the plan: arguments, their gradients, auxiliary states. ``match_range``
+    is the NNVM_EXEC_MATCH_RANGE under which MXNet will place them (its default is 16).
+    """
+
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    heads: tuple[int, ...]
+    nforward: int
+    fixed_nbytes: int = 0
+    match_range: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nforward <= len(self.ops):
+            raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
+        self._check_producers()
+        self._check_order()
+        self._check_handovers()
+
+    def _check_producers(self) -> None:
+        seen: set[int] = set()
+        for op in self.ops:
+            for tensor in op.outputs:
+                if not 0 <= tensor < len(self.tensors):
+                    raise GraphError(f"op {op.name!r} writes tensor {tensor}, which does not exist")
+                if tensor in seen:
+                    name = self.tensors[tensor].name
+                    raise GraphError(f"op {op.name!r} writes tensor {name!r}, as an earlier op did")
+                seen.add(tensor)
+        for tensor in range(len(self.tensors)):
+            if tensor not in seen:
+                raise GraphError(f"tensor {self.tensors[tensor].name!r} is written by no op")
+
+    def _check_order(self) -> None:
+        ready: set[int] = set()
+        for index, op in enumerate(self.ops):
+            for tensor in op.inputs:
+                if tensor not in ready:
+                    raise GraphError(
+                        f"op {op.name!r} reads tensor {tensor} before an op has written it"
+                    )
+            for other in (*op.after, *(() if op.differentiates is None else (op.differentiates,))):
+                if not 0 <= other < index:
+                    raise GraphError(
+                        f"op {op.name!r} must follow op {other}, which is not before it"
+                    )
+            ready.update(op.outputs)
+        for tensor in self.heads:
+            if tensor not in ready:
+                raise GraphError(f"head {tensor} is no tensor of the graph")
+
+    def _check_handovers(self) -> None:
+        for op in self.ops:
+            for place, target, _ in op.handovers:
+                pair = [self.tensors[t] for t in (op.inputs[place], op.outputs[target])]
+                sizes = {(t.nbytes, t.nelements) for t in pair if t.nbytes}
+                if len(sizes) > 1:
+                    names = " to ".join(repr(t.name) for t in pair)
+                    raise GraphError(f"op {op.name!r} hands over {names}, which differ in size")
+
+    @cached_property
+    def producer(self) -> tuple[int, ...]:
+        """For each tensor, the op that writes it."""
+        result = [0] * len(self.tensors)
+        for index, op in enumerate(self.ops):
+            for tensor in op.outputs:
+                result[tensor] = index
+        return tuple(result)
+
+    @cached_property
+    def position(self) -> tuple[int, ...]:
+        """For each tensor, its place among the outputs of the op that writes it."""
+        result = [0] * len(self.tensors)
+        for op in self.ops:
+            for place, tensor in enumerate(op.outputs):
+                result[tensor] = place
+        return tuple(result)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the ops that read it, in base order."""
+        result: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops):
+            for tensor in dict.fromkeys(op.inputs):
+                result[tensor].append(index)
+        return tuple(map(tuple, result))
+
+    @cached_property
+    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the ops it depends on, in the order in which MXNet visits them."""
+        return tuple((*(self.producer[t] for t in op.inputs), *op.after) for op in self.ops)
+
+    @cached_property
+    def placements(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the places of its outputs that occupy memory, as MXNet requests them.
+
+        The largest first; of equal ones the last.
+        """
+        sizes = [[self.tensors[t].nelements for t in op.outputs] for op in self.ops]
+        return tuple(
+            tuple(sorted((p for p, n in enumerate(s) if n), key=lambda p: (s[p], p), reverse=True))
+            for s in sizes
+        )
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of the unplanned step."""
+        return sum(op.seconds for op in self.ops)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of the forward pass."""
+        return sum(op.seconds for op in self.ops[: self.nforward])
+
+    def with_seconds(self, seconds: list[float]) -> TrainingGraph:
+        """The same graph with ``seconds[i]`` as the time of op i."""
+        if len(seconds) != len(self.ops):
+            raise GraphError(f"{len(seconds)} costs for {len(self.ops)} ops")
+        ops = tuple(
+            dataclasses.replace(op, seconds=s) for op, s in zip(self.ops, seconds, strict=True)
+        )
+        return dataclasses.replace(self, ops=ops)
+
+    def to_json(self) -> str:
+        """This graph as JSON text, read back by :meth:`from_json`."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainingGraph:
+        """The graph that :meth:`to_json` wrote; GraphError if the text is something else."""
+        try:
+            data: Mapping[str, Any] = json.loads(text)
+            if data["format"] != FORMAT:
+                raise GraphError(
+                    f"not a memplan graph: format is {data['format']!r}, not {FORMAT!r}"
+                )
+            ops = tuple(_op_from_json(op) for op in data["ops"])
+            tensors = tuple(Tensor(**tensor) for tensor in data["tensors"])
+            rest = {name: data[name] for name in ("nforward", "fixed_nbytes", "match_range")}
+            return cls(ops, tensors, tuple(data["heads"]), **rest)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise GraphError(f"not a memplan graph: {error}") from error
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """Ops as nodes (with their fields as attributes), an edge where one reads another."""
+        import networkx
+
+        result = networkx.DiGraph()
+        for index, op in enumerate(self.ops):
+            result.add_node(index, **{f.name: getattr(op, f.name) for f in dataclasses.fields(op)})
+            for tensor in op.inputs:
+                result.add_edge(self.producer[tensor], index)
+        return result
+
+
+def _op_from_json(data: Mapping[str, Any]) -> Op:
+    fields = {**data}
+    for name in ("inputs", "outputs", "after"):
+        fields[name] = tuple(fields[name])
+    fields["handovers"] = tuple(Handover(*handover) for handover in fields["handovers"])
+    return Op(**fields)

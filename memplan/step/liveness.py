@@ -1,0 +1,201 @@
+"""What is alive when: every output of every step, from the step that writes it to its last."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from memplan.step.graph import Tensor
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import replay
+
+# An output of a step: (step, tensor).
+Output = tuple[int, int]
+
+
+class Role(enum.Enum):
+    """What a tensor is alive for."""
+
+    KEPT = "kept"
+    """Written by the first run of a forward op, alive in the backward pass."""
+    RECOMPUTED = "recomputed"
+    """Written by a later run of a forward op."""
+    PASSING = "in passing"
+    """Written by the first run of a forward op, gone before the backward pass."""
+    GRADIENT = "gradient"
+    """Written by a backward op."""
+    RESULT = "result"
+    """Alive at the end of the step: an output of the network, or a gradient that the user gets."""
+
+
+class Fate(enum.Enum):
+    """What a schedule does with the largest output of a forward op."""
+
+    KEPT = "kept"
+    """A backward op reads what the first run wrote, or it is a result."""
+    RECOMPUTED = "recomputed"
+    """The op runs again, and no backward op reads what the first run wrote."""
+    BOTH = "kept and recomputed"
+    FREED = "not needed later"
+    """Nothing reads it in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """``nbytes`` of ``tensor``, written at step ``step``, are alive to step ``last`` inclusive.
+
+    Where another output is written over it, it is alive to the step before. An alias (reshape)
+    has no life of its own: its readers prolong that of the tensor whose memory it shares.
+    ``last`` is the number of steps for what is never released.
+    """
+
+    step: int
+    tensor: int
+    nbytes: int
+    last: int
+    role: Role
+
+
+class _Owners:
+    """An arena that notes who writes into which buffer, and when it is released."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.placed_steps = 0
+        self.writers: list[list[Output]] = []
+        self.released: list[int | None] = []
+
+    def _place(self, tensor: Tensor) -> tuple[int, Output]:
+        """Where the current op writes ``tensor``: equal tensors need not be the same."""
+        step, graph = self.placed_steps, self.schedule.graph
+        outputs = graph.ops[self.schedule.ops[step]].outputs
+        place = next(place for place, t in enumerate(outputs) if graph.tensors[t] is tensor)
+        return place, (step, outputs[place])
+
+    def request(self, tensor: Tensor) -> int:
+        self.writers.append([self._place(tensor)[1]])
+        self.released.append(None)
+        return len(self.writers) - 1
+
+    def share(self, buffer: int, tensor: Tensor) -> None:
+        place, output = self._place(tensor)
+        op = self.schedule.graph.ops[self.schedule.ops[self.placed_steps]]
+        if not any(handover.alias for handover in op.handovers if handover.output == place):
+            self.writers[buffer].append(output)
+
+    def release(self, buffer: int) -> None:
+        self.released[buffer] = self.placed_steps - 1
+
+    def end_of_requests(self) -> None:
+        self.placed_steps += 1
+
+
+def lives(schedule: Schedule) -> tuple[Life, ...]:
+    """The lives of all tensors that occupy memory, in the order in which they are written.
+
+    At every step the bytes of those alive add up to those of
+    :func:`memplan.step.simulate.simulate`.
+    """
+    owners = _Owners(schedule)
+    replay(schedule, owners)
+    turn = first_backward_step(schedule)
+    first_run = {op: step for step, op in reversed(list(enumerate(schedule.ops)))}
+    result = []
+    for writers, released in zip(owners.writers, owners.released, strict=True):
+        end = len(schedule.ops) if released is None else released
+        ends = [later[0] - 1 for _, later in pairwise(writers)] + [end]
+        for (step, tensor), last in zip(writers, ends, strict=True):
+            if last >= step:
+                again = first_run[schedule.ops[step]] != step
+                role = _role(schedule, step, last, turn, again=again)
+                nbytes = schedule.graph.tensors[writers[0][1]].nbytes
+                result.append(Life(step, tensor, nbytes, last, role))
+    return tuple(sorted(result, key=lambda life: (life.step, life.tensor)))
+
+
+def _role(schedule: Schedule, step: int, last: int, turn: int, *, again: bool) -> Role:
+    if last == len(schedule.ops):
+        return Role.RESULT
+    if schedule.ops[step] >= schedule.graph.nforward:
+        return Role.GRADIENT
+    if again:
+        return Role.RECOMPUTED
+    return Role.KEPT if last >= turn else Role.PASSING
+
+
+def first_backward_step(schedule: Schedule) -> int:
+    """The first step that runs a backward op; the number of steps if there is none."""
+    nforward = schedule.graph.nforward
+    return next((s for s, op in enumerate(schedule.ops) if op >= nforward), len(schedule.ops))
+
+
+def readers(schedule: Schedule) -> dict[Output, list[int]]:
+    """The steps that read each output of each step, in order; the number of steps for a head."""
+    result: dict[Output, list[int]] = {}
+    for step, op in enumerate(schedule.ops):
+        for source, tensor in zip(schedule.reads[step], schedule.graph.ops[op].inputs, strict=True):
+            steps = result.setdefault((source, tensor), [])
+            if not steps or steps[-1] != step:
+                steps.append(step)
+    for source, tensor in zip(schedule.heads, schedule.graph.heads, strict=True):
+        result.setdefault((source, tensor), []).append(len(schedule.ops))
+    return result
+
+
+def fates(schedule: Schedule) -> tuple[Fate, ...]:
+    """What becomes of each forward op, judged by its largest output."""
+    graph = schedule.graph
+    turn, read_at = first_backward_step(schedule), readers(schedule)
+    again = set(schedule.recomputed)
+    first_run: dict[int, int] = {}
+    for step, ran in enumerate(schedule.ops):
+        first_run.setdefault(ran, step)
+    result = []
+    for index, op in enumerate(graph.ops[: graph.nforward]):
+        largest = max(op.outputs, key=lambda t: graph.tensors[t].nbytes, default=-1)
+        kept = max(read_at.get((first_run[index], largest), [-1])) >= turn
+        if index in again:
+            result.append(Fate.BOTH if kept else Fate.RECOMPUTED)
+        else:
+            result.append(Fate.KEPT if kept else Fate.FREED)
+    return tuple(result)
+
+
+def live_by_role(schedule: Schedule) -> dict[Role, list[int]]:
+    """Bytes alive at each step for each role; together those of the simulation."""
+    result = {role: [0] * (len(schedule.ops) + 1) for role in Role}
+    for life in lives(schedule):
+        result[life.role][life.step] += life.nbytes
+        if life.last + 1 < len(schedule.ops):
+            result[life.role][life.last + 1] -= life.nbytes
+    return {role: list(accumulate(changes[:-1])) for role, changes in result.items()}
+
+
+def stages(schedule: Schedule) -> list[int]:
+    """The stage of each step: stage t ends with the t-th first execution (as in ``matrices``)."""
+    result: list[int] = []
+    seen: set[int] = set()
+    for op in schedule.ops:
+        result.append(min(len(seen), len(schedule.graph.ops) - 1))
+        seen.add(op)
+    return result
+
+
+def waits(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Where outputs wait in memory: (op, first stage, last stage) for the runs of each op.
+
+    Checkmate's S without the outputs that occupy no memory, such as gradients that are written
+    into arrays of the user's: they would fill half of the picture.
+    """
+    stage_of = stages(schedule)
+    stage_of.append(len(schedule.graph.ops) - 1)
+    last: dict[int, int] = {}
+    for (step, tensor), steps in readers(schedule).items():
+        if schedule.graph.tensors[tensor].nbytes:
+            last[step] = max(last.get(step, 0), stage_of[steps[-1]])
+    return [
+        (schedule.ops[step], stage_of[step] + 1, end)
+        for step, end in sorted(last.items())
+        if end > stage_of[step]
+    ]

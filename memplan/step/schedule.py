@@ -1,0 +1,172 @@
+"""A schedule: which op runs at every step of a training iteration, and what each step reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from memplan.errors import ScheduleError
+from memplan.step.graph import TrainingGraph
+
+FORMAT = "memplan.step.schedule/1"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A sequence of op executions; an op that appears again is recomputed.
+
+    ``ops[s]`` runs at step s; ``reads[s][k]`` is the step whose execution supplies its k-th
+    input, ``heads[h]`` the step that supplies the graph's h-th head. What is freed when follows
+    from these (:mod:`memplan.step.simulate`). :meth:`sequence` lets every step read the latest
+    execution; MXNet's mirroring needs the general form, as there an original and its copy may
+    be alive together.
+    """
+
+    graph: TrainingGraph
+    ops: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    heads: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.reads) != len(self.ops):
+            raise ScheduleError(f"{len(self.ops)} steps, but reads for {len(self.reads)}")
+        done: set[int] = set()
+        for step, (op, reads) in enumerate(zip(self.ops, self.reads, strict=True)):
+            self._check_step(step, op, reads, done)
+            done.add(op)
+        if len(self.heads) != len(self.graph.heads):
+            raise ScheduleError(f"{len(self.graph.heads)} heads, but sources for {len(self.heads)}")
+        for head, step in zip(self.graph.heads, self.heads, strict=True):
+            if not 0 <= step < len(self.ops) or self.ops[step] != self.graph.producer[head]:
+                name = self.graph.tensors[head].name
+                raise ScheduleError(f"head {name!r} is said to come from step {step}; it does not")
+        missing = set(range(len(self.graph.ops))) - done
+        if missing:
+            names = [self.graph.ops[op].name for op in sorted(missing)[:5]]
+            raise ScheduleError(f"{len(missing)} ops never run, among them {names}")
+
+    def _check_step(self, step: int, op: int, reads: tuple[int, ...], done: set[int]) -> None:
+        if not 0 <= op < len(self.graph.ops):
+            raise ScheduleError(f"step {step}: there is no op {op}")
+        call = self.graph.ops[op]
+        if op in done and not call.recomputable:
+            raise ScheduleError(f"step {step}: op {call.name!r} must not run twice")
+        if len(reads) != len(call.inputs):
+            raise ScheduleError(
+                f"step {step}: op {call.name!r} has {len(call.inputs)} inputs, not {len(reads)}"
+            )
+        for tensor, source in zip(call.inputs, reads, strict=True):
+            if not 0 <= source < step or self.ops[source] != self.graph.producer[tensor]:
+                name = self.graph.tensors[tensor].name
+                raise ScheduleError(
+                    f"step {step}: op {call.name!r} reads {name!r}, "
+                    f"which step {source} does not supply"
+                )
+        for other in call.after:
+            if other not in done:
+                name = self.graph.ops[other].name
+                raise ScheduleError(f"step {step}: op {call.name!r} must run after {name!r}")
+
+    @classmethod
+    def trusted(
+        cls,
+        graph: TrainingGraph,
+        ops: tuple[int, ...],
+        reads: tuple[tuple[int, ...], ...],
+        heads: tuple[int, ...],
+    ) -> Schedule:
+        """A schedule that is valid by construction: the check, which takes a while, is left out."""
+        made = object.__new__(cls)
+        made.__dict__.update(graph=graph, ops=ops, reads=reads, heads=heads)
+        return made
+
+    @classmethod
+    def sequence(cls, graph: TrainingGraph, ops: Iterable[int]) -> Schedule:
+        """The schedule that runs ``ops`` in this order, every step reading the latest execution."""
+        sequence = tuple(ops)
+        latest: dict[int, int] = {}
+        reads = []
+        for step, op in enumerate(sequence):
+            if not 0 <= op < len(graph.ops):
+                raise ScheduleError(f"step {step}: there is no op {op}")
+            reads.append(tuple(latest.get(graph.producer[t], -1) for t in graph.ops[op].inputs))
+            latest[op] = step
+        heads = tuple(latest.get(graph.producer[t], -1) for t in graph.heads)
+        return cls(graph, sequence, tuple(reads), heads)
+
+    @classmethod
+    def unplanned(cls, graph: TrainingGraph) -> Schedule:
+        """Every op once, in base order."""
+        return cls.sequence(graph, range(len(graph.ops)))
+
+    @cached_property
+    def recomputed(self) -> tuple[int, ...]:
+        """The ops that run more than once, in base order."""
+        counts = np.bincount(np.array(self.ops, dtype=int), minlength=len(self.graph.ops))
+        return tuple(int(op) for op in np.flatnonzero(counts > 1))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole step, recomputation included."""
+        return sum(self.graph.ops[op].seconds for op in self.ops)
+
+    @property
+    def overhead(self) -> float:
+        """Extra seconds of recomputation / seconds of the unplanned step (0 if that is 0)."""
+        unplanned = self.graph.seconds
+        return (self.seconds - unplanned) / unplanned if unplanned else 0.0
+
+    def matrices(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Checkmate's R and S (Jain et al. 2020, section 4.2).
+
+        Stage t ends with the t-th first execution, the last stage with the schedule.
+        ``R[t, i]``: op i runs in stage t;
+        ``S[t, i]``: an output of op i computed before stage t is read in stage t or later.
+        """
+        nops = len(self.graph.ops)
+        stage_of_step = []
+        seen: set[int] = set()
+        for op in self.ops:
+            stage_of_step.append(min(len(seen), nops - 1))
+            seen.add(op)
+        ran = np.zeros((nops, nops), dtype=bool)
+        kept = np.zeros((nops, nops), dtype=bool)
+        for step, op in enumerate(self.ops):
+            ran[stage_of_step[step], op] = True
+            for source in self.reads[step]:
+                kept[stage_of_step[source] + 1 : stage_of_step[step] + 1, self.ops[source]] = True
+        for source in self.heads:
+            kept[stage_of_step[source] + 1 :, self.ops[source]] = True
+        return ran, kept
+
+    def __str__(self) -> str:
+        lines = []
+        seen: set[int] = set()
+        for step, op in enumerate(self.ops):
+            again = "again " if op in seen else ""
+            call = self.graph.ops[op]
+            lines.append(f"{step:6d}  {again}{call.name}  ({call.kind})")
+            seen.add(op)
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """This schedule as JSON text (without its graph), read back by :meth:`from_json`."""
+        data = {"format": FORMAT, "ops": self.ops, "reads": self.reads, "heads": self.heads}
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, graph: TrainingGraph, text: str) -> Schedule:
+        """The schedule of ``graph`` that :meth:`to_json` wrote; ScheduleError if it is not one."""
+        try:
+            data = json.loads(text)
+            if data["format"] != FORMAT:
+                raise ScheduleError(f"not a memplan schedule: format is {data['format']!r}")
+            reads = tuple(tuple(r) for r in data["reads"])
+            return cls(graph, tuple(data["ops"]), reads, tuple(data["heads"]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ScheduleError(f"not a memplan schedule: {error}") from error

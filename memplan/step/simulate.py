@@ -1,0 +1,137 @@
+"""Replays a schedule and says what it costs: bytes alive at every step, their peak, seconds.
+
+This is the only scorer of plans: strategies return schedules and never their own figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from memplan.step.graph import Tensor
+from memplan.step.schedule import Schedule
+
+
+class Arena(Protocol):
+    """Where tensors are placed while a schedule is replayed."""
+
+    def request(self, tensor: Tensor) -> int:
+        """A buffer for ``tensor``."""
+
+    def share(self, buffer: int, tensor: Tensor) -> None:
+        """``tensor`` is written into ``buffer``, which it takes over or shares."""
+
+    def release(self, buffer: int) -> None:
+        """Nobody needs the content of ``buffer`` any more."""
+
+    def end_of_requests(self) -> None:
+        """All outputs of the current step are placed; releases follow."""
+
+
+def replay(schedule: Schedule, arena: Arena) -> None:
+    """Place every output of every step in ``arena``, as MXNet's executor does.
+
+    The rules are those of MXNet's memory pass (src/nnvm/plan_memory.cc): an output takes over
+    the buffer of an input that dies at the step (or shares it, where the hand-over is an alias),
+    the others are requested, largest first; then the buffers whose last reader this step was are
+    released, and at once those of outputs that nobody reads.
+    """
+    graph = schedule.graph
+    ops, tensors, position, placements = graph.ops, graph.tensors, graph.position, graph.placements
+    first = [0, *accumulate(len(ops[op].outputs) for op in schedule.ops)]
+    sources = [
+        [first[step] + position[t] for step, t in zip(reads, ops[op].inputs, strict=True)]
+        for op, reads in zip(schedule.ops, schedule.reads, strict=True)
+    ]
+    unread = [0] * first[-1]
+    for step_sources in sources:
+        for source in step_sources:
+            unread[source] += 1
+    for step, tensor in zip(schedule.heads, graph.heads, strict=True):
+        unread[first[step] + position[tensor]] += 1
+    buffer_of = [-1] * first[-1]
+    users: dict[int, int] = {}
+
+    for step, index in enumerate(schedule.ops):
+        op, step_sources, base = ops[index], sources[step], first[step]
+        if op.handovers:
+            taken = set()
+            for source_place, place, alias in op.handovers:
+                buffer = buffer_of[step_sources[source_place]]
+                output = base + place
+                if (
+                    buffer >= 0
+                    and buffer_of[output] < 0
+                    and unread[output]
+                    and source_place not in taken
+                    and (alias or users[buffer] == 1)
+                    and tensors[op.outputs[place]].nelements
+                ):
+                    taken.add(source_place)
+                    buffer_of[output] = buffer
+                    users[buffer] += unread[output]
+                    arena.share(buffer, tensors[op.outputs[place]])
+        for place in placements[index]:
+            if buffer_of[base + place] < 0:
+                buffer = arena.request(tensors[op.outputs[place]])
+                buffer_of[base + place] = buffer
+                users[buffer] = unread[base + place]
+        arena.end_of_requests()
+        for source in step_sources:
+            buffer = buffer_of[source]
+            if buffer >= 0:
+                users[buffer] -= 1
+                if users[buffer] == 0:
+                    arena.release(buffer)
+        for output in range(base, first[step + 1]):
+            if not unread[output] and buffer_of[output] >= 0:
+                arena.release(buffer_of[output])
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a schedule costs: ``live_nbytes[s]`` bytes are alive while step s runs."""
+
+    live_nbytes: tuple[int, ...]
+    seconds: float
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes alive at any step (0 for an empty schedule)."""
+        return max(self.live_nbytes, default=0)
+
+    @property
+    def peak_step(self) -> int:
+        """The first step at which the peak is reached."""
+        return self.live_nbytes.index(self.peak_nbytes)
+
+
+class _LiveBytes:
+    """An arena of unlimited perfectly fitting buffers: counts the bytes alive."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.live = 0
+        self.at_step: list[int] = []
+
+    def request(self, tensor: Tensor) -> int:
+        self.sizes.append(tensor.nbytes)
+        self.live += tensor.nbytes
+        return len(self.sizes) - 1
+
+    def share(self, buffer: int, tensor: Tensor) -> None:
+        del buffer, tensor  # a hand-over adds no bytes: both sides have the same size
+
+    def release(self, buffer: int) -> None:
+        self.live -= self.sizes[buffer]
+
+    def end_of_requests(self) -> None:
+        self.at_step.append(self.live)
+
+
+def simulate(schedule: Schedule) -> Timeline:
+    """The bytes alive at every step of ``schedule``, hand-overs taken, and its seconds."""
+    arena = _LiveBytes()
+    replay(schedule, arena)
+    return Timeline(tuple(arena.at_step), schedule.seconds)

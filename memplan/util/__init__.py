@@ -1,0 +1,1 @@
+"""Helpers that know nothing of training: bytes in words, progress, interrupts, files."""

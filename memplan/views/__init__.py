@@ -1,0 +1,1 @@
+"""Plans as words, pictures and reports."""

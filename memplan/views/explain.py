@@ -1,0 +1,294 @@
+"""Why a tensor is kept or recomputed, and what holds the peak: in words, from a schedule."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from memplan.errors import ArgumentError
+from memplan.step.liveness import Life, Role, first_backward_step, lives, readers
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.util.nbytes import format_nbytes
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A tensor that is alive at some step.
+
+    ``op`` wrote it at step ``since``; ``until`` is the last step at which it is alive, where
+    ``reader`` runs (None, and ``until`` the number of steps, for what survives the schedule).
+    ``layer`` is the forward op that it belongs to: for a gradient the one that is differentiated.
+    """
+
+    tensor: str
+    op: str
+    kind: str
+    layer: str
+    role: Role
+    nbytes: int
+    since: int
+    until: int
+    reader: str | None
+
+
+def at_peak(schedule: Schedule) -> tuple[Alive, ...]:
+    """What is alive at the first step that reaches the peak, the largest first.
+
+    The bytes add up to the simulated peak.
+    """
+    return at_step(schedule, simulate(schedule).peak_step) if schedule.ops else ()
+
+
+def at_step(schedule: Schedule, step: int) -> tuple[Alive, ...]:
+    """What is alive while ``step`` runs, the largest first; ArgumentError if there is no such."""
+    if step not in range(len(schedule.ops)):
+        raise ArgumentError(f"there is no step {step}; the schedule has {len(schedule.ops)} steps")
+    alive = [life for life in lives(schedule) if life.step <= step <= life.last]
+    alive.sort(key=lambda life: -life.nbytes)
+    return tuple(_alive(schedule, life) for life in alive)
+
+
+def _alive(schedule: Schedule, life: Life) -> Alive:
+    graph = schedule.graph
+    op = graph.ops[schedule.ops[life.step]]
+    ends = life.last == len(schedule.ops)
+    return Alive(
+        tensor=graph.tensors[life.tensor].name,
+        op=op.name,
+        kind=op.kind,
+        layer=op.name if op.differentiates is None else graph.ops[op.differentiates].name,
+        role=life.role,
+        nbytes=life.nbytes,
+        since=life.step,
+        until=life.last,
+        reader=None if ends else graph.ops[schedule.ops[life.last]].name,
+    )
+
+
+def peak(schedule: Schedule, *, rows: int = 12) -> str:
+    """What holds the peak, as text: bytes by role and by kind, the ``rows`` largest tensors."""
+    alive = at_peak(schedule)
+    if not alive:
+        return "Nothing is ever alive."
+    step, total = simulate(schedule).peak_step, sum(tensor.nbytes for tensor in alive)
+    op = schedule.graph.ops[schedule.ops[step]]
+    lines = [
+        f"The peak of live activations, {format_nbytes(total)}, is at step {step} "
+        f"of {len(schedule.ops)}: {op.name} ({op.kind})."
+    ]
+    by_role, by_kind = Counter[str](), Counter[str]()
+    for tensor in alive:
+        by_role[tensor.role.value] += tensor.nbytes
+        by_kind[tensor.kind] += tensor.nbytes
+    for sums in (by_role, by_kind):
+        lines.append("")
+        for name, nbytes in sums.most_common():
+            lines.append(f"  {name:28}{format_nbytes(nbytes):>12}{nbytes / total:8.1%}")
+    lines += ["", *_rows(alive[:rows])]
+    if len(alive) > rows:
+        rest = sum(tensor.nbytes for tensor in alive[rows:])
+        lines.append(f"  and {len(alive) - rows} more, {format_nbytes(rest)} together")
+    return "\n".join(lines)
+
+
+def _rows(alive: Sequence[Alive]) -> list[str]:
+    width = max(len(tensor.tensor) for tensor in alive)
+    return [
+        f"  {tensor.tensor:{width}}  {format_nbytes(tensor.nbytes):>12}  {tensor.role.value:10}  "
+        f"steps {tensor.since} to "
+        f"{'the end' if tensor.reader is None else f'{tensor.until} ({tensor.reader})'}"
+        for tensor in alive
+    ]
+
+
+def why(schedule: Schedule, name: str) -> str:
+    """Why the tensor ``name``, or every output of the op ``name``, is kept or recomputed.
+
+    Raises ArgumentError where there is neither, with names that are close.
+    """
+    graph = schedule.graph
+    chosen = [t for t, tensor in enumerate(graph.tensors) if tensor.name == name]
+    if not chosen:
+        outputs = [t for op in graph.ops if op.name == name for t in op.outputs]
+        chosen = [t for t in outputs if graph.tensors[t].nbytes] or outputs
+    if not chosen:
+        names = [op.name for op in graph.ops] + [tensor.name for tensor in graph.tensors]
+        close = difflib.get_close_matches(name, names, n=3) if isinstance(name, str) else []
+        hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+        raise ArgumentError(f"name: there is no op and no tensor {name!r} in this network{hint}")
+    reasons = Reasons(schedule)
+    return "\n\n".join(reasons.of(tensor) for tensor in chosen)
+
+
+class Reasons:
+    """Tells of tensors of one schedule; what it looks up is collected once."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._graph = schedule.graph
+        self._turn = first_backward_step(schedule)
+        self._read_at = readers(schedule)
+        self._runs: dict[int, list[int]] = {}
+        for step, op in enumerate(schedule.ops):
+            self._runs.setdefault(op, []).append(step)
+
+    def of(self, tensor: int) -> str:
+        """Why ``tensor`` (an index into the graph's) is kept, recomputed or freed."""
+        op = self._graph.producer[tensor]
+        first, *again = self._runs[op]
+        parts = [self._opening(tensor, first)]
+        if op < self._graph.nforward:
+            parts.append(self._at_first(tensor, first))
+            parts += [self._recomputation(tensor, step) for step in again]
+        else:
+            parts.append(self._gradient(tensor, first))
+        return " ".join(part for part in parts if part)
+
+    def _opening(self, tensor: int, first: int) -> str:
+        op = self._graph.ops[self._graph.producer[tensor]]
+        nbytes = self._graph.tensors[tensor].nbytes
+        size = format_nbytes(nbytes) if nbytes else "no bytes of its own"
+        return f"{self._graph.tensors[tensor].name} ({op.kind}, {size}), written at step {first}:"
+
+    def _gradient(self, tensor: int, first: int) -> str:
+        reads = self._read_at.get((first, tensor))
+        if not self._graph.tensors[tensor].nbytes:
+            return "it is written into an array that exists anyway (a parameter's gradient)."
+        if not reads:
+            return "nobody reads it."
+        return f"a gradient, alive {self._until(reads[-1])}.{self._peak_share(tensor, first)}"
+
+    def _at_first(self, tensor: int, first: int) -> str:
+        reads = self._read_at.get((first, tensor), [])
+        late = [step for step in reads if step >= self._turn]
+        if not reads:
+            return "nobody reads what its first run writes."
+        if not late:
+            again = len(self._runs[self._graph.producer[tensor]]) > 1
+            end = "." if again else ": nothing reads it later."
+            last = f"last read at step {reads[-1]} by {self._name(reads[-1])}"
+            return f"freed in the forward pass ({last}){end}"
+        parts = [f"kept {self._until(late[-1])}.{self._peak_share(tensor, first)}"]
+        if late[-1] < len(self._schedule.ops):
+            parts.append(self._price(tensor, first, late[0]))
+        return " ".join(part for part in parts if part)
+
+    def _price(self, tensor: int, first: int, reader: int) -> str:
+        """What it would take to recompute ``tensor`` for step ``reader``."""
+        op = self._graph.ops[self._graph.producer[tensor]]
+        if not op.recomputable:
+            return f"It cannot be recomputed: {op.kind} must not run twice."
+        needed = self._missing(tensor, reader)
+        stuck = [self._graph.ops[i] for i in needed if not self._graph.ops[i].recomputable]
+        if stuck:
+            kind, name = stuck[0].kind, stuck[0].name
+            return f"To recompute it, {name} would have to run again, and {kind} must not."
+        seconds = sum(self._graph.ops[i].seconds for i in needed)
+        others = "" if len(needed) == 1 else f" for {len(needed)} ops, as inputs are gone too"
+        return (
+            f"Recomputing it for step {reader} would cost {self._cost(seconds)}{others}"
+            f"{self._rate(tensor, seconds)}."
+        )
+
+    def _missing(self, tensor: int, reader: int) -> list[int]:
+        """The ops that must run again so that ``tensor`` can be recomputed before ``reader``."""
+        needed: dict[int, None] = {}
+        stack = [self._graph.producer[tensor]]
+        while stack:
+            op = stack.pop()
+            if op not in needed:
+                needed[op] = None
+                for source in self._graph.ops[op].inputs:
+                    if not self._is_there(source, reader):
+                        stack.append(self._graph.producer[source])
+        return list(needed)
+
+    def _is_there(self, tensor: int, step: int) -> bool:
+        runs = self._runs[self._graph.producer[tensor]]
+        return any(r < step <= self._read_at.get((r, tensor), [-1])[-1] for r in runs)
+
+    def _recomputation(self, tensor: int, again: int) -> str:
+        op = self._graph.ops[self._graph.producer[tensor]]
+        cost = f"at {self._cost(op.seconds)}"
+        reads = self._read_at.get((again, tensor), [])
+        if not reads:
+            return (
+                f"The op runs again at step {again}, {cost}, but this output of it is not needed."
+            )
+        text = f"Recomputed at step {again}, {cost}, for {self._name(reads[0])}"
+        if reads[0] < len(self._schedule.ops) and self._is_again(reads[0]):
+            text += ", itself recomputed"
+        before = [r for r in self._runs[self._graph.producer[tensor]] if r < again]
+        freed = max(max(self._read_at.get((r, tensor), [r])) for r in before)
+        if freed < again and self._is_wanted_backward(tensor):
+            at_peak = ", nor at the peak" if freed < self._peak_step < again else ""
+            text += (
+                f"; its {format_nbytes(self._graph.tensors[tensor].nbytes)} are not held between "
+                f"step {freed} and step {again}{at_peak}"
+            )
+        return text + "."
+
+    def _is_again(self, step: int) -> bool:
+        return self._runs[self._schedule.ops[step]][0] < step
+
+    def _is_wanted_backward(self, tensor: int) -> bool:
+        """Does a backward op read it, so that it would be kept without a plan?"""
+        return any(op >= self._graph.nforward for op in self._graph.readers[tensor])
+
+    def _peak_share(self, tensor: int, first: int) -> str:
+        nbytes = self._graph.tensors[tensor].nbytes
+        last = self._read_at[first, tensor][-1]
+        if not nbytes or not self._peak_nbytes:
+            return ""
+        if first <= self._peak_step <= last:
+            return f" It is {nbytes / self._peak_nbytes:.1%} of the peak (step {self._peak_step})."
+        return f" It does not count at the peak (step {self._peak_step})."
+
+    def _cost(self, seconds: float) -> str:
+        step = self._graph.seconds
+        return f"{seconds * 1e3:.3g} ms" + (f" ({seconds / step:.2%} of the step)" if step else "")
+
+    def _rate(self, tensor: int, seconds: float) -> str:
+        """Bytes spared a millisecond, beside those that the plan does spare."""
+        mine = self._graph.tensors[tensor].nbytes
+        if not seconds or not mine:
+            return ""
+        text = f", {format_nbytes(int(mine / seconds / 1e3))} spared a ms"
+        if self._spared_a_second:
+            rate = format_nbytes(int(self._spared_a_second / 1e3))
+            text += f" (what is recomputed: {rate} a ms on average)"
+        return text
+
+    def _until(self, step: int) -> str:
+        if step == len(self._schedule.ops):
+            return "to the end of the step, as a result"
+        return f"to step {step}, for {self._name(step)}"
+
+    def _name(self, step: int) -> str:
+        if step == len(self._schedule.ops):
+            return "the user"
+        return self._graph.ops[self._schedule.ops[step]].name
+
+    @cached_property
+    def _peak_step(self) -> int:
+        return simulate(self._schedule).peak_step
+
+    @cached_property
+    def _peak_nbytes(self) -> int:
+        return simulate(self._schedule).peak_nbytes
+
+    @cached_property
+    def _spared_a_second(self) -> float:
+        """Bytes that a backward op wants and that are recomputed / seconds of recomputation."""
+        nbytes, seconds = 0, 0.0
+        for op, runs in self._runs.items():
+            for again in runs[1:]:
+                seconds += self._graph.ops[op].seconds
+                for tensor in self._graph.ops[op].outputs:
+                    if (again, tensor) in self._read_at and self._is_wanted_backward(tensor):
+                        nbytes += self._graph.tensors[tensor].nbytes
+        return nbytes / seconds if seconds else 0.0
