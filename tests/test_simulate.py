@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphs import UNIT, tensors, unit_chain
-from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay, simulate
 
@@ -99,23 +99,24 @@ def test_nothing_to_do() -> None:
 class Diary:
     """An arena that writes down what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.graph = graph
         self.entries: list[str] = []
         self.names: list[str] = []
 
-    def request(self, tensor: Tensor) -> int:
-        self.entries.append(f"+{tensor.name}")
-        self.names.append(tensor.name)
+    def request(self, step: int, tensor: int) -> int:
+        self.names.append(f"{self.graph.tensors[tensor].name}{step}")
+        self.entries.append(f"+{self.names[-1]}")
         return len(self.names) - 1
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        self.entries.append(f"{self.names[buffer]}={tensor.name}")
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        self.entries.append(f"{self.names[buffer]}={self.graph.tensors[tensor].name}{step}")
 
-    def release(self, buffer: int) -> None:
-        self.entries.append(f"-{self.names[buffer]}")
+    def release(self, buffer: int, step: int) -> None:
+        self.entries.append(f"-{self.names[buffer]}@{step}")
 
-    def end_of_requests(self) -> None:
-        self.entries.append("|")
+    def end_of_requests(self, step: int) -> None:
+        self.entries.append(f"|{step}")
 
 
 def test_the_arena_is_asked_in_mxnets_order() -> None:
@@ -126,6 +127,6 @@ def test_the_arena_is_asked_in_mxnets_order() -> None:
     )
     sizes = {"a": 2, "b": 3, "c": 2, "d": 9, "e": 1, "f": 2, "unread": 4}
     graph = TrainingGraph(ops, tensors(**sizes), heads=(1, 2, 4, 5), nforward=2)
-    diary = Diary()
+    diary = Diary(graph)
     replay(Schedule.unplanned(graph), diary)
-    assert " ".join(diary.entries) == "+d +b +c +a | a=f +unread +e | -d -unread"
+    assert " ".join(diary.entries) == ("+d0 +b0 +c0 +a0 |0 a0=f1 +unread1 +e1 |1 -d0@1 -unread1@1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from memplan.step.graph import Tensor
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
 
@@ -37,23 +37,23 @@ class _Blocks:
     is large enough, else the largest smaller one, which then grows.
     """
 
-    def __init__(self, match_range: int) -> None:
-        self.match_range = match_range
+    def __init__(self, graph: TrainingGraph, match_range: int) -> None:
+        self.tensors, self.match_range = graph.tensors, match_range
         self.reported: list[int] = []
         self.true: list[int] = []
         # (size, order of release, block): a multimap keeps equal sizes in order of insertion
         self.free: list[tuple[int, int, int]] = []
         self.releases = 0
 
-    def request(self, tensor: Tensor) -> int:
-        size = tensor.nelements * PLANNER_ELEMENT_NBYTES
+    def request(self, step: int, tensor: int) -> int:
+        size = self.tensors[tensor].nelements * PLANNER_ELEMENT_NBYTES
         block = self._find(size)
         if block is None:
             self.reported.append(size)
-            self.true.append(tensor.nbytes)
+            self.true.append(self.tensors[tensor].nbytes)
             return len(self.reported) - 1
         self.reported[block] = max(self.reported[block], size)
-        self.true[block] = max(self.true[block], tensor.nbytes)
+        self.share(block, step, tensor)
         return block
 
     def _find(self, size: int) -> int | None:
@@ -66,14 +66,14 @@ class _Blocks:
             return self.free.pop(place - 1)[2]
         return None
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        self.true[buffer] = max(self.true[buffer], tensor.nbytes)
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        self.true[buffer] = max(self.true[buffer], self.tensors[tensor].nbytes)
 
-    def release(self, buffer: int) -> None:
+    def release(self, buffer: int, step: int) -> None:
         self.releases += 1
         insort(self.free, (self.reported[buffer], self.releases, buffer))
 
-    def end_of_requests(self) -> None:
+    def end_of_requests(self, step: int) -> None:
         pass
 
 
@@ -82,7 +82,8 @@ def allocate(schedule: Schedule, *, match_range: int | None = None) -> Allocatio
 
     ``match_range`` is NNVM_EXEC_MATCH_RANGE; None means that of the graph.
     """
-    blocks = _Blocks(schedule.graph.match_range if match_range is None else match_range)
+    graph = schedule.graph
+    blocks = _Blocks(graph, graph.match_range if match_range is None else match_range)
     replay(schedule, blocks)
     return Allocation(
         sum(blocks.true), sum(blocks.reported), blocks.match_range, tuple(blocks.true)

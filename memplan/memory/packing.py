@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from memplan.step.graph import Tensor
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
 
@@ -34,39 +34,39 @@ Array = NDArray[np.int64]
 class Packing:
     """Where tensors lie in ``nbytes`` of memory.
 
-    ``offsets[step, name]`` is the offset of the tensor ``name`` that the op at ``step`` writes;
-    one that takes over the buffer of an input lies where that does.
+    ``offsets[step, tensor]`` is the offset of the tensor with this index in the graph, as the op
+    at ``step`` writes it; one that takes over the buffer of an input lies where that does.
     """
 
     nbytes: int
-    offsets: Mapping[tuple[int, str], int]
+    offsets: Mapping[tuple[int, int], int]
 
 
 class _Lifetimes:
     """An arena (see :mod:`memplan.step.simulate`) that notes when buffers are needed."""
 
-    def __init__(self, nsteps: int) -> None:
-        self.step, self.nsteps = 0, nsteps
+    def __init__(self, graph: TrainingGraph, nsteps: int) -> None:
+        self.tensors, self.nsteps = graph.tensors, nsteps
         self.sizes: list[int] = []
         self.first: list[int] = []
         self.last: list[int] = []
-        self.buffer_of: dict[tuple[int, str], int] = {}
+        self.buffer_of: dict[tuple[int, int], int] = {}
 
-    def request(self, tensor: Tensor) -> int:
-        self.sizes.append(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT)
-        self.first.append(self.step)
+    def request(self, step: int, tensor: int) -> int:
+        self.sizes.append(-(-self.tensors[tensor].nbytes // ALIGNMENT) * ALIGNMENT)
+        self.first.append(step)
         self.last.append(self.nsteps)
-        self.share(len(self.sizes) - 1, tensor)
+        self.share(len(self.sizes) - 1, step, tensor)
         return len(self.sizes) - 1
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        self.buffer_of[self.step, tensor.name] = buffer
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        self.buffer_of[step, tensor] = buffer
 
-    def release(self, buffer: int) -> None:
-        self.last[buffer] = self.step - 1
+    def release(self, buffer: int, step: int) -> None:
+        self.last[buffer] = step
 
-    def end_of_requests(self) -> None:
-        self.step += 1
+    def end_of_requests(self, step: int) -> None:
+        pass
 
 
 def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing:
@@ -79,7 +79,7 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     packed the same way. Tensors must not be larger than ``segment_nbytes``, a multiple of
     :data:`ALIGNMENT`.
     """
-    lifetimes = _Lifetimes(len(schedule.ops))
+    lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:
         return Packing(0, {})

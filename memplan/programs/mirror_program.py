@@ -496,26 +496,25 @@ class _GradientArena:
     """Counts what :class:`_Gradients` tells, while a step is replayed."""
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self.index = {id(tensor): t for t, tensor in enumerate(tensors)}
+        self.tensors = tensors
         self.sizes: list[int] = []
         self.live = 0
         self.requested = 0
         self.shared: set[int] = set()
         self.found: list[_Gradients] = []
 
-    def request(self, tensor: Tensor) -> int:
-        self.sizes.append(tensor.nbytes)
-        self.requested += tensor.nbytes
+    def request(self, step: int, tensor: int) -> int:
+        self.sizes.append(self.tensors[tensor].nbytes)
+        self.requested += self.sizes[-1]
         return len(self.sizes) - 1
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        del buffer
-        self.shared.add(self.index[id(tensor)])
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        self.shared.add(tensor)
 
-    def release(self, buffer: int) -> None:
+    def release(self, buffer: int, step: int) -> None:
         self.live -= self.sizes[buffer]
 
-    def end_of_requests(self) -> None:
+    def end_of_requests(self, step: int) -> None:
         during = self.live + self.requested
         self.found.append(_Gradients(self.live, during, frozenset(self.shared)))
         self.live, self.requested, self.shared = during, 0, set()
@@ -526,7 +525,7 @@ def _gradients(graph: TrainingGraph, aliases: _Aliases) -> list[_Gradients]:
     tensors = tuple(
         Tensor(tensor.name, 0, 0)
         if graph.producer[t] < graph.nforward or t in aliases.uncounted
-        else dataclasses.replace(tensor)
+        else tensor
         for t, tensor in enumerate(graph.tensors)
     )
     arena = _GradientArena(tensors)

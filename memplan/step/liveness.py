@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from memplan.step.graph import Tensor
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
 
@@ -62,33 +61,25 @@ class _Owners:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.placed_steps = 0
         self.writers: list[list[Output]] = []
         self.released: list[int | None] = []
 
-    def _place(self, tensor: Tensor) -> tuple[int, Output]:
-        """Where the current op writes ``tensor``: equal tensors need not be the same."""
-        step, graph = self.placed_steps, self.schedule.graph
-        outputs = graph.ops[self.schedule.ops[step]].outputs
-        place = next(place for place, t in enumerate(outputs) if graph.tensors[t] is tensor)
-        return place, (step, outputs[place])
-
-    def request(self, tensor: Tensor) -> int:
-        self.writers.append([self._place(tensor)[1]])
+    def request(self, step: int, tensor: int) -> int:
+        self.writers.append([(step, tensor)])
         self.released.append(None)
         return len(self.writers) - 1
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        place, output = self._place(tensor)
-        op = self.schedule.graph.ops[self.schedule.ops[self.placed_steps]]
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        graph = self.schedule.graph
+        place, op = graph.position[tensor], graph.ops[self.schedule.ops[step]]
         if not any(handover.alias for handover in op.handovers if handover.output == place):
-            self.writers[buffer].append(output)
+            self.writers[buffer].append((step, tensor))
 
-    def release(self, buffer: int) -> None:
-        self.released[buffer] = self.placed_steps - 1
+    def release(self, buffer: int, step: int) -> None:
+        self.released[buffer] = step
 
-    def end_of_requests(self) -> None:
-        self.placed_steps += 1
+    def end_of_requests(self, step: int) -> None:
+        pass
 
 
 def lives(schedule: Schedule) -> tuple[Life, ...]:

@@ -9,24 +9,28 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from memplan.step.graph import Tensor
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
 
 class Arena(Protocol):
-    """Where tensors are placed while a schedule is replayed."""
+    """Where tensors are placed while a schedule is replayed.
 
-    def request(self, tensor: Tensor) -> int:
+    ``step`` is the step of the schedule that runs, ``tensor`` an index into the graph's tensors:
+    together they name an output, as names need not differ and an op may run twice.
+    """
+
+    def request(self, step: int, tensor: int) -> int:
         """A buffer for ``tensor``."""
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
+    def share(self, buffer: int, step: int, tensor: int) -> None:
         """``tensor`` is written into ``buffer``, which it takes over or shares."""
 
-    def release(self, buffer: int) -> None:
-        """Nobody needs the content of ``buffer`` any more."""
+    def release(self, buffer: int, step: int) -> None:
+        """After ``step`` nobody needs the content of ``buffer`` any more."""
 
-    def end_of_requests(self) -> None:
-        """All outputs of the current step are placed; releases follow."""
+    def end_of_requests(self, step: int) -> None:
+        """All outputs of ``step`` are placed; releases follow."""
 
 
 def replay(schedule: Schedule, arena: Arena) -> None:
@@ -71,22 +75,22 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                     taken.add(source_place)
                     buffer_of[output] = buffer
                     users[buffer] += unread[output]
-                    arena.share(buffer, tensors[op.outputs[place]])
+                    arena.share(buffer, step, op.outputs[place])
         for place in placements[index]:
             if buffer_of[base + place] < 0:
-                buffer = arena.request(tensors[op.outputs[place]])
+                buffer = arena.request(step, op.outputs[place])
                 buffer_of[base + place] = buffer
                 users[buffer] = unread[base + place]
-        arena.end_of_requests()
+        arena.end_of_requests(step)
         for source in step_sources:
             buffer = buffer_of[source]
             if buffer >= 0:
                 users[buffer] -= 1
                 if users[buffer] == 0:
-                    arena.release(buffer)
+                    arena.release(buffer, step)
         for output in range(base, first[step + 1]):
             if not unread[output] and buffer_of[output] >= 0:
-                arena.release(buffer_of[output])
+                arena.release(buffer_of[output], step)
 
 
 @dataclass(frozen=True)
@@ -110,28 +114,29 @@ class Timeline:
 class _LiveBytes:
     """An arena of unlimited perfectly fitting buffers: counts the bytes alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.tensors = graph.tensors
         self.sizes: list[int] = []
         self.live = 0
         self.at_step: list[int] = []
 
-    def request(self, tensor: Tensor) -> int:
-        self.sizes.append(tensor.nbytes)
-        self.live += tensor.nbytes
+    def request(self, step: int, tensor: int) -> int:
+        self.sizes.append(self.tensors[tensor].nbytes)
+        self.live += self.sizes[-1]
         return len(self.sizes) - 1
 
-    def share(self, buffer: int, tensor: Tensor) -> None:
-        del buffer, tensor  # a hand-over adds no bytes: both sides have the same size
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        pass  # a hand-over adds no bytes: both sides have the same size
 
-    def release(self, buffer: int) -> None:
+    def release(self, buffer: int, step: int) -> None:
         self.live -= self.sizes[buffer]
 
-    def end_of_requests(self) -> None:
+    def end_of_requests(self, step: int) -> None:
         self.at_step.append(self.live)
 
 
 def simulate(schedule: Schedule) -> Timeline:
     """The bytes alive at every step of ``schedule``, hand-overs taken, and its seconds."""
-    arena = _LiveBytes()
+    arena = _LiveBytes(schedule.graph)
     replay(schedule, arena)
     return Timeline(tuple(arena.at_step), schedule.seconds)

@@ -170,7 +170,7 @@ class _Calls:
     def __init__(
         self,
         lowered: Lowered,
-        offsets: Mapping[tuple[int, str], int],
+        offsets: Mapping[tuple[int, int], int],
         memory: Memory,
         arrays: Mapping[str, NDArray],
     ) -> None:
@@ -271,10 +271,9 @@ class _Calls:
     def _outputs(self, step: int) -> list[NDArray]:
         index = self.lowered.schedule.ops[step]
         graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
-        names = [graph.tensors[tensor].name for tensor in graph.ops[index].outputs]
         return [
-            self._array(self.offsets[step, name], info)
-            for name, info in zip(names, _infos(node), strict=True)
+            self._array(self.offsets[step, tensor], info)
+            for tensor, info in zip(graph.ops[index].outputs, _infos(node), strict=True)
         ]
 
     def _array(self, offset: int, info: EntryInfo) -> NDArray:
