@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 
 import published_graphs
-
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

@@ -13,12 +13,12 @@ import argparse
 import statistics
 
 import mxnet as mx
-from profiled_step import step_seconds
 
 import memplan
 from memplan.mxnet.profile import bind
 from memplan.mxnet.trace.build import trace
 from networks import network
+from profiled_step import step_seconds
 
 
 def main() -> None:

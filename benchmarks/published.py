@@ -14,7 +14,6 @@ import argparse
 import time
 
 import published_graphs
-
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate

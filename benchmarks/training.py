@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import mxnet as mx
-from profiled_step import step_seconds
 
 import memplan
 from memplan.errors import DependencyError
@@ -29,6 +28,7 @@ from memplan.mxnet.trace.build import Trace, trace
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.step.schedule import Schedule
 from networks import MEMONGER_MB, SHAPE, network
+from profiled_step import step_seconds
 
 NETWORKS = ("resnet50_v1", "densenet121", "mobilenet1_0")
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"

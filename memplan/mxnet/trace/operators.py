@@ -38,8 +38,9 @@ _STATE_OR_USER_CODE = frozenset(
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
-# Operators with several outputs whose copies were seen to be right (tests/test_mirror.py): any
-# other one may skip its hidden outputs where a copy's main output is not read.
+# Operators with several outputs whose copies were seen to be right
+# (tests/realise/test_mirror.py): any other one may skip its hidden outputs where a copy's main
+# output is not read.
 _SEVERAL_OUTPUTS_SAFE = frozenset(
     "BatchNorm Pooling LeakyReLU SliceChannel LRN L2Normalization InstanceNorm".split()
 )

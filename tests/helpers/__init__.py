@@ -1,0 +1,1 @@
+"""What several test files use: graphs, networks, schedules, and runs by MXNet to compare with."""

@@ -1,0 +1,143 @@
+"""The scripts in benchmarks/ compute what they say, and run, on something small."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers.graphs import unit_chain
+from helpers.paths import ROOT
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.strategies import Outcome, Status
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[SimpleNamespace]:
+    """Modules of benchmarks/."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield SimpleNamespace(**{name: import_module(name) for name in ("training", "table2")})
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def _run(*arguments: str) -> str:
+    """What a script prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_ratio_is_that_of_neighbouring_steps(scripts: SimpleNamespace) -> None:
+    """Not that of the medians of each side, which here is 1; and who begins alternates."""
+    order = []
+
+    def steps(name: str, *seconds: float) -> Callable[[], float]:
+        left = list(seconds)
+
+        def run() -> float:
+            order.append(name)
+            return left.pop(0)
+
+        return run
+
+    first, second = steps("first", 9.0, 1.0, 2.0, 3.0), steps("second", 1.0, 3.0, 1.0, 2.0)
+    assert scripts.training.paired_ratio(first, second, 3) == pytest.approx(2.0 / 3.0)
+    assert order[2:] == ["first", "second", "second", "first", "first", "second"]
+
+
+def test_the_curve_is_of_plans_that_no_other_one_beats(scripts: SimpleNamespace) -> None:
+    def row(mb: int, overhead: float) -> Any:
+        unplanned = SimpleNamespace(fixed_nbytes=3 << 20)
+        plan = SimpleNamespace(total_nbytes=(3 + mb) << 20, overhead=overhead, unplanned=unplanned)
+        return SimpleNamespace(plan=plan)
+
+    rows = [row(9, 0.1), row(7, 0.2), row(8, 0.3), row(9, 0.4), SimpleNamespace(plan=None)]
+    assert scripts.training.undominated(rows) == [(7.0, 20.0), (9.0, 10.0)]
+
+
+def test_the_picture_is_drawn(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs memplan[plot]")
+    curves = {"mirror (a)": [(7.0, 20.0), (9.0, 10.0)], "explicit (b)": []}
+    panel = scripts.training.Panel("net", 12.0, (8.0, 30.0), curves)
+    scripts.training.draw([panel, panel], tmp_path / "made" / "picture.png")
+    assert (tmp_path / "made" / "picture.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_without_matplotlib_the_extra_is_named(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(scripts.training.DependencyError, match=r"memplan\[plot\]"):
+        scripts.training.draw([], tmp_path / "picture.png")
+
+
+def test_explicit_steps_are_timed() -> None:
+    small = ("--size", "32", "--batch", "2", "--pairs", "1", "mobilenet0_25")
+    printed = _run("benchmarks/training.py", "unplanned", *small)
+    assert re.search(r"^\| mobilenet0_25 \| \d+\.\d{3} \|", printed, re.MULTILINE)
+    planned = ("planned", "--strategy", "store_all", "--shares", "2", "--time-limit", "3")
+    printed = _run("benchmarks/training.py", *planned, *small)
+    assert re.search(r"^\| mobilenet0_25 \| 200% \| \d+ of \d+ \| \d+\.\d%", printed, re.MULTILINE)
+
+
+def test_the_geometric_mean(scripts: SimpleNamespace) -> None:
+    assert scripts.table2.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert scripts.table2.geometric_mean([3.0]) == pytest.approx(3.0)
+
+
+def test_a_strategy_is_compared_with_the_optimum(scripts: SimpleNamespace) -> None:
+    """And counts at the budgets that it meets only."""
+    table2: ModuleType = scripts.table2
+    graph = unit_chain(8)
+    names = ("chen_sqrt", table2.ROUNDING, "checkmate")
+    options = {"time_limit": 5.0, "solver": "HIGHS"}
+    cells = [table2.measure(graph, nbytes, names, options) for nbytes in (20, 28)]
+    assert [cell.proved for cell in cells] == [True, True]
+    assert [cell.ratio("checkmate") for cell in cells] == pytest.approx([1.0, 1.0])
+    ratio = cells[1].ratio("chen_sqrt")
+    assert ratio is not None
+    assert ratio > 1.0
+    assert cells[0].ratio("chen_sqrt") is None
+    lines = table2.table([("chain", cells)], names).splitlines()
+    assert lines[2:4] == ["| optimum proved | 2 of 2 |", f"| chen_sqrt | {ratio:.3f} (1) |"]
+    assert lines[-1] == "| checkmate | 1.000 (2) |"
+
+
+def test_budgets_lie_between_the_least_and_the_unplanned_peak(scripts: SimpleNamespace) -> None:
+    graph = unit_chain(8)
+    found = scripts.table2.budgets(graph, 3, 1.0)
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    assert len(found) == 3
+    assert 0 < found[0] < found[1] < found[2] < peak
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e9], ids=["too much memory", "false bound"])
+def test_what_cannot_be_true_is_noticed(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bound: float
+) -> None:
+    graph = unit_chain(8)
+    unplanned = Schedule.unplanned(graph)
+    budget = simulate(unplanned).peak_nbytes - (not bound)
+    outcome = Outcome(Status.FEASIBLE, unplanned, bound)
+    monkeypatch.setattr(scripts.table2, "solve", lambda *_: outcome)
+    with pytest.raises(AssertionError):
+        scripts.table2.measure(graph, budget, ["liar"], {})

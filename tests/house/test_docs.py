@@ -1,0 +1,185 @@
+"""The pages hold: their code runs and prints what stands there, and they build without a warning.
+
+The python blocks of a page run in order in one namespace. A ``text`` block right after one is what
+it prints (``...`` stands for anything). Lines of ``sh`` blocks that begin with ``memplan`` run,
+too. A block that begins with "# not run by the tests:" says why; python is then only parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import io
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import memplan
+from helpers.paths import ROOT
+from memplan import strategies
+from memplan.cli import main as cli
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"# not run by the tests: \w.{7,}")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Block(NamedTuple):
+    """A fenced block; ``printed`` is the text right below it, if there is one."""
+
+    language: str
+    text: str
+    line: int
+    printed: str | None
+
+    @property
+    def runs(self) -> bool:
+        return NOT_RUN.match(self.text) is None
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of code of ``page``, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = list(FENCE.finditer(text))
+    result = []
+    for block, below in itertools.zip_longest(found, found[1:]):
+        printed = None
+        if (
+            below is not None
+            and below[1] == "text"
+            and not text[block.end() : below.start()].strip()
+        ):
+            printed = below[2]
+        line = text.count("\n", 0, block.start(2)) + 1
+        result.append(Block(block[1], block[2], line, printed))
+    return [block for block in result if block.language in ("python", "sh")]
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    lines = "\n" * (block.line - 1)  # so that a traceback points into the page
+    exec(compile(lines + block.text, str(page), "exec"), namespace)
+
+
+def run_shell(block: Block) -> None:
+    for line in block.text.replace("\\\n", " ").splitlines():
+        command = shlex.split(line, comments=True)
+        if command[:1] == ["memplan"]:
+            assert cli.run(command[1:]) == 0, line
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is gone afterwards."""
+    monkeypatch.setattr(strategies, "_loaders", dict(strategies._loaders))
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if not block.runs:
+            assert block.language != "python" or ast.parse(block.text)
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            if block.language == "python":
+                run_python(block, page, namespace)
+            else:
+                run_shell(block)
+        if block.printed is not None:
+            same = doctest.OutputChecker().check_output(block.printed, printed.getvalue(), FLAGS)
+            assert same, f"{page.name}:{block.line} prints\n{printed.getvalue()}"
+
+
+def test_every_page_has_code_or_says_what_it_is_for() -> None:
+    with_code = {page.stem for page in PAGES if blocks(page)}
+    assert with_code >= {page.stem for page in PAGES} - WITHOUT_CODE
+
+
+WITHOUT_CODE = {"index", "api", "benchmarks", "limits"}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (DOCS / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", reference, re.MULTILINE))
+    below = {"errors", "MemplanError", "strategies"}  # a whole module, its base class; by name
+    names = {f"memplan.{name}" for name in set(memplan.__all__) - below}
+    names |= {"memplan.errors", "memplan.mxnet.Module", "memplan.mxnet.gluon.TrainStep"}
+    names |= {f"memplan.strategies.{name}" for name in ("names", "register", "create", "Outcome")}
+    for realisation in strategies.REALISATIONS:
+        for name in strategies.names(realisation):
+            solver = type(strategies.create(name, realisation=realisation))
+            if solver.__module__.startswith("memplan."):
+                names.add(f"{solver.__module__}.{solver.__name__}")
+    assert not names - documented
+
+
+def test_every_room_is_on_the_map() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = text[text.index("The core:") : text.index("Beside the package:")]
+    named = set(re.findall(r"`([\w/]+\.py)`", rooms)) - {"base.py"}  # which is in strategies/
+    package = ROOT / "memplan"
+    modules = {path.relative_to(package) for path in package.rglob("*.py")}
+    shown = {path.as_posix() for path in modules if path.parts[0] != "strategies"}
+    assert named == shown - {"mxnet/__init__.py"}
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("C*.md")], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    """Every cell of its tables of figures stands in rows of docs/benchmarks.md that begin alike."""
+    lines = [line for line in _tables(ROOT / "README.md") if re.search(r"\d%|\d MB", line)]
+    rows = [(_name(line), _cells(line)) for line in lines]
+    known: dict[str, set[str]] = {}
+    for line in _tables(DOCS / "benchmarks.md"):
+        known.setdefault(_name(line), set()).update(_cells(line))
+    assert rows, "the README shows no figures"
+    for name, row in rows:
+        assert row <= known[name], f"not in docs/benchmarks.md: {sorted(row - known[name])}"
+
+
+def _tables(page: Path) -> list[str]:
+    return [line for line in page.read_text("utf-8").splitlines() if line.startswith("|")]
+
+
+def _name(row: str) -> str:
+    return row.strip("| ").split(" ")[0].lower()
+
+
+def _cells(row: str) -> set[str]:
+    """Figures in a row of a table."""
+    return set(re.findall(r"\d+(?:\.\d+)?", row))
+
+
+def test_the_pages_build(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="needs memplan[docs]")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run(
+        [*command, str(DOCS), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tutorial.html").exists()

@@ -1,0 +1,167 @@
+"""Schedules in one piece of memory: what is alive together lies apart, and little is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import schedules, tensors, training_graphs
+from helpers.networks import Network, hinted_resnet, transformer, unet, unrolled_lstm
+from helpers.schedules import random_schedule
+from helpers.small_graphs import small_graphs
+from memplan.memory import packing
+from memplan.memory.packing import ALIGNMENT, Packing, pack
+from memplan.mxnet.trace.build import trace
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import _shared, _uses
+
+
+def enlarged(graph: TrainingGraph, factor: int) -> TrainingGraph:
+    """``graph`` with larger tensors, so that not all take as much as one element."""
+    found = [
+        dataclasses.replace(t, nbytes=factor * t.nbytes, nelements=factor * t.nelements)
+        for t in graph.tensors
+    ]
+    return dataclasses.replace(graph, tensors=tuple(found))
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> tuple[Schedule, Packing]:
+    graph = draw(st.one_of(training_graphs(8), small_graphs(6)))
+    schedule = draw(schedules(enlarged(graph, draw(st.sampled_from((1, 100, 177))))))
+    return schedule, pack(schedule)
+
+
+def flaw(schedule: Schedule, found: Packing) -> str | None:
+    """What is wrong with where tensors lie, if anything, by the rules of the second opinion."""
+    tensors, uses = schedule.graph.tensors, _uses(schedule)
+    placed = []
+    for group in _shared(schedule, uses):
+        offsets = {found.offsets[output] for output in group}
+        if len(offsets) != 1:
+            return f"{group} do not share their memory"
+        alive = {step for member in group for step in (member[0], *uses[member])}
+        begin = offsets.pop()
+        end = begin + max(tensors[tensor].nbytes for _, tensor in group)
+        if begin < 0 or begin % ALIGNMENT or end > found.nbytes:
+            return f"{group} at {begin}"
+        placed.append((group, min(alive), max(alive), begin, end))
+    for (one, *a), (other, *b) in combinations(placed, 2):
+        if a[0] <= b[1] and b[0] <= a[1] and a[2] < b[3] and b[2] < a[3]:
+            return f"{one} and {other} overlap"
+    return None
+
+
+@settings(max_examples=100)
+@given(packed())
+def test_what_is_alive_together_lies_apart(case: tuple[Schedule, Packing]) -> None:
+    schedule, found = case
+    assert flaw(schedule, found) is None
+    assert found.nbytes >= simulate(schedule).peak_nbytes
+    assert found.offsets.keys() == {
+        (step, tensor)
+        for step, op in enumerate(schedule.ops)
+        for tensor in schedule.graph.ops[op].outputs
+        if schedule.graph.tensors[tensor].nbytes
+    }
+
+
+def aligned(schedule: Schedule) -> Schedule:
+    """``schedule`` with tensors of the size that they take in packed memory."""
+    found = [
+        dataclasses.replace(tensor, nbytes=-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT)
+        for tensor in schedule.graph.tensors
+    ]
+    graph = dataclasses.replace(schedule.graph, tensors=tuple(found))
+    return dataclasses.replace(schedule, graph=graph)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [hinted_resnet(), transformer(), unet(), unrolled_lstm()],
+    ids=["resnet", "transformer", "unet", "lstm"],
+)
+def test_little_more_than_the_peak_is_taken(network: Network) -> None:
+    graph = trace(network[0], shapes=network[1], realisation="packed").graph
+    for seed in range(3):
+        schedule = random_schedule(graph, seed)
+        found = pack(schedule)
+        assert flaw(schedule, found) is None
+        assert found.nbytes <= 1.02 * simulate(aligned(schedule)).peak_nbytes
+
+
+def crowded(seed: int) -> Schedule:
+    """Many tensors of many sizes that live for random times."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((256, 512, 768, 1280, 2048)) for _ in range(40)]
+    ops = [
+        Op(f"op{i}", "op", tuple(rng.sample(range(max(0, i - 12), i), min(i, 2))), (i,), 1.0)
+        for i in range(40)
+    ]
+    made = tuple(Tensor(f"t{i}", size, size // 4) for i, size in enumerate(sizes))
+    return Schedule.unplanned(TrainingGraph(tuple(ops), made, (39,), 40))
+
+
+def test_other_orders_are_tried_where_the_largest_first_is_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = [crowded(seed) for seed in range(8)]
+    best = [pack(schedule).nbytes for schedule in made]
+    monkeypatch.setattr(packing, "TRIALS", 0)
+    first = [pack(schedule).nbytes for schedule in made]
+    peaks = [simulate(schedule).peak_nbytes for schedule in made]
+    assert all(a <= b for a, b in zip(best, first, strict=True))
+    assert sum(map(int.__eq__, best, peaks)) >= 6 > sum(map(int.__eq__, first, peaks))
+
+
+def test_the_same_schedule_is_always_packed_the_same_way() -> None:
+    schedule = crowded(3)
+    found = pack(schedule)
+    np.random.seed(5)
+    assert pack(schedule) == found
+    assert simulate(schedule).peak_nbytes < found.nbytes, "too easy to tell"
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_a_hand_over_shares_the_offset(alias: bool) -> None:
+    def offsets(*handovers: Handover, last_reads: int) -> list[int]:
+        ops = (
+            Op("a", "op", (), (0,), 1.0),
+            Op("b", "op", (0,), (1,), 1.0, handovers=handovers),
+            Op("c", "op", (last_reads,), (2,), 1.0),
+        )
+        graph = TrainingGraph(ops, tensors(a=100, b=100, c=1), (1, 2), 3)
+        found = pack(Schedule.unplanned(graph)).offsets
+        return [found[0, 0], found[1, 1]]
+
+    assert len(set(offsets(last_reads=1))) == 2
+    assert len(set(offsets(Handover(0, 0, alias), last_reads=1))) == 1
+    # Where the input lives on, only its alias may lie there.
+    assert len(set(offsets(Handover(0, 0, alias), last_reads=0))) == (1 if alias else 2)
+
+
+def test_nothing_to_place() -> None:
+    assert pack(Schedule(TrainingGraph((), (), (), 0), (), (), ())) == Packing(0, {})
+    graph = TrainingGraph((Op("a", "op", (), (0,), 1.0),), tensors(a=0), (0,), 1)
+    assert pack(Schedule.unplanned(graph)) == Packing(0, {})
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_no_tensor_lies_across_segments(data: st.DataObject) -> None:
+    schedule = data.draw(schedules(enlarged(data.draw(training_graphs(8)), 100)))
+    sizes = [tensor.nbytes for tensor in schedule.graph.tensors]
+    segment = ALIGNMENT * -(-max(sizes) // ALIGNMENT)
+    found = pack(schedule, segment_nbytes=segment)
+    assert flaw(schedule, found) is None
+    for (_, tensor), offset in found.offsets.items():
+        end = offset + sizes[tensor]
+        assert not sizes[tensor] or offset // segment == (end - 1) // segment

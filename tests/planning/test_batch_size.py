@@ -1,0 +1,184 @@
+"""The largest batch within a budget."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import dropout_net, residual_net
+from memplan.errors import ArgumentError, BudgetError
+from memplan.step.graph import TrainingGraph
+from memplan.strategies import Outcome, create
+
+COSTS = "roofline:v100"
+
+
+@pytest.fixture(autouse=True)
+def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.2)
+
+
+def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:
+    net, _ = residual_net(size=32, units=3)
+    given = {"strategy": "memonger", "costs": COSTS, "data": ("N", 3, 32, 32), **options}
+    return memplan.max_batch_size(net, budget, **given)
+
+
+def plan(size: int, **options: Any) -> memplan.Plan:
+    net, _ = residual_net(size=32, units=3)
+    given = {"strategy": "memonger", "costs": COSTS, **options}
+    return memplan.plan(net, data=(size, 3, 32, 32), **given)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "realisation"),
+    [("store_all", "mirror"), ("memonger", "mirror"), ("chen_greedy", "explicit")],
+)
+def test_one_more_does_not_fit(strategy: str, realisation: str) -> None:
+    options = {"strategy": strategy, "realisation": realisation}
+    found = largest(**options)
+    assert found.too_large == found.batch_size + 1
+    assert found.plan.budget_nbytes == 16 << 20
+    assert found.plan.total_nbytes <= 16 << 20
+    assert found.plan.strategy == strategy
+    alone = plan(found.batch_size, budget="16MiB", **options)
+    assert found.plan.overhead <= alone.overhead
+    with pytest.raises(BudgetError):
+        plan(found.batch_size + 1, budget="16MiB", **options)
+
+
+def test_it_is_the_largest_that_least_memory_allows() -> None:
+    found = largest()
+    least = plan(found.batch_size + 1)
+    assert least.total_nbytes > 16 << 20 >= plan(found.batch_size).total_nbytes
+    assert found.batch_size > 1.3 * largest(strategy="store_all").batch_size
+
+
+def test_an_overhead_may_be_too_much() -> None:
+    everything = largest(strategy="store_all").batch_size
+    assert largest(max_overhead=0.0).batch_size == everything
+    assert largest(max_overhead=0.1).batch_size == everything  # memonger's plans take more
+    assert largest(max_overhead=1.0).batch_size == largest().batch_size
+
+
+def test_sizes_that_were_tried_are_told() -> None:
+    found = largest(max_overhead=0.1)
+    sizes = [trial.batch_size for trial in found.tried]
+    assert sizes == sorted(set(sizes))
+    assert {True, False} == {trial.fits for trial in found.tried}
+    assert max(t.batch_size for t in found.tried if t.fits) == found.batch_size
+    assert min(t.batch_size for t in found.tried if not t.fits) == found.too_large
+    for trial in found.tried:
+        made = trial.attempt.plan
+        assert trial.fits == (made is not None and made.overhead <= 0.1)
+        if made is not None:
+            assert made.trace.shapes["data"] == (trial.batch_size, 3, 32, 32)
+    lines = str(found).splitlines()
+    assert lines[0].startswith(f"Batch size {found.batch_size}: ")
+    assert lines[0].endswith(f"{found.too_large} did not fit.")
+    assert [int(line.split()[0]) for line in lines[3:]] == sizes
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [(int(r["batch_size"]), r["fits"] == "1") for r in rows] == [
+        (t.batch_size, t.fits) for t in found.tried
+    ]
+
+
+def test_an_executor_finds_the_same() -> None:
+    here = largest(max_overhead=0.1)
+    with ThreadPoolExecutor(2) as executor:
+        there = largest(max_overhead=0.1, executor=executor)
+    assert there.batch_size == here.batch_size
+    assert there.too_large == here.too_large
+    assert there.plan.schedule == here.plan.schedule
+    assert {t.batch_size for t in here.tried} <= {t.batch_size for t in there.tried}
+
+
+def test_the_batch_may_be_in_several_shapes_and_places() -> None:
+    net, _ = dropout_net(features=200)
+    options: dict[str, Any] = {"strategy": "store_all", "data": ["N", 200]}
+    found = memplan.max_batch_size(net, 400_000, softmax_label=("N",), **options)
+    assert found.plan.trace.shapes["softmax_label"] == (found.batch_size,)
+    assert found.plan.trace.shapes["data"] == (found.batch_size, 200)
+
+
+def test_not_even_one_sample() -> None:
+    with pytest.raises(BudgetError, match=r"not even a batch of 1 fits: .*lowest") as caught:
+        largest(plan(1).total_nbytes, strategy="store_all")
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    assert not caught.value.proved
+    assert largest(lowest, strategy="anneal", time_limit=4).batch_size == 1
+    with pytest.raises(BudgetError, match="proved") as caught:
+        largest("1KiB")
+    assert caught.value.proved
+
+
+def test_one_sample_fits_only_slowly() -> None:
+    least = plan(1).total_nbytes
+    with pytest.raises(
+        BudgetError, match=r"batches of 1 fit in .* only at .*max_overhead"
+    ) as caught:
+        largest(least, max_overhead=0.01)
+    assert caught.value.lowest_nbytes == least
+
+
+def test_time_may_end_before_the_search_does() -> None:
+    found = largest("64MiB", strategy="anneal", time_limit=1.5, max_overhead=0.15)
+    assert found.plan.total_nbytes <= 64 << 20
+    assert found.too_large is None or found.too_large > found.batch_size
+    assert len(found.tried) <= 9
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The user's patience ends at the third search."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        searches.append(budget_nbytes)
+        if len(searches) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        return create("memonger").solve(graph, budget_nbytes)
+
+
+searches: list[int | None] = []
+
+
+def test_an_interrupt_ends_it_with_the_largest_found() -> None:
+    searches.clear()
+    found = largest(strategy=Interrupted(), max_overhead=0.5)
+    assert len(searches) == 3
+    assert found.plan.total_nbytes <= 16 << 20
+    assert found.batch_size <= largest().batch_size
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": (4, 3, 32, 32)}, "put 'N' in its place"),
+        ({"budget": 0.5}, "a share of the unplanned step grows"),
+        ({"budget": "50%"}, "a share of the unplanned step grows"),
+        ({"budget": None}, "the budget must be bytes"),
+        ({"budget": "4 potatoes"}, "potatoes"),
+        ({"max_overhead": -0.1}, "max_overhead"),
+        ({"max_overhead": "10%"}, "max_overhead"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"strategy": "chekmate"}, "choose from"),
+        ({"realisation": "wish"}, "realisation"),
+        ({"data": ("M", 3, 32, 32)}, "put 'N' in its place"),
+        ({"executor": 3}, "executor"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_used(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        largest(**options)

@@ -1,0 +1,256 @@
+"""Plans kept on disk: found again, never trusted blindly, never half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import Network, residual_net
+from helpers.paths import ROOT
+from memplan.errors import ArgumentError
+from memplan.planning import cache as cache_module
+from memplan.planning.cache import Cache, digest
+from memplan.step.graph import TrainingGraph
+from memplan.strategies import Outcome, create
+
+solved: list[int | None] = []
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Notes every call, so that a plan from the cache shows by its absence."""
+
+    ntrial: int = 4
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        solved.append(budget_nbytes)
+        return create("memonger", ntrial=self.ntrial).solve(graph, budget_nbytes)
+
+
+@pytest.fixture(autouse=True)
+def nothing_solved_yet() -> None:
+    solved.clear()
+
+
+def network() -> Network:
+    return residual_net(batch=16, size=32, units=4, filters=16)
+
+
+def plan(folder: Path, **options: Any) -> memplan.Plan:
+    net, shapes = network()
+    given = {"strategy": Counting(), "budget": 0.7, "cache": folder, **options}
+    return memplan.plan(net, **given, **shapes)
+
+
+def entry(folder: Path) -> Path:
+    [path] = folder.glob("*.json")
+    return path
+
+
+def test_a_plan_is_found_again(tmp_path: Path) -> None:
+    first, second = plan(tmp_path), plan(tmp_path)
+    assert len(solved) == 1
+    for field in ("status", "schedule", "strategy", "footprint", "unplanned", "lower_bound"):
+        assert getattr(first, field) == getattr(second, field), field
+    assert second.symbol.tojson() == first.symbol.tojson()
+    assert second.planning_seconds == first.planning_seconds
+    plan(tmp_path, cache=None)
+    assert len(solved) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": 0.71},
+        {"budget": None},
+        {"costs": "roofline:t4"},
+        {"time_limit": 59},
+        {"strategy": Counting(ntrial=3)},
+        {"reserve": 1},
+        {"grad_req": "write"},
+        {"type_dict": {"data": "float64"}},
+    ],
+    ids=str,
+)
+def test_whatever_a_plan_depends_on_is_in_its_key(tmp_path: Path, options: dict[str, Any]) -> None:
+    plan(tmp_path)
+    plan(tmp_path, **options)
+    assert len(solved) == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_an_environment_variable_changes_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(tmp_path, budget=None)
+    monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", "1")
+    plan(tmp_path, budget=None)
+    assert len(solved) == 2
+
+
+def rewritten(path: Path, text: str) -> str:
+    """The entry with another text, and a checksum that says it is right."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return json.dumps({**data, "text": text, "checksum": digest(text)})
+
+
+def other_schedule(path: Path) -> str:
+    """A right entry but for the schedule, which runs the ops in an order that is none."""
+    attempt = json.loads(json.loads(path.read_text(encoding="utf-8"))["text"])
+    schedule = json.loads(attempt["schedule"])
+    schedule["ops"] = schedule["ops"][::-1]
+    return rewritten(path, json.dumps({**attempt, "schedule": json.dumps(schedule)}))
+
+
+def too_large_a_schedule(path: Path) -> str:
+    """The unplanned step, which does not fit."""
+    net, shapes = network()
+    unplanned = memplan.plan(net, strategy="store_all", **shapes).schedule
+    attempt = json.loads(json.loads(path.read_text(encoding="utf-8"))["text"])
+    return rewritten(path, json.dumps({**attempt, "schedule": unplanned.to_json()}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: "", "Expecting value"),
+        (lambda path: path.read_text(encoding="utf-8")[:-20], "Unterminated|Expecting"),
+        (lambda path: path.read_text(encoding="utf-8").replace("feasible", "optimal"), "checksum"),
+        (lambda path: '{"format": "memplan.planning.cache/0"}', "memplan.planning.cache/0"),
+        (lambda path: "[3]", "indices"),
+        (lambda path: rewritten(path, "{}"), "no|not a memplan attempt"),
+        (other_schedule, "step 0"),
+        (too_large_a_schedule, "does not fit the budget"),
+    ],
+)
+def test_a_damaged_entry_is_ignored_and_made_anew(tmp_path: Path, damage: Any, reason: str) -> None:
+    first = plan(tmp_path)
+    path = entry(tmp_path)
+    path.write_text(damage(path), encoding="utf-8")
+    with pytest.warns(UserWarning, match=f"made anew: .*({reason})"):
+        second = plan(tmp_path)
+    assert len(solved) == 2
+    assert second.schedule == first.schedule
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan(tmp_path)
+    assert len(solved) == 2
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Is interrupted, and answers with its best so far, as strategies do."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        return Counting().solve(graph, budget_nbytes)
+
+
+def test_what_an_interrupt_cut_short_is_not_kept(tmp_path: Path) -> None:
+    made = plan(tmp_path, strategy=Interrupted())
+    assert made.schedule.recomputed
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class NoDataclass:
+    """Has options that nobody can read."""
+
+    solve = Counting().solve
+
+
+@dataclass(frozen=True)
+class Opaque(Counting):
+    """Has an option whose text is an address."""
+
+    option: object = object()
+
+
+@pytest.mark.parametrize("strategy", [NoDataclass(), Opaque()])
+def test_a_strategy_whose_options_have_no_text_is_said(tmp_path: Path, strategy: Any) -> None:
+    with pytest.warns(UserWarning, match="the plan is not kept: strategy"):
+        plan(tmp_path, strategy=strategy)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, 3):
+        with pytest.raises(ArgumentError, match="cache must be a folder"):
+            plan(folder)  # type: ignore[arg-type]
+    assert not solved
+
+
+def test_a_plan_that_cannot_be_written_is_still_a_plan(tmp_path: Path) -> None:
+    kept = Cache.open(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.warns(UserWarning, match="could not be kept"):
+        kept.keep("key", "text")
+
+
+def test_home_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Cache.open("~/plans/memplan").folder == tmp_path / "plans" / "memplan"
+
+
+WRITER = """
+import sys
+from memplan.planning.cache import Cache
+kept = Cache.open(sys.argv[1])
+print("ready", flush=True)
+for round in range(int(sys.argv[2])):
+    kept.keep("key", sys.argv[3] * 300_000)
+"""
+
+
+def writer(folder: Path, rounds: int, letter: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(folder), str(rounds), letter]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_writers_at_the_same_time_leave_whole_entries(tmp_path: Path) -> None:
+    kept = Cache.open(tmp_path)
+    writers = [writer(tmp_path, 15, letter) for letter in "ab"]
+    while any(process.poll() is None for process in writers):
+        text = kept.find("key")
+        assert text is None or text in ("a" * 300_000, "b" * 300_000)
+    assert [process.returncode for process in writers] == [0, 0]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_writer_that_is_killed_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Cache.open(tmp_path)
+    for letter in "abc":
+        process = writer(tmp_path, 10**6, letter)
+        time.sleep(0.05)
+        process.kill()
+        process.wait()
+        assert kept.find("key") in (None, *(other * 300_000 for other in "abc"))
+    monkeypatch.setattr(cache_module, "STALE_SECONDS", -1.0)
+    (tmp_path / "left.draft").write_text("half")
+    kept.keep("key", "text")
+    assert kept.find("key") == "text"
+    assert len(list(tmp_path.iterdir())) == 1

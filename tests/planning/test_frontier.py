@@ -1,0 +1,210 @@
+"""The curve of overhead against bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import Network, residual_net
+from memplan.errors import ArgumentError
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.strategies import Outcome, Status
+
+COSTS = "roofline:v100"
+
+
+def network() -> Network:
+    return residual_net(batch=16, size=32, units=6, filters=16)
+
+
+def frontier(**options: Any) -> memplan.Frontier:
+    net, shapes = network()
+    return memplan.frontier(net, **{"costs": COSTS, **options}, **shapes)
+
+
+calls: list[tuple[int | None, float, bool]] = []
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Flags as many ops from the front as the budget takes; every answer hangs on it alone."""
+
+    time_limit: float = 60.0
+    start: Schedule | None = None
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        calls.append((budget_nbytes, self.time_limit, self.start is not None))
+        ops = [op for op in flaggable(graph) if "add" not in graph.ops[op].name]
+        for count in range(0, len(ops) + 1, 3):
+            schedule = mirror(graph, frozenset(ops[:count]))
+            if budget_nbytes is not None and simulate(schedule).peak_nbytes <= budget_nbytes:
+                return Outcome(Status.FEASIBLE, schedule)
+        if budget_nbytes is None:
+            return Outcome(Status.FEASIBLE, mirror(graph, frozenset(ops)))
+        return Outcome(Status.NO_PLAN_FOUND)
+
+
+@pytest.fixture(autouse=True)
+def no_calls_yet() -> None:
+    calls.clear()
+
+
+@pytest.fixture(scope="module")
+def curve() -> memplan.Frontier:
+    return frontier(strategy=Prefix(), budgets=6)
+
+
+def test_it_leads_from_the_unplanned_step_to_the_least_memory(curve: memplan.Frontier) -> None:
+    first, last = curve.plans[0], curve.plans[-1]
+    assert first.overhead == 0
+    assert first.status is Status.OPTIMAL
+    assert first.total_nbytes == first.unplanned.total_nbytes
+    assert last.budget_nbytes is None
+    assert last.total_nbytes < 0.6 * first.total_nbytes
+    assert len(curve.points) + len(curve.left_out) == 6
+    assert len(curve.points) >= 5
+
+
+def test_its_points_are_the_plans_of_their_budgets(curve: memplan.Frontier) -> None:
+    net, shapes = network()
+    for plan in curve.plans[1:]:
+        alone = memplan.plan(
+            net, strategy=Prefix(), budget=plan.budget_nbytes, costs=COSTS, **shapes
+        )
+        assert alone.footprint == plan.footprint
+        assert alone.schedule == plan.schedule
+        assert plan.budget_nbytes is None or plan.total_nbytes <= plan.budget_nbytes
+
+
+def test_an_executor_gives_the_same_curve(curve: memplan.Frontier) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        other = frontier(strategy=Prefix(), budgets=6, executor=executor)
+    for points, others in ((curve.points, other.points), (curve.left_out, other.left_out)):
+        assert [p.budget_nbytes for p in points] == [p.budget_nbytes for p in others]
+    for plan, same in zip(curve.plans, other.plans, strict=True):
+        assert plan.schedule == same.schedule
+        assert plan.footprint == same.footprint
+
+
+def test_points_between_neighbours_begin_from_these_and_take_half_the_time() -> None:
+    frontier(strategy=Prefix(), budgets=6, time_limit=40)
+    limits = {budget: limit for budget, limit, _ in calls if budget is not None}
+    assert len(limits) == 4
+    in_order = [limits[budget] for budget in sorted(limits, reverse=True)]
+    assert [limit > 25 for limit in in_order] == [True, False, True, False]
+    assert all(15 < limit < 20 for limit in in_order[1::2])
+
+
+def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
+    @dataclass(frozen=True)
+    class FromTheStart(Prefix):
+        def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+            if budget_nbytes is None:
+                return super().solve(graph, None)
+            calls.append((budget_nbytes, 0.0, True))
+            assert self.start is not None
+            return Outcome(Status.FEASIBLE, self.start)
+
+    # Nothing but the least plan fits: what the quick strategies find is above it.
+    least = frontier(strategy=Prefix(), budgets=2).plans[-1]
+    made = frontier(strategy=FromTheStart(), budgets=[least.total_nbytes + 4, 0.7])
+    assert made.plans[-1].total_nbytes <= least.total_nbytes + 4
+
+
+def test_named_budgets_are_the_points(curve: memplan.Frontier) -> None:
+    made = frontier(strategy="memonger", budgets=[0.5, "80%", 0.01, 10])
+    total = curve.plans[0].total_nbytes
+    tried = [point.budget_nbytes for point in (*made.points[1:], *made.left_out)]
+    assert sorted(filter(None, tried)) == [10, total // 100, total // 2, total * 4 // 5]
+    assert {p.status for p in made.left_out if p.plan is None} == {Status.INFEASIBLE}
+
+
+def test_what_another_plan_beats_is_left_out() -> None:
+    made = frontier(strategy="memonger", budgets=5)
+    assert len(made.points) + len(made.left_out) == 5
+    assert made.left_out  # memonger minds no budget
+    best = made.plans[-1]
+    for attempt in made.left_out:
+        assert attempt.plan is not None
+        assert attempt.plan.total_nbytes >= best.total_nbytes
+        assert attempt.plan.overhead >= best.overhead
+
+
+def test_a_curve_must_fall() -> None:
+    made = frontier(strategy="memonger", budgets=2)
+    with pytest.raises(ArgumentError, match="fewer bytes at more time"):
+        memplan.Frontier(tuple(reversed(made.points)), ())
+
+
+def test_the_explicit_realisation_has_a_curve_too() -> None:
+    made = frontier(strategy="chen_sqrt_linear", budgets=3, realisation="explicit")
+    assert made.plans[0].overhead == 0
+    assert made.plans[-1].total_nbytes < made.plans[0].total_nbytes
+
+
+def test_a_network_that_nothing_can_shrink_has_one_point() -> None:
+    made = frontier(strategy="store_all")
+    assert len(made.points) == 1
+    assert made.plans[0].overhead == 0
+
+
+def test_table_and_csv(curve: memplan.Frontier) -> None:
+    rows = list(csv.DictReader(io.StringIO(curve.to_csv())))
+    assert [int(row["total_nbytes"]) for row in rows] == [p.total_nbytes for p in curve.plans]
+    lines = str(curve).splitlines()
+    assert len(lines) == len(curve.points) + 1
+    for plan, line in zip(curve.plans, lines[1:], strict=True):
+        assert f"{plan.overhead:.1%}" in line
+
+
+def test_finished_points_are_kept(tmp_path: Path) -> None:
+    first = frontier(strategy=Prefix(), budgets=4, cache=tmp_path)
+    ncalls = len(calls)
+    second = frontier(strategy=Prefix(), budgets=4, cache=tmp_path)
+    assert len(calls) == ncalls == 3
+    assert [p.schedule for p in first.plans] == [p.schedule for p in second.plans]
+
+
+@dataclass(frozen=True)
+class InterruptedBelow(Prefix):
+    """The user's patience ends at the second budget."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        if len(calls) == 2:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                pass
+        return super().solve(graph, budget_nbytes)
+
+
+def test_an_interrupt_ends_it_with_the_points_so_far() -> None:
+    made = frontier(strategy=InterruptedBelow(), budgets=6)
+    assert len(calls) == 3
+    assert len(made.points) == 4  # the two ends, one before, and the one that was cut short
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("budgets", [1, 0, True, 0.5, "4GiB"])
+def test_what_budgets_may_be(budgets: Any) -> None:
+    with pytest.raises(ArgumentError, match="budgets must be"):
+        frontier(budgets=budgets)
+
+
+def test_an_unknown_strategy_is_said_first() -> None:
+    with pytest.raises(ArgumentError, match="choose from"):
+        frontier(strategy="chekmate")

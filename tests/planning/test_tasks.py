@@ -1,0 +1,147 @@
+"""Attempts in other processes are those made here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import Network, dropout_net, residual_net
+from memplan.errors import ArgumentError
+from memplan.planning.plan import Attempt, Comparison
+from memplan.step.graph import TrainingGraph
+from memplan.strategies import Outcome, Status
+
+BUDGETS = (0.9, 0.6, None)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as executor:
+        yield executor
+
+
+def network() -> Network:
+    return residual_net(batch=16, size=32, units=4, filters=16)
+
+
+def compared(realisation: str, executor: Executor | None, **options: Any) -> Comparison:
+    net, shapes = network()
+    given = {
+        "strategies": ("store_all", "chen_greedy", "chen_sqrt_linear"),
+        "budgets": BUDGETS,
+        "realisation": realisation,
+        "costs": "roofline:t4",
+        "reserve": 1 << 20,
+        **options,
+    }
+    return memplan.compare(net, executor=executor, **given, **shapes)
+
+
+def answer(attempt: Attempt) -> tuple[Any, ...]:
+    """All of an attempt but how long it took."""
+    found = (attempt.strategy, attempt.budget_nbytes, attempt.status)
+    plan = attempt.plan
+    if plan is None:
+        return found
+    figures = (plan.status, plan.strategy, plan.costs, plan.realisation, plan.lower_bound)
+    sizes = (plan.footprint, plan.unplanned, plan.budget_nbytes)
+    return (*found, *figures, *sizes, plan.schedule, plan.symbol.tojson())
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_processes_give_what_is_found_here(pool: Executor, realisation: str) -> None:
+    here, there = compared(realisation, None), compared(realisation, pool)
+    assert len(here.rows) == len(there.rows) == 9
+    assert any(row.plan is None for row in here.rows)
+    assert sum(row.plan is not None and row.plan.overhead > 0 for row in here.rows) >= 4
+    assert [answer(row) for row in there.rows] == [answer(row) for row in here.rows]
+
+
+def test_shared_shapes_dtypes_and_requests_travel(pool: Executor) -> None:
+    net, shapes = dropout_net()
+    options: dict[str, Any] = {
+        "type_dict": {"data": "float16"},
+        "grad_req": {"data": "add", "fc0_weight": "write"},
+        "strategies": ("chen_greedy",),
+        "budgets": None,
+    }
+    here = memplan.compare(net, **options, **shapes)
+    there = memplan.compare(net, executor=pool, **options, **shapes)
+    assert [answer(row) for row in there.rows] == [answer(row) for row in here.rows]
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_match_range_travels(
+    pool: Executor, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """A worker on another machine has another environment."""
+    monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", value)
+    options: dict[str, Any] = {"strategies": "chen_greedy", "budgets": None}
+    [here] = compared("mirror", None, **options).rows
+    [there] = compared("mirror", pool, **options).rows
+    assert answer(here) == answer(there)
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_threads_and_forks_will_do(kind: Any) -> None:
+    options: dict[str, Any] = {"strategies": "chen_greedy", "budgets": None}
+    [here] = compared("mirror", None, **options).rows
+    with kind(2) as executor:
+        [there] = compared("mirror", executor, **options).rows
+    assert answer(here) == answer(there)
+
+
+def test_a_cluster_of_dask_will_do() -> None:
+    distributed = pytest.importorskip("distributed", reason="needs memplan[dask]")
+    options: dict[str, Any] = {"strategies": ("chen_greedy", "store_all"), "budgets": (0.6, None)}
+    here = compared("mirror", None, **options)
+    with (
+        distributed.LocalCluster(1, threads_per_worker=2, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        there = compared("mirror", client.get_executor(), **options)
+    assert [answer(row) for row in there.rows] == [answer(row) for row in here.rows]
+
+
+@dataclass(frozen=True)
+class Liar:
+    """Finds a plan only where it is not checked."""
+
+    home: int
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        if os.getpid() != self.home:
+            raise ArithmeticError("so it is told at home")
+        return Outcome(Status.NO_PLAN_FOUND)
+
+
+def test_what_a_strategy_raises_there_is_raised_here(pool: Executor) -> None:
+    with pytest.raises(ArithmeticError, match="told at home"):
+        compared("mirror", pool, strategies=[Liar(os.getpid())], budgets=0.6)
+
+
+class Refusing(Executor):
+    """Must not be asked."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # type: ignore[override]
+        raise AssertionError("submitted")
+
+
+def test_what_is_in_the_cache_does_not_travel(pool: Executor, tmp_path: Path) -> None:
+    first = compared("mirror", pool, cache=tmp_path)
+    second = compared("mirror", Refusing(), cache=tmp_path)
+    assert [answer(row) for row in second.rows] == [answer(row) for row in first.rows]
+
+
+def test_what_is_no_executor_is_said() -> None:
+    with pytest.raises(ArgumentError, match=r"executor must be a concurrent\.futures\.Executor"):
+        compared("mirror", 4)  # type: ignore[arg-type]

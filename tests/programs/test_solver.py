@@ -1,0 +1,190 @@
+"""Solvers that are missing, that fail, and that are interrupted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import residual_net
+from helpers.paths import ROOT
+from memplan.errors import ArgumentError, DependencyError
+from memplan.programs import solver as solver_module
+from memplan.programs.solver import Program, Solved
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.strategies import Outcome, Status, create
+
+
+def hard_program(solver: str) -> Program:
+    """A program that takes minutes."""
+    draw = random.Random(1)
+    program = Program(solver, 1)
+    variables = [program.variable(-5 - 10 * draw.random(), integer=True) for _ in range(300)]
+    for _ in range(150):
+        program.at_most({x: draw.randint(1, 50) for x in draw.sample(variables, 30)}, 200)
+    return program
+
+
+HIDDEN = """
+import sys
+sys.modules["highspy"] = sys.modules["highsbox"] = None
+sys.path.insert(0, "tests")
+import memplan
+from helpers.networks import residual_net
+net, shapes = residual_net()
+for realisation in ("mirror", "explicit"):
+    options = {"budget": 0.7, "time_limit": 2, "realisation": realisation, **shapes}
+    try:
+        strategy = memplan.strategies.create("checkmate", realisation=realisation, solver="HIGHS")
+        memplan.plan(net, strategy=strategy, **options)
+    except memplan.errors.DependencyError as error:
+        print(error)
+    print(memplan.plan(net, strategy="checkmate", **options).status)
+"""
+
+
+def test_without_highs_the_extra_is_named_and_cbc_works() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("HIGHS does not start") == 2
+    assert done.stdout.count("pip install 'memplan[highs]'") == 2
+    assert done.stdout.count("Status.") == 2
+
+
+def test_a_solver_that_fails_to_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: Any) -> None:
+        raise OSError("libCbc.so: cannot open shared object file")
+
+    monkeypatch.setattr(solver_module.mip, "Model", fail)
+    with pytest.raises(DependencyError, match=r"solver CBC does not start: libCbc.*pip install"):
+        Program("CBC", 1)
+
+
+@pytest.mark.parametrize("solver", ["", "GUROBI", "highs"])
+def test_only_known_solvers_are_asked_for(solver: str) -> None:
+    with pytest.raises(ArgumentError, match="must be one of"):
+        Program(solver, 1)
+    with pytest.raises(ArgumentError, match="must be one of"):
+        create("checkmate", realisation="explicit", solver=solver)
+
+
+def interrupt_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_an_interrupt_stops_highs() -> None:
+    program = hard_program("HIGHS")
+    interrupt_after(0.5)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        program.solve(60)
+    assert time.monotonic() - begin < 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_highs_works_in_another_thread() -> None:
+    """Where no interrupt is ever delivered."""
+    found: list[Solved] = []
+
+    def solve() -> None:
+        program = Program("HIGHS", 1)
+        x = program.variable(-1.0, integer=True)
+        program.at_most({x: 2.0}, 1.0)
+        found.append(program.solve(5))
+
+    thread = threading.Thread(target=solve)
+    thread.start()
+    thread.join()
+    assert found[0].optimal
+    assert found[0].value == 0
+
+
+def plan(strategy: Any, realisation: str = "mirror", **options: Any) -> memplan.Plan:
+    net, shapes = residual_net(batch=16, size=32, units=6, filters=16)
+    options = {"costs": "roofline:v100", "budget": 0.6, "time_limit": 60, **options}
+    return memplan.plan(net, strategy=strategy, realisation=realisation, **options, **shapes)
+
+
+@pytest.mark.parametrize(
+    ("name", "realisation", "options"),
+    [
+        ("anneal", "mirror", {}),
+        ("anneal", "mirror", {"budget": None}),
+        ("checkmate", "mirror", {"solver": "HIGHS", "program_share": 1.0}),
+        ("checkmate", "mirror", {"solver": "HIGHS", "budget": None}),
+        ("checkmate", "explicit", {"solver": "HIGHS"}),
+    ],
+)
+def test_an_interrupted_plan_is_the_best_so_far(
+    name: str, realisation: str, options: dict[str, Any]
+) -> None:
+    fields = {field: value for field, value in options.items() if field != "budget"}
+    given = {field: value for field, value in options.items() if field == "budget"}
+    strategy = create(name, realisation=realisation, **fields)
+    plan("store_all", budget=1.0)  # what is compiled or loaded at first use takes its time
+    timer = interrupt_after(3.0)
+    begin = time.monotonic()
+    made = plan(strategy, realisation, **given)
+    took = time.monotonic() - begin
+    timer.cancel()
+    assert took < 40
+    assert made.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert made.budget_nbytes is None or made.total_nbytes <= made.budget_nbytes
+    assert made.total_nbytes < 0.6 * made.unplanned.total_nbytes
+
+
+class Stubborn:
+    """Has nothing to answer with when it is interrupted."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+
+
+def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> None:
+    net, shapes = residual_net(batch=16, size=32, units=6, filters=16)
+    before = net.tojson()
+    environment = dict(os.environ)
+    with pytest.raises(KeyboardInterrupt):
+        memplan.plan(net, strategy=Stubborn(), budget=0.6, **shapes)
+    assert net.tojson() == before
+    assert dict(os.environ) == environment
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
+    code = (
+        "from memplan.programs.solver import Program\n"
+        "program = Program('CBC', 1)\n"
+        "program.at_most({program.variable(-1.0): 1.0}, 1.0)\n"
+        "assert program.solve(5.0).values is not None\n"
+        "import mxnet\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_highs_is_the_best_solver_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert solver_module.best_solver() == "HIGHS"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert solver_module.best_solver() == "CBC"

@@ -1,0 +1,408 @@
+"""Steps in packed memory: within the bytes of the packing, and as in MXNet, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+from helpers.networks import Network, dense, loss, residual_net, var
+from helpers.schedules import random_schedule
+from helpers.training_runs import (
+    bound,
+    differences,
+    differences_by_turns,
+    planned_steps,
+    random_values,
+    stock_steps,
+)
+from memplan import strategies
+from memplan.cli import main as cli
+from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
+from memplan.memory import packing
+from memplan.memory.blocks import best_allocation
+from memplan.memory.packing import ALIGNMENT
+from memplan.mxnet import Module
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace.build import trace
+from memplan.planning import job
+from memplan.planning.plan import Plan
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
+from planning.test_tasks import answer
+from realise.test_explicit import CALLS, CASES
+from realise.test_explicit_conditions import sparse_dot, sparse_embedding
+from realise.test_mirror import arrays, shelled
+from train import test_gluon
+from train.test_pool import module_steps
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_identical_to_mxnet(name: str) -> None:
+    case = CASES[name]
+    traced = case.trace("packed")
+    values = random_values(traced, case.integers)
+    stock = stock_steps(traced, values)
+    for seed in (0, 1):
+        schedule = random_schedule(traced.graph, seed) if seed else Schedule.unplanned(traced.graph)
+        executor = bound(traced, schedule, values)
+        assert not differences(stock, planned_steps(executor)), f"seed {seed}"
+
+
+REFUSED = ("Custom 0", "_foreach 0", "_contrib_SyncBatchNorm 0", "IdentityAttachKLSparseReg 0")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_user_code_and_kept_states_are_refused(name: str) -> None:
+    symbol, shapes = shelled(*CALLS[name])
+    with pytest.raises(TraceError, match="realisation="):
+        trace(symbol, shapes=shapes, realisation="packed")
+
+
+@pytest.mark.parametrize("network", [sparse_embedding, sparse_dot])
+def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
+    symbol, shapes = network()
+    with pytest.raises(TraceError, match="sparse arrays"):
+        trace(symbol, shapes=shapes, realisation="packed")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in REFUSED])
+def test_ops_compute_the_same(name: str) -> None:
+    symbol, shapes = shelled(*CALLS[name])
+    traced = trace(symbol, shapes=shapes, realisation="packed")
+    values = {n: array.asnumpy() for n, array in arrays(traced, list(traced.shapes)).items()}
+    schedules = [random_schedule(traced.graph, 1, repeated=0.7)]
+    assert not differences_by_turns(traced, schedules, values, steps=2)
+
+
+OPTIONS: dict[str, Any] = {"realisation": "packed", "costs": "roofline:v100", "time_limit": 1}
+NET, SHAPES = residual_net(batch=16)
+
+
+@pytest.fixture(autouse=True)
+def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+
+
+def planned(budget: Any, strategy: str = "auto", **options: Any) -> Plan:
+    return memplan.plan(NET, strategy=strategy, budget=budget, **(OPTIONS | options), **SHAPES)
+
+
+def assert_true(plan: Plan) -> None:
+    """The figures of ``plan`` are those of what it runs in, and it is within its budget."""
+    assert plan.realisation == "packed"
+    assert validate(plan.schedule).valid
+    executor = TrainExecutor(plan.trace, plan.schedule)
+    assert executor.memory.nbytes == plan.allocated_nbytes >= plan.peak_nbytes
+    assert (
+        plan.total_nbytes
+        == plan.fixed_nbytes + plan.allocated_nbytes + plan.footprint.reserve_nbytes
+    )
+    assert plan.budget_nbytes is None or plan.total_nbytes <= plan.budget_nbytes
+
+
+def test_plans_are_within_the_budget() -> None:
+    everything = planned("64MiB")
+    assert everything.overhead == 0
+    less = planned(0.7, reserve="1KiB")
+    least = planned(None)
+    for plan in (everything, less, least):
+        assert_true(plan)
+    assert everything.total_nbytes > less.total_nbytes > least.total_nbytes
+    assert 0 < less.overhead < least.overhead
+    assert less.lower_bound <= less.overhead
+    # MXNet's blocks would take more.
+    blocks = best_allocation(lower(least.trace, least.schedule).schedule)
+    assert least.allocated_nbytes < blocks.nbytes
+    with pytest.raises(BudgetError) as caught:
+        planned(less.total_nbytes // 4)
+    assert caught.value.proved
+
+
+@pytest.mark.parametrize("name", strategies.names("packed"))
+def test_every_strategy_makes_plans(name: str) -> None:
+    hidden = mx.sym.tanh(dense(mx.sym.tanh(dense(var(), name="a")), name="b"))
+    net = loss(hidden)
+    everything = memplan.plan(net, strategy="store_all", **OPTIONS, data=(64, 16))
+    for budget in (None, everything.total_nbytes):
+        plan = memplan.plan(net, strategy=name, budget=budget, **OPTIONS, data=(64, 16))
+        assert_true(plan)
+        assert plan.strategy == name
+        assert plan.total_nbytes <= everything.total_nbytes
+
+
+def test_searches_over_budgets_and_batches() -> None:
+    names = ("store_all", "evict")
+    rows = memplan.compare(NET, strategies=names, budgets=(0.7, None), **OPTIONS, **SHAPES).rows
+    assert [row.plan is None for row in rows] == [True, False, False, False]
+    curve = memplan.frontier(NET, strategy="evict", budgets=4, **OPTIONS, **SHAPES).plans
+    assert len(curve) >= 2
+    budget = planned(0.7, "evict").total_nbytes
+    shapes = {"data": ("N", *SHAPES["data"][1:])}
+    found = memplan.max_batch_size(NET, budget, strategy="evict", **OPTIONS, **shapes)
+    assert found.batch_size >= 12
+    for plan in (*(row.plan for row in rows if row.plan), *curve, found.plan):
+        assert_true(plan)
+
+
+def test_plans_are_made_in_other_processes() -> None:
+    options = {"strategies": ("store_all", "chen_greedy"), "budgets": (0.8, None), **OPTIONS}
+    here = memplan.compare(NET, **options, **SHAPES)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        there = memplan.compare(NET, executor=executor, **options, **SHAPES)
+    assert [answer(row) for row in there.rows] == [answer(row) for row in here.rows]
+    assert any(row.plan for row in there.rows)
+
+
+def module(**options: Any) -> Callable[[Any], Module]:
+    return lambda net: Module(net, **options)
+
+
+def test_a_plan_from_a_file_trains(tmp_path: Path) -> None:
+    net, shapes = residual_net()
+    shapes = {"data": (16, *shapes["data"][1:])}
+    made = memplan.plan(net, strategy="chen_greedy_linear", budget=0.8, **OPTIONS, **shapes)
+    assert made.overhead > 0
+    file = tmp_path / "plan.json"
+    file.write_text(plan_text(made), encoding="utf-8")
+    read = load_plan(file)
+    assert plan_text(read) == plan_text(made)
+    assert read.schedule == made.schedule
+    assert_true(read)
+    held = []
+
+    def note(module: Module) -> None:
+        training = module._exec_group.execs[0]._training
+        held.append(training and training.memory.nbytes)
+        assert module.plan is read
+
+    ours = module_steps(module(plan=read), (16, 16), note)
+    # Inference does not fit beside it.
+    assert held == [made.allocated_nbytes, None] * 2
+    stock = module_steps(mx.mod.Module, (16, 16), lambda _: None)
+    assert not differences(stock, ours)
+
+
+def test_a_monitor_is_refused_and_nothing_is_lost() -> None:
+    size = iter((16, 16))
+
+    def watch(module: Module) -> None:
+        if next(size, None):
+            with pytest.raises(UsageError, match="realisation='explicit'"):
+                module.install_monitor(mx.mon.Monitor(1))
+
+    ours = module_steps(module(realisation="packed", strategy="evict"), (16, 8), watch)
+    stock = module_steps(mx.mod.Module, (16, 8), lambda _: None)
+    assert not differences(stock, ours)
+
+
+def test_other_cpu_contexts_are_refused() -> None:
+    case = CASES["residual"]
+    traced = case.trace("packed")
+    with pytest.raises(ArgumentError, match=r"not on cpu\(1\)"):
+        TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(1))
+
+
+@pytest.mark.parametrize("name", [name for name in test_gluon.CASES if name != "two_contexts"])
+def test_blocks_train_as_by_autograd(name: str) -> None:
+    case = test_gluon.CASES[name]
+    case = dataclasses.replace(case, options={**case.options, "realisation": "packed"})
+    made: list[Any] = []
+    expected = test_gluon.train(case, test_gluon.by_autograd(case))
+    assert not test_gluon.differences(
+        expected, test_gluon.train(case, test_gluon.by_plan(case, made))
+    )
+    assert {plan.realisation for plan in made[0].plans.values()} == {"packed"}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_gluon.test_shapes_are_planned_once_and_share_memory,
+        test_gluon.test_the_loss_and_outputs_are_the_callers,
+        test_gluon.test_scale_multiplies_the_gradients,
+        test_gluon.test_gradients_are_added_where_they_are_to_be,
+        test_gluon.test_arrays_that_are_no_longer_used_are_given_up,
+        test_gluon.test_a_cast_after_training_is_noticed,
+        test_gluon.test_autograd_still_works_beside_it,
+        test_gluon.test_two_steps_may_share_a_block,
+    ],
+)
+def test_of_train_step(test: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        made.append(original(*arguments, realisation="packed", **options))
+        return made[-1]
+
+    original = test_gluon.train_step
+    monkeypatch.setattr(test_gluon, "train_step", step)
+    test()
+    assert made
+
+
+def test_gradients_outlive_their_step() -> None:
+    net, step, _ = test_gluon.trained(realisation="packed")
+    [owner] = {id(b.executor.memory): b.executor.memory for b in step._bound.values()}.values()
+    [memory] = owner._segments
+    del owner
+    expected = test_gluon.gradients(net)
+    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    del step
+    gc.collect()
+    mx.nd.waitall()
+    held = sys.getrefcount(memory)
+    # What is let go of would be taken for the next arrays of this size.
+    others = [mx.nd.full(memory.shape, 255, dtype="int64") for _ in range(4)]
+    test_gluon.assert_equal(expected, test_gluon.gradients(net))
+    del others
+    for parameter in params:
+        parameter.grad_req = "null"
+    gc.collect()
+    mx.nd.waitall()
+    assert sys.getrefcount(memory) == held - len(params)
+    assert sys.getrefcount(memory) == 2, "a leak"
+
+
+@contextlib.contextmanager
+def profiler(tmp_path: Path) -> Iterator[None]:
+    mx.profiler.set_config(
+        profile_all=True, aggregate_stats=True, filename=str(tmp_path / "profile.json")
+    )
+    mx.profiler.set_state("run")
+    try:
+        yield
+    finally:
+        mx.nd.waitall()
+        mx.profiler.set_state("stop")
+        mx.profiler.dumps(reset=True)
+        mx.profiler.set_config(
+            profile_all=False, aggregate_stats=False, filename=str(tmp_path / "profile.json")
+        )
+
+
+AROUND: dict[str, Callable[[Path], Any]] = {
+    "profiler": profiler,
+    "record": lambda _: mx.autograd.record(),
+    "predict": lambda _: mx.autograd.predict_mode(),
+    "bulk": lambda _: mx.engine.bulk(100),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", ["residual", "dropout", "fused_dropout"])
+def test_identical_in_what_surrounds_a_step(name: str, around: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    traced = case.trace("packed")
+    values = random_values(traced)
+    executor = bound(traced, random_schedule(traced.graph, 1), values)
+    forward = executor.forward
+
+    def inside(**arguments: Any) -> Any:
+        with AROUND[around](tmp_path):
+            return forward(**arguments)
+
+    executor.forward = inside  # type: ignore[method-assign]
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
+    assert not mx.profiler.dumps()
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_the_next_step_waits_for_readers_of_the_last(place: int) -> None:
+    symbol, shapes = residual_net(batch=64, units=8)
+    traced = trace(symbol, shapes=shapes, realisation="packed")
+    executor = bound(traced, Schedule.unplanned(traced.graph), random_values(traced))
+    data = executor.arg_dict["data"]
+    data[:] = 1
+    found = [*executor.forward(is_train=True), *executor.grad_dict.values()][place]
+    expected = found.asnumpy()
+    slow = mx.nd.ones((500, 500)) / 500
+    for _ in range(40):
+        slow = mx.nd.dot(slow, slow)
+    # One alone: of several, a call of the next step may wait for one, and all others with it.
+    late = mx.nd.broadcast_add(found, (slow[0, :1] * 0).reshape((1,) * found.ndim))
+    data[:] = 2
+    executor.forward(is_train=True)
+    assert np.array_equal(late.asnumpy(), expected)
+
+
+def test_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    NET.save("net-symbol.json")
+    shape = ",".join(map(str, SHAPES["data"]))
+    network = ("net-symbol.json", "--shape", f"data={shape}", "--strategy", "chen_greedy")
+    options = (*network, "--budget", "80%", "--realisation", "packed")
+    assert cli.run(["plan", *options, "-o", "plan.json", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    read = load_plan("plan.json")
+    assert_true(read)
+    assert said["realisation"] == "packed"
+    assert said["planned"]["allocated_nbytes"] == read.allocated_nbytes
+    assert cli.run(["plan", *options, "-o", "plan.json"]) == 0
+    assert "plan=load_plan('plan.json')" in capsys.readouterr().err
+    assert cli.run(["explain", "plan.json"]) == 0
+    assert cli.run(["strategies", "--realisation", "packed"]) == 0
+    assert "evict" in capsys.readouterr().out
+
+
+def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = CASES["residual"].trace("packed")
+    largest = max(tensor.nbytes for tensor in traced.graph.tensors)
+    segment = ALIGNMENT * -(-largest // ALIGNMENT)
+    several = functools.partial(packing.pack, segment_nbytes=segment)
+    monkeypatch.setattr("memplan.mxnet.realise.packed.SEGMENT_NBYTES", segment)
+    monkeypatch.setattr("memplan.mxnet.realise.packed.pack", several)
+    schedule = Schedule.unplanned(traced.graph)
+    assert several(lower(traced, schedule).schedule).nbytes > 3 * segment
+    values = random_values(traced)
+    executor = TrainExecutor(
+        traced,
+        schedule,
+        args={name: mx.nd.array(values[name]) for name in traced.symbol.list_arguments()},
+        aux_states={
+            name: mx.nd.array(values[name]) for name in traced.symbol.list_auxiliary_states()
+        },
+    )
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.context.num_gpus(), reason="MXNet 1.9.1 has no GPU here")
+def test_on_a_gpu() -> None:
+    """As in the blocks of an executor there."""
+    symbol, shapes = residual_net()
+    found = []
+    for realisation in ("explicit", "packed"):
+        traced = trace(symbol, shapes=shapes, realisation=realisation, device_type="gpu")
+        values = random_values(traced)
+        arrays_of = {n: mx.nd.array(v, mx.gpu(0), v.dtype) for n, v in values.items()}
+        states = symbol.list_auxiliary_states()
+        executor = TrainExecutor(
+            traced,
+            random_schedule(traced.graph, 1),
+            ctx=mx.gpu(0),
+            args={n: array for n, array in arrays_of.items() if n not in states},
+            aux_states={n: arrays_of[n] for n in states},
+        )
+        found.append(planned_steps(executor))
+    for one, other in zip(*found, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-5, err_msg=name)

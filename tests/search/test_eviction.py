@@ -1,0 +1,83 @@
+"""Dropping tensors where the peak is: valid, within the budget, better with time."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import UNIT, training_graphs, unit_chain
+from helpers.small_graphs import small_graphs
+from memplan.search.buffers import carried_tensors
+from memplan.search.eviction import Evictions, lowest
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status
+from memplan.strategies.evict import Evict
+
+
+def test_without_drops_nothing_is_recomputed() -> None:
+    graph = unit_chain(8)
+    search = Evictions(graph, 100 * UNIT)
+    stages, _ = search.run(set())
+    assert stages == [[t] for t in range(len(graph.ops))]
+    found = search.fit((), time.monotonic() + 5)
+    assert found is not None
+    assert found.schedule == Schedule.unplanned(graph)
+    assert not found.drops
+
+
+def test_what_is_dropped_is_recomputed_for_its_reader() -> None:
+    graph = unit_chain(3)  # f0 f1 f2 loss b2 b1 b0
+    stages, _ = Evictions(graph, 100 * UNIT).run({(1, 5)})
+    assert stages == [[0], [1], [2], [3], [4], [1, 5], [6]]
+
+
+def test_what_is_recomputed_on_the_way_stays_unless_it_is_dropped_again() -> None:
+    graph = unit_chain(3)
+    search = Evictions(graph, 100 * UNIT)
+    assert search.run({(1, 5), (0, 6)})[0][5:] == [[0, 1, 5], [6]]
+    assert search.run({(1, 5), (0, 6), (0, -6)})[0][5:] == [[0, 1, 5], [0, 6]]
+
+
+def test_drops_are_read_off_what_is_carried() -> None:
+    graph = unit_chain(3)
+    search = Evictions(graph, 100 * UNIT)
+    drops = {(1, 5), (0, 6)}
+    ops = [op for stage in search.run(drops)[0] for op in stage]
+    assert search.drops_of(carried_tensors(Schedule.sequence(graph, ops))) == drops
+
+
+def test_unit_chain_at_four_tensors() -> None:
+    outcome = Evict().solve(unit_chain(8), 4 * UNIT)
+    assert outcome.status is Status.FEASIBLE
+    assert outcome.schedule is not None
+    assert outcome.schedule.seconds == 26.0
+    assert Evict().solve(unit_chain(8), 2 * UNIT).status is Status.NO_PLAN_FOUND
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_evictions_are_valid_and_within_the_budget(data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
+    backward = data.draw(st.booleans())
+    high = simulate(Schedule.unplanned(graph)).peak_nbytes
+    budget = data.draw(st.integers(high // 2, high))
+    outcome = Evict(patience=10, recompute_backward=backward).solve(graph, budget)
+    assert outcome.status is not Status.INFEASIBLE
+    if outcome.schedule is not None:
+        assert validate(outcome.schedule, budget).valid
+        assert backward or all(op < graph.nforward for op in outcome.schedule.recomputed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.one_of(training_graphs(), small_graphs(6)))
+def test_the_least_memory_costs_at_most_a_forward_pass(graph: TrainingGraph) -> None:
+    schedule = lowest(graph, time.monotonic() + 5)
+    assert validate(schedule).valid
+    forward = sum(op.seconds for op in graph.ops[: graph.nforward])
+    assert schedule.seconds <= graph.seconds + forward
+    assert simulate(schedule).peak_nbytes <= simulate(Schedule.unplanned(graph)).peak_nbytes

@@ -1,0 +1,265 @@
+"""The search over sequences: exact in what it counts, valid, in the budget, near the optimum."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import UNIT, training_graphs, unit_chain
+from helpers.schedules import random_schedule
+from helpers.small_graphs import small_graphs
+from memplan.errors import ArgumentError
+from memplan.memory.blocks import allocate
+from memplan.search import sequence_search as local_search
+from memplan.search.kernels.greedy import evict
+from memplan.search.kernels.moves import expand, propose
+from memplan.search.kernels.replay import Replayer
+from memplan.search.kernels.sequence import (
+    CHANGES,
+    EXCESS,
+    LENGTH,
+    OP,
+    load,
+    sequence_model,
+    sequence_state,
+    undo,
+)
+from memplan.search.rematerialize import repeatable
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status
+from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.strategies.search import Search
+
+GRAPHS = st.one_of(training_graphs(), small_graphs(6))
+
+
+@settings(max_examples=200, deadline=None)
+@given(GRAPHS, st.integers(0, 10**6), st.sampled_from((0, 1, 2, 4, 16)))
+def test_the_compiled_replay_is_that_of_simulator_and_allocator(
+    graph: TrainingGraph, seed: int, match_range: int
+) -> None:
+    schedule = random_schedule(graph, seed)
+    cost = Replayer.of(graph)(schedule.ops, match_range)
+    assert cost.peak_nbytes == simulate(schedule).peak_nbytes
+    assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
+
+
+def walked(graph: TrainingGraph, seed: int, nmoves: int, *, reorder: bool = True) -> Any:
+    """Model and state after random moves, of which every third is taken back."""
+    model = sequence_model(graph, repeatable(graph, backward=True), reorder=reorder)
+    capacity = 4 * len(graph.ops) + 100
+    state = sequence_state(model, capacity, seed)
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 2 // 3
+    load(model, state, np.arange(len(model.seconds)), len(model.seconds), budget)
+    for move in range(nmoves):
+        state.totals[CHANGES] = 0
+        before = [array.copy() for array in state[:-3]]
+        propose(model, state)
+        if move % 3 == 0:
+            length = state.totals[LENGTH]
+            undo(model, state)
+            length = min(length, state.totals[LENGTH])
+            for was, now in zip(before, state[:-3], strict=True):
+                assert np.allclose(was[..., :length], now[..., :length])
+    room = np.zeros(capacity, dtype=np.int64)
+    schedule = Schedule.sequence(graph, room[: expand(model, state, room)].tolist())
+    return model, state, schedule
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS, st.integers(0, 10**6), st.booleans())
+def test_the_state_after_moves_is_that_of_its_sequence(
+    graph: TrainingGraph, seed: int, reorder: bool
+) -> None:
+    model, state, schedule = walked(graph, seed, 60, reorder=reorder)
+    assert validate(schedule).valid
+    other = sequence_state(model, len(state.live), 0)
+    length = state.totals[LENGTH]
+    load(model, other, state.steps[OP], length, state.totals[2])
+    assert (other.steps[:, :length] == state.steps[:, :length]).all()
+    assert (other.live[:length] == state.live[:length]).all()
+    assert other.totals[EXCESS] == state.totals[EXCESS]
+    assert other.seconds[0] == pytest.approx(state.seconds[0])
+    assert state.seconds[0] == pytest.approx(schedule.seconds)
+
+
+@settings(max_examples=100, deadline=None)
+@given(GRAPHS, st.integers(0, 10**6))
+def test_the_live_bytes_are_those_of_the_simulator(graph: TrainingGraph, seed: int) -> None:
+    _, state, schedule = walked(without_aliases(graph), seed, 40)
+    length = state.totals[LENGTH] - 1
+    assert tuple(state.live[:length]) == simulate(schedule).live_nbytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.floats(0.5, 1.0))
+def test_the_greedy_plan_keeps_the_budget_when_it_says_so(
+    graph: TrainingGraph, share: float
+) -> None:
+    graph = without_aliases(graph)
+    model = sequence_model(graph, repeatable(graph), reorder=True)
+    capacity = 4 * len(graph.ops) + 100
+    state = sequence_state(model, capacity, 0)
+    budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
+    load(model, state, np.arange(len(model.seconds)), len(model.seconds), budget)
+    evict(model, state, 1000)
+    room = np.zeros(capacity, dtype=np.int64)
+    schedule = Schedule.sequence(graph, room[: expand(model, state, room)].tolist())
+    assert (state.totals[EXCESS] == 0) == (simulate(schedule).peak_nbytes <= budget)
+    assert set(schedule.recomputed) <= set(np.flatnonzero(repeatable(graph)))
+
+
+def test_the_greedy_plan_drops_what_is_cheapest_per_byte() -> None:
+    """f0 and f1 wait for the last op; f1 is as large, but cheaper to compute again."""
+    ops = (
+        Op("f0", "op", (), (0,), 5.0),
+        Op("f1", "op", (), (1,), 1.0),
+        Op("f2", "op", (), (2,), 9.0),
+        Op("f3", "op", (2,), (3,), 9.0),
+        Op("last", "op", (0, 1, 3), (4,), 1.0),
+    )
+    sizes = (2, 2, 3, 1, 1)
+    tensors = tuple(Tensor(str(i), n, n) for i, n in enumerate(sizes))
+    graph = TrainingGraph(ops, tensors, (4,), 5)
+    model = sequence_model(graph, (True,) * 5, reorder=True)
+    state = sequence_state(model, 100, 0)
+    load(model, state, np.arange(6), 6, 6)
+    assert evict(model, state, 10) is False
+    assert list(state.steps[OP, : state.totals[LENGTH]]) == [0, 1, 2, 3, 1, 4, 5]
+
+
+def without_aliases(graph: TrainingGraph) -> TrainingGraph:
+    ops = [
+        dataclasses.replace(op, handovers=tuple(h._replace(alias=False) for h in op.handovers))
+        for op in graph.ops
+    ]
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def test_an_alias_runs_with_the_op_that_it_follows() -> None:
+    """A reshape of f0's output is read in the end: it shares the buffer, which is there once."""
+    ops = (
+        Op("f0", "op", (), (0,), 1.0),
+        Op("reshape", "op", (0,), (1,), 0.0, handovers=(Handover(0, 0, True),)),
+        Op("f1", "op", (0,), (2,), 1.0),
+        Op("f2", "op", (1, 2), (3,), 1.0),
+    )
+    graph = TrainingGraph(ops, tuple(Tensor(str(i), UNIT, 1) for i in range(4)), (3,), 4)
+    _, state, schedule = walked(graph, 1, 50)
+    assert max(state.live) == simulate(schedule).peak_nbytes
+    assert schedule.ops.count(1) == schedule.ops.count(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_plans_are_valid_and_within_the_budget(data: st.DataObject) -> None:
+    graph = data.draw(GRAPHS)
+    backward, reorder = data.draw(st.booleans()), data.draw(st.booleans())
+    memory = data.draw(st.sampled_from(("live", "blocks")))
+    strategy = Search(rounds=2, memory=memory, reorder=reorder, recompute_backward=backward)
+    unplanned = Schedule.unplanned(graph)
+    high = strategy._nbytes(unplanned)
+    budget = data.draw(st.one_of(st.none(), st.integers(high // 2, high)))
+    outcome = strategy.solve(graph, budget)
+    assert outcome.status is not Status.INFEASIBLE
+    if budget is None:
+        assert outcome.schedule is not None
+        assert strategy._nbytes(outcome.schedule) <= high
+    if outcome.schedule is not None:
+        assert validate(outcome.schedule).valid
+        assert budget is None or strategy._nbytes(outcome.schedule) <= budget
+        assert backward or all(op < graph.nforward for op in outcome.schedule.recomputed)
+        first = list(dict.fromkeys(outcome.schedule.ops))
+        assert reorder or first == sorted(first)
+        once = [op for op in first if op < graph.nforward and not graph.ops[op].recomputable]
+        assert once == sorted(once)
+
+
+@settings(max_examples=25, deadline=None)
+@given(small_graphs(), st.floats(0.4, 1.0))
+def test_nearly_optimal_on_small_graphs(graph: TrainingGraph, share: float) -> None:
+    budget = int(simulate(Schedule.unplanned(graph)).peak_nbytes * share)
+    exact = ExplicitBruteForce().solve(graph, budget)
+    found = Search(rounds=3, reorder=False).solve(graph, budget)
+    if found.schedule is not None and exact.schedule is not None:
+        assert found.schedule.seconds <= 1.1 * exact.schedule.seconds + 1e-9
+
+
+def test_unit_chain_at_four_tensors() -> None:
+    outcome = Search(rounds=3).solve(unit_chain(8), 4 * UNIT)
+    assert outcome.schedule is not None
+    assert outcome.schedule.seconds == 26.0
+
+
+def test_least_memory_of_the_unit_chain() -> None:
+    schedule = Search(rounds=3).solve(unit_chain(8), None).schedule
+    assert schedule is not None
+    assert simulate(schedule).peak_nbytes == 3 * UNIT
+
+
+@pytest.mark.parametrize("memory", ["live", "blocks"])
+def test_the_same_seed_gives_the_same_schedule(memory: str) -> None:
+    strategy = Search(time_limit=1000, rounds=2, memory=memory, seed=3)
+    graph = unit_chain(12)
+    budget = 8 * UNIT
+    first = strategy.solve(graph, budget).schedule
+    assert first is not None
+    assert first == strategy.solve(graph, budget).schedule
+
+
+def test_never_worse_than_its_start() -> None:
+    """One short round does not find the optimum: but it was given."""
+    graph = unit_chain(30)
+    best = Search(rounds=3).solve(graph, 8 * UNIT).schedule
+    assert best is not None
+    found = Search(rounds=1, start=best).solve(graph, 8 * UNIT).schedule
+    assert found is not None
+    assert found.seconds <= best.seconds
+
+
+def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    anneal = local_search.anneal
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        anneal(*arguments)
+
+    monkeypatch.setattr(local_search, "anneal", interrupted)
+    outcome = Search(rounds=100).solve(unit_chain(8), 6 * UNIT)
+    assert calls == 3
+    assert outcome.status is Status.FEASIBLE
+
+
+def test_the_time_limit_holds() -> None:
+    Search(rounds=1).solve(unit_chain(8), 4 * UNIT)  # compiled
+    begin = time.monotonic()
+    Search(time_limit=0.5).solve(unit_chain(40), 6 * UNIT)
+    assert time.monotonic() - begin < 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "pages"}, "memory must be"),
+        ({"match_ranges": ()}, "match_ranges"),
+        ({"match_ranges": (-1,)}, "match_ranges"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"rounds": 0}, "rounds"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Search(**options)

@@ -1,0 +1,69 @@
+"""Where the forward pass may be cut, and what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from helpers.graphs import unit_chain
+from memplan.search.segments import (
+    articulation_points,
+    flags_keeping,
+    threshold_cut,
+    threshold_cuts,
+)
+from memplan.step.graph import Op, Tensor, TrainingGraph
+
+
+def diamond() -> TrainingGraph:
+    """a → b, c → d → e: b and c are parallel."""
+    reads = [(), (0,), (0,), (1, 2), (3,)]
+    ops = tuple(Op(name, "op", reads[i], (i,)) for i, name in enumerate("abcde"))
+    tensors = tuple(Tensor(name, 4, 1) for name in "abcde")
+    return TrainingGraph(ops, tensors, heads=(4,), nforward=5)
+
+
+def test_articulation_points_are_what_every_path_goes_through() -> None:
+    assert articulation_points(diamond()) == (3,)
+    chain = unit_chain(6)
+    assert articulation_points(chain) == tuple(range(1, chain.nforward - 1))
+
+
+def test_everything_else_that_may_run_twice_is_flagged() -> None:
+    graph = diamond()
+    ops = list(graph.ops)
+    ops[1] = dataclasses.replace(ops[1], recomputable=False)
+    graph = dataclasses.replace(graph, ops=tuple(ops))
+    assert flags_keeping(graph, [3]) == {0, 2, 4}
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(0, 6), (4, 3), (8, 2), (1000, 0)])
+def test_a_segment_ends_once_it_holds_more_than_the_threshold(threshold: int, kept: int) -> None:
+    graph = unit_chain(5)
+    nbytes = graph.tensors[0].nbytes
+    points = range(graph.nforward)
+    assert graph.nforward == 6
+    cut = threshold_cut(graph, points, threshold * nbytes // 4)
+    assert len(cut) == kept
+
+
+def test_points_of_one_line_are_kept_together() -> None:
+    graph = diamond()
+    stages = {1: "1", 2: "1", 3: "2"}
+    ops = tuple(
+        dataclasses.replace(op, mirror_stage=stages.get(i)) for i, op in enumerate(graph.ops)
+    )
+    graph = dataclasses.replace(graph, ops=ops)
+    assert threshold_cut(graph, tuple(stages), 4) == (1, 2, 3)
+    assert threshold_cut(graph, tuple(stages), 8) == (3,)
+    assert threshold_cut(graph, tuple(stages), 100) == ()
+
+
+def test_cuts_are_different_and_no_more_than_asked_for() -> None:
+    graph = unit_chain(40)
+    points = range(graph.nforward)
+    cuts = list(threshold_cuts(graph, points, at_most=20))
+    assert 3 < len(cuts) == len(set(cuts)) <= 20
+    assert len(cuts[0]) == graph.nforward
+    assert list(threshold_cuts(graph, points, at_most=1)) == [tuple(points)]

@@ -1,0 +1,155 @@
+"""The default strategy: proved where that is quick, never worse than another in the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import UNIT, in_mxnets_order, mirrored_graphs, training_graphs, unit_chain
+from helpers.small_graphs import small_graphs
+from memplan.errors import ArgumentError
+from memplan.memory.blocks import allocate, best_allocation
+from memplan.memory.packing import ALIGNMENT, pack
+from memplan.search.mirrored import mirrored_schedule
+from memplan.step.graph import Tensor, TrainingGraph
+from memplan.step.mirroring import flaggable
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status, create, names
+from memplan.strategies.auto import Auto
+from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
+    graph = data.draw(small_graphs(max_forward=4))
+    least = ExplicitBruteForce(any_order=True).solve(graph, None).schedule
+    assert least is not None
+    budget = simulate(least).peak_nbytes + data.draw(st.integers(0, 3))
+    optimum = ExplicitBruteForce(any_order=True).solve(graph, budget).schedule
+    assert optimum is not None
+    for seconds in (0.3, 3.0):  # on a busy machine a first short time may not do
+        found = Auto(time_limit=seconds, reorder=False).solve(graph, budget)
+        if found.schedule is not None and found.schedule.seconds <= optimum.seconds + 1e-9:
+            break
+    assert found.schedule is not None
+    assert validate(found.schedule).valid
+    assert simulate(found.schedule).peak_nbytes <= budget
+    assert found.lower_bound is not None
+    assert found.lower_bound <= optimum.seconds + 1e-6 * graph.seconds
+    assert found.schedule.seconds == pytest.approx(optimum.seconds)
+
+
+# What a schedule needs, by what counts.
+NBYTES: dict[str, Callable[[Schedule], int]] = {
+    "live": lambda schedule: simulate(schedule).peak_nbytes,
+    "blocks": lambda schedule: best_allocation(schedule).nbytes,
+    "packed": lambda schedule: pack(schedule).nbytes,
+}
+
+
+def enlarged(graph: TrainingGraph) -> TrainingGraph:
+    """``graph`` with tensors so much larger that they fill packed memory without gaps."""
+    times = ALIGNMENT // UNIT
+    tensors = [Tensor(t.name, times * t.nbytes, times * t.nelements) for t in graph.tensors]
+    return dataclasses.replace(graph, tensors=tuple(tensors))
+
+
+@pytest.mark.parametrize("memory", NBYTES)
+def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
+    graph = enlarged(unit_chain(16))
+    budget = 8 * ALIGNMENT
+    auto = Auto(time_limit=2, memory=memory).solve(graph, budget)
+    assert auto.schedule is not None
+    for name in set(names("explicit")) - {"auto", "brute_force"}:
+        blocks = name == "search" and memory == "blocks"
+        options: dict[str, Any] = {"memory": memory} if blocks else {}
+        other = create(name, realisation="explicit", **options)
+        if hasattr(other, "time_limit"):
+            other = create(name, realisation="explicit", time_limit=2, **options)
+        found = other.solve(graph, budget).schedule
+        if found is not None and NBYTES[memory](found) <= budget:
+            assert auto.schedule.seconds <= found.seconds + 1e-9, name
+
+
+@pytest.mark.parametrize("memory", ["blocks", "packed"])
+@settings(max_examples=10)
+@given(graph=training_graphs())
+def test_what_is_placed_is_kept_within_the_budget(memory: str, graph: TrainingGraph) -> None:
+    unplanned = NBYTES[memory](Schedule.unplanned(graph))
+    found = Auto(time_limit=0.3, memory=memory).solve(graph, max(1, unplanned * 3 // 4))
+    if found.schedule is not None:
+        assert validate(found.schedule).valid
+        assert NBYTES[memory](found.schedule) <= max(1, unplanned * 3 // 4)
+
+
+def test_what_one_moment_proves_is_optimal() -> None:
+    graph = unit_chain(16)
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    assert Auto().solve(graph, peak - UNIT).status is Status.OPTIMAL
+    assert Auto().solve(graph, peak).schedule == Schedule.unplanned(graph)
+    assert Auto().solve(graph, 2 * UNIT).status is Status.INFEASIBLE
+
+
+def test_without_a_budget_the_least_memory() -> None:
+    graph = unit_chain(8)
+    least = Auto(time_limit=2).solve(graph, None)
+    assert least.status is Status.FEASIBLE
+    assert least.schedule is not None
+    # Three tensors would do, at more than one extra forward pass.
+    assert simulate(least.schedule).peak_nbytes == 4 * UNIT
+    assert least.schedule.seconds <= graph.seconds + graph.nforward
+
+
+def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memplan.strategies.auto.search", interrupted)
+    graph = unit_chain(16)
+    found = Auto().solve(graph, 8 * UNIT)
+    assert found.schedule is not None
+    assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
+    monkeypatch.setattr("memplan.strategies.auto.refine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Auto().solve(graph, 8 * UNIT)
+
+
+def test_wrong_options_are_said() -> None:
+    with pytest.raises(ArgumentError, match="'live' or 'blocks'"):
+        Auto(memory="bytes")
+    with pytest.raises(ArgumentError, match="CBC"):
+        Auto(solver="")
+
+
+@settings(max_examples=20)
+@given(mirrored_graphs())
+def test_what_mirroring_could_recompute_is_a_schedule_like_others(graph: TrainingGraph) -> None:
+    unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
+    for budget in (None, unplanned * 3 // 4):
+        found = mirrored_schedule(graph, budget, match_range=2, seconds=0.05)
+        if found is not None:
+            assert validate(found).valid
+            assert set(found.recomputed) <= set(flaggable(graph))
+
+
+def test_segments_are_found_where_annealing_has_no_time() -> None:
+    graph = in_mxnets_order(unit_chain(64))
+    budget = allocate(Schedule.unplanned(graph), match_range=2).nbytes // 2
+    found = mirrored_schedule(graph, budget, match_range=2, seconds=0.0)
+    assert found is None or best_allocation(found).nbytes <= budget
+
+
+def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
+    graph = unit_chain(32)
+    for memory in NBYTES:
+        least = Auto(time_limit=2, memory=memory).solve(graph, None).schedule
+        assert least is not None
+        assert least.seconds <= graph.seconds + graph.nforward  # every op takes a second

@@ -1,0 +1,123 @@
+"""The baselines of Checkmate's paper, as schedules of any training graph."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import UNIT, training_graphs, unit_chain
+from helpers.small_graphs import small_graphs
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status, Strategy
+from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.strategies.explicit_checkpoint import CheckpointAll, CheckpointLast
+from memplan.strategies.explicit_chen import ExplicitChenGreedy, ExplicitChenSqrt
+from memplan.strategies.griewank import Griewank, forward_steps
+
+BASELINES: list[Strategy] = [
+    CheckpointAll(),
+    CheckpointLast(),
+    ExplicitChenSqrt(),
+    ExplicitChenSqrt(linear=True),
+    ExplicitChenGreedy(ntrial=12),
+    ExplicitChenGreedy(linear=True, ntrial=12),
+    Griewank(max_slots=6),
+    Griewank(linear=True, max_slots=6),
+]
+
+
+@pytest.mark.parametrize("nlayers", [8, 9, 15, 24, 32, 33, 64])
+def test_chen_sqrt_has_the_closed_form_on_the_unit_chain(nlayers: int) -> None:
+    """Segments of k ops, m of them: peak m + k, and k - 1 ops of each segment run again."""
+    graph = unit_chain(nlayers)
+    schedule = ExplicitChenSqrt(linear=True).solve(graph, None).schedule
+    assert schedule is not None
+    k = math.isqrt(nlayers)
+    m = nlayers // k
+    assert simulate(schedule).peak_nbytes == (m + k) * UNIT
+    assert schedule.seconds == graph.seconds + m * (k - 1)
+
+
+def test_chen_sqrt_on_32_layers() -> None:
+    schedule = ExplicitChenSqrt(linear=True).solve(unit_chain(32), 11 * UNIT).schedule
+    assert schedule is not None
+    assert (schedule.seconds, simulate(schedule).peak_nbytes) == (89.0, 11 * UNIT)
+    assert ExplicitChenSqrt(linear=True).solve(unit_chain(32), 11 * UNIT - 1).schedule is None
+
+
+def test_chen_greedy_finds_a_way_between() -> None:
+    graph = unit_chain(32)
+    for budget in (12, 16, 24):
+        schedule = ExplicitChenGreedy(linear=True).solve(graph, budget * UNIT).schedule
+        assert schedule is not None
+        assert graph.seconds < schedule.seconds < graph.seconds + 32
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("nlayers", [1, 5, 8, 17, 32])
+def test_griewank_has_the_closed_form_on_the_unit_chain(nlayers: int, slots: int) -> None:
+    graph = unit_chain(nlayers)
+    peak = min(slots, nlayers) + 2
+    schedule = Griewank(linear=True).solve(graph, peak * UNIT).schedule
+    assert schedule is not None
+    assert simulate(schedule).peak_nbytes <= peak * UNIT
+    assert schedule.seconds == forward_steps(nlayers, slots) + 1 + nlayers
+
+
+def test_forward_steps_are_the_optimum_of_the_recursion() -> None:
+    """Advance m steps, store, visit what is right of it with a slot less, then what is left."""
+    best = {(0, slots): 0 for slots in range(6)}
+    for n in range(1, 30):
+        best[n, 0] = 10**9
+        for slots in range(1, 6):
+            best[n, slots] = min(
+                m + best[n - m, slots - 1] + best[m - 1, slots] for m in range(1, n + 1)
+            )
+            assert forward_steps(n, slots) == best[n, slots]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("nlayers", [3, 5, 6])
+def test_griewank_is_optimal_on_the_unit_chain(nlayers: int, slots: int) -> None:
+    budget = (slots + 2) * UNIT
+    graph = unit_chain(nlayers)
+    exact = ExplicitBruteForce(max_ops=13, any_order=True).solve(graph, budget)
+    found = Griewank(linear=True).solve(graph, budget)
+    assert exact.schedule is not None
+    assert found.schedule is not None
+    assert found.schedule.seconds == exact.schedule.seconds
+
+
+@pytest.mark.parametrize("strategy", BASELINES, ids=repr)
+def test_who_keeps_less_really_recomputes(strategy: Strategy) -> None:
+    graph = unit_chain(32)
+    schedule = strategy.solve(graph, None).schedule
+    assert schedule is not None
+    if isinstance(strategy, CheckpointAll):
+        assert not schedule.recomputed
+    else:
+        assert schedule.recomputed
+        assert simulate(schedule).peak_nbytes < 32 * UNIT
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_baselines_are_valid_within_the_budget_and_promise_little(data: st.DataObject) -> None:
+    graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
+    strategy = data.draw(st.sampled_from(BASELINES))
+    lowest = strategy.solve(graph, None).schedule
+    assert lowest is not None
+    peak = simulate(lowest).peak_nbytes
+    assert validate(lowest, peak).valid
+    budget = data.draw(st.integers(max(0, peak - 2), peak + 8))
+    outcome = strategy.solve(graph, budget)
+    assert outcome.status is not Status.INFEASIBLE
+    assert (outcome.schedule is None) == (outcome.status is Status.NO_PLAN_FOUND)
+    if outcome.schedule is not None:
+        assert validate(outcome.schedule, budget).valid
+    else:
+        assert budget < peak

@@ -1,0 +1,262 @@
+"""Strategies of the mirror realisation, and the registry of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import memplan
+from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
+from helpers.networks import hinted_resnet, residual_net
+from memplan import strategies
+from memplan.errors import ArgumentError
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import trace
+from memplan.search.segments import flags_keeping
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
+from memplan.strategies.base import Outcome, Status
+
+HEURISTICS = (
+    "store_all",
+    "memonger",
+    "chen_sqrt",
+    "chen_sqrt_linear",
+    "chen_greedy",
+    "chen_greedy_linear",
+    "anneal",
+)
+
+
+def made(name: str, seconds: float = 0.3, **options: Any) -> strategies.Strategy:
+    """A strategy that takes little time."""
+    strategy = strategies.create(name, **options)
+    if "time_limit" in {field.name for field in dataclasses.fields(strategy)}:  # type: ignore[arg-type]
+        return dataclasses.replace(strategy, time_limit=seconds)  # type: ignore[type-var]
+    return strategy
+
+
+@pytest.fixture(scope="module")
+def graph() -> TrainingGraph:
+    net, shapes = residual_net(batch=4, size=16, units=5)
+    graph = trace(net, shapes=shapes).graph
+    return graph.with_seconds([1e-6 + 1e-9 * op.traffic_nbytes for op in graph.ops])
+
+
+@pytest.mark.parametrize("name", [*HEURISTICS, "checkmate"])
+@pytest.mark.parametrize("share", [0.5, 0.75, 1.0])
+def test_plans_are_valid_mirrored_and_within_the_budget(
+    graph: TrainingGraph, name: str, share: float
+) -> None:
+    budget = int(share * allocate(Schedule.unplanned(graph)).nbytes)
+    outcome = made(name).solve(graph, budget)
+    assert outcome.lower_bound is None or outcome.lower_bound >= graph.seconds
+    if outcome.schedule is None:
+        assert outcome.status is Status.NO_PLAN_FOUND
+        return
+    assert validate(outcome.schedule).valid
+    assert allocate(outcome.schedule).nbytes <= budget
+    assert mirror(graph, flags_of(outcome.schedule)) == outcome.schedule
+    if outcome.lower_bound is not None:
+        assert outcome.schedule.seconds >= outcome.lower_bound - 1e-12
+
+
+@pytest.mark.parametrize("name", HEURISTICS)
+def test_heuristics_never_say_that_nothing_is_possible(graph: TrainingGraph, name: str) -> None:
+    assert made(name).solve(graph, 1) == Outcome(Status.NO_PLAN_FOUND)
+
+
+@pytest.mark.parametrize("name", [*HEURISTICS[1:], "checkmate"])
+def test_without_a_budget_memory_is_saved(graph: TrainingGraph, name: str) -> None:
+    found = made(name).solve(graph, None).schedule
+    assert found is not None
+    assert allocate(found).nbytes < 0.9 * allocate(Schedule.unplanned(graph)).nbytes
+
+
+def test_checkmate_proves_what_cannot_be(graph: TrainingGraph) -> None:
+    assert made("checkmate").solve(graph, 1).status is Status.INFEASIBLE
+
+
+def test_memonger_keeps_the_hinted_stages_only() -> None:
+    net, shapes = hinted_resnet()
+    graph = trace(net, shapes=shapes).graph
+    hinted = {i for i, op in enumerate(graph.ops) if op.mirror_stage is not None}
+    found = made("memonger").solve(graph, None).schedule
+    assert hinted
+    assert found is not None
+    kept = flags_keeping(graph, ()) - flags_of(found)
+    assert kept
+    assert kept <= hinted
+
+
+def subsets(items: Sequence[int]) -> Iterator[frozenset[int]]:
+    """Every set of some of the items."""
+    for size in range(len(items) + 1):
+        yield from map(frozenset, combinations(items, size))
+
+
+@st.composite
+def small_problems(draw: st.DrawFn) -> tuple[TrainingGraph, int]:
+    """A graph, and a budget that takes recomputation: one that some set of flags just meets.
+
+    Or, now and then, one that none meets; or the unplanned bytes where nothing takes fewer.
+    """
+    graph = draw(st.one_of(layered_graphs(max_forward=7), mirrored_graphs(max_forward=5)))
+    graph = graph.with_seconds([float(draw(st.integers(0, 3))) for _ in graph.ops])
+    reached = {allocate(mirror(graph, flags)).nbytes for flags in subsets(flaggable(graph))}
+    unplanned = allocate(Schedule.unplanned(graph)).nbytes
+    budgets = sorted(nbytes for nbytes in reached if nbytes < unplanned)
+    return graph, draw(st.sampled_from([*budgets, max(0, min(reached) - 1)]))
+
+
+@pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(problem=small_problems())
+def test_checkmate_is_what_trying_everything_finds(
+    solver: str, problem: tuple[TrainingGraph, int]
+) -> None:
+    graph, budget = problem
+    best = strategies.create("brute_force").solve(graph, budget)
+    found = made("checkmate", solver=solver).solve(graph, budget)
+    if best.schedule is None:
+        assert found.schedule is None
+        assert found.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
+        return
+    assert found.status is not Status.INFEASIBLE
+    optimum = best.schedule.seconds
+    assert found.lower_bound is None or found.lower_bound <= optimum + 1e-6
+    if found.schedule is not None:
+        assert found.schedule.seconds >= optimum
+        assert allocate(found.schedule).nbytes <= budget
+    if found.status is Status.OPTIMAL:
+        assert found.schedule is not None
+        assert found.schedule.seconds == optimum
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(problem=small_problems())
+def test_plans_of_random_graphs(problem: tuple[TrainingGraph, int]) -> None:
+    graph, budget = problem
+    best = strategies.create("brute_force").solve(graph, budget)
+    for name in HEURISTICS:
+        options = {"ntrial": 12} if name.startswith(("memonger", "chen_greedy")) else {}
+        strategy = made(name, 0.02, **options)
+        least = strategy.solve(graph, None).schedule
+        assert least is not None
+        assert validate(least).valid
+        assert mirror(graph, flags_of(least)) == least
+        within = strategy.solve(graph, budget).schedule
+        if name != "anneal":
+            assert (within is not None) == (allocate(least).nbytes <= budget)
+        if within is not None:
+            assert best.schedule is not None
+            assert best.schedule.seconds <= within.seconds
+            assert allocate(within).nbytes <= budget
+            assert mirror(graph, flags_of(within)) == within
+
+
+def test_checkmate_keeps_its_time_limit(graph: TrainingGraph) -> None:
+    budget = allocate(Schedule.unplanned(graph)).nbytes // 2
+    made("checkmate").solve(graph, budget)  # compiles, once
+    begin = time.monotonic()
+    dataclasses.replace(made("checkmate"), time_limit=2.0).solve(graph, budget)  # type: ignore[type-var]
+    assert time.monotonic() - begin < 1.1 * 2.0 + 1.0
+
+
+def test_brute_force_refuses_what_would_take_forever(graph: TrainingGraph) -> None:
+    with pytest.raises(ArgumentError, match="at most 16"):
+        made("brute_force").solve(graph, None)
+
+
+def test_brute_force_proves() -> None:
+    graph = unit_chain(3)
+    unplanned = allocate(Schedule.unplanned(graph)).nbytes
+    assert made("brute_force").solve(graph, unplanned).schedule == Schedule.unplanned(graph)
+    assert made("brute_force").solve(graph, 1) == Outcome(Status.INFEASIBLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("memonger", {"ntrial": 0}), ("checkmate", {"solver": "GUROBI"})]
+)
+def test_options_out_of_range_are_named(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=str(next(iter(options)))):
+        strategies.create(name, **options)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a user's strategy may look like."""
+
+    factor: int = 1
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "_loaders", dict(strategies._loaders))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_strategy_is_known_by_its_name() -> None:
+    strategies.register("mine", Plugin)
+    assert "mine" in strategies.names()
+    assert strategies.create("mine", factor=3) == Plugin(3)
+    assert strategies.create("mine", realisation="explicit") == Plugin()
+    net, shapes = residual_net()
+    assert memplan.plan(net, strategy="mine", **shapes).strategy == "mine"
+    with pytest.raises(ArgumentError, match="already"):
+        strategies.register("mine", Plugin)
+    strategies.register("mine", lambda: Plugin(5), replace=True)
+    assert strategies.create("mine") == Plugin(5)
+
+
+@pytest.mark.parametrize(("name", "loader"), [("", Plugin), (3, Plugin), ("mine", Plugin())])
+def test_what_cannot_be_registered(name: Any, loader: Any) -> None:
+    with pytest.raises(ArgumentError):
+        strategies.register(name, loader)
+
+
+def test_an_installed_package_brings_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Entry:
+        name: str
+
+        def load(self) -> type[Plugin]:
+            return Plugin
+
+    monkeypatch.setattr(strategies, "entry_points", lambda group: [Entry("theirs")])
+    assert "theirs" in strategies.names()
+    assert strategies.create("theirs", factor=2) == Plugin(2)
+
+
+def test_an_unknown_name_lists_the_choices_of_the_realisation() -> None:
+    with pytest.raises(ArgumentError, match=r"memonger.*checkmate"):
+        strategies.create("memnger")
+    with pytest.raises(ArgumentError, match="for this realisation no strategy 'memonger'"):
+        strategies.create("memonger", realisation="explicit")
+    assert "griewank" in strategies.names("explicit")
+    assert "griewank" not in strategies.names("mirror")
+
+
+@pytest.mark.parametrize("thing", [Plugin, 3, None])
+def test_only_a_name_or_a_strategy_will_do(thing: Any) -> None:
+    with pytest.raises(ArgumentError, match="a name or an object"):
+        strategies.create(thing)
+
+
+@pytest.mark.parametrize("realisation", strategies.REALISATIONS)
+def test_every_name_can_be_made(realisation: str) -> None:
+    for name in strategies.names(realisation):
+        assert callable(strategies.create(name, realisation=realisation).solve)

@@ -1,0 +1,271 @@
+"""Networks as memplan sees them, against what MXNet's executor says of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon.model_zoo import vision
+
+from helpers.executors import traced_as_mxnet
+from helpers.networks import (
+    Network,
+    dropout_net,
+    hinted_resnet,
+    residual_net,
+    two_headed_net,
+    unrolled_lstm,
+)
+from memplan.errors import ArgumentError, TraceError
+from memplan.memory.blocks import allocate
+from memplan.mxnet.trace.build import Trace, trace
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+
+ZOO = """
+    alexnet densenet121 densenet161 densenet169 densenet201 inception_v3 mobilenet0_25 mobilenet0_5
+    mobilenet0_75 mobilenet1_0 mobilenet_v2_0_25 mobilenet_v2_0_5 mobilenet_v2_0_75
+    mobilenet_v2_1_0 resnet101_v1 resnet101_v2 resnet152_v1 resnet152_v2 resnet18_v1 resnet18_v2
+    resnet34_v1 resnet34_v2 resnet50_v1 resnet50_v2 squeezenet1_0 squeezenet1_1 vgg11 vgg11_bn
+    vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn
+""".split()
+
+
+def zoo_network(name: str, batch: int = 32) -> Network:
+    scores = getattr(vision, name)()(mx.sym.Variable("data"))
+    size = 299 if name == "inception_v3" else 224
+    return mx.sym.SoftmaxOutput(scores, name="softmax"), {"data": (batch, 3, size, size)}
+
+
+OWN: dict[str, Callable[[], Network]] = {
+    "residual": lambda: residual_net(batch=256, size=32),
+    "hinted": lambda: hinted_resnet(batch=256, size=32),
+    "dropout": lambda: dropout_net(batch=1 << 17),
+    "two heads": lambda: two_headed_net(batch=1024, size=32),
+    "lstm": lambda: unrolled_lstm(batch=1 << 14),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_model_zoo(name: str) -> None:
+    traced_as_mxnet(*zoo_network(name))
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("grad_req", [None, "write", "add"])
+def test_own_networks(name: str, grad_req: str | None) -> None:
+    traced_as_mxnet(*OWN[name](), grad_req=grad_req)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_both_opinions_of_mirrored_networks(name: str) -> None:
+    symbol, shapes = OWN[name]()
+    graph = trace(symbol, shapes=shapes).graph
+    draw = random.Random(name)
+    for share in (0.0, 0.3, 1.0):
+        flags = {op for op in flaggable(graph) if draw.random() < share}
+        schedule = mirror(graph, flags)
+        verdict = validate(schedule)
+        assert verdict.valid, verdict.reason
+        assert verdict.peak_nbytes == simulate(schedule).peak_nbytes > 0
+
+
+def test_forward_backward_and_heads() -> None:
+    symbol, shapes = dropout_net(layers=1)
+    result = trace(symbol, shapes=shapes)
+    graph = result.graph
+    names = [op.name for op in graph.ops]
+    assert names[: graph.nforward] == ["fc0", "relu0", "dropout0", "flatten", "scores", "softmax"]
+    assert names[graph.nforward :] == [
+        "softmax_backward",
+        "scores_backward",
+        "flatten_backward",
+        "dropout0_backward",
+        "relu0_backward",
+        "fc0_backward",
+    ]
+    differentiated = [op.differentiates for op in graph.ops]
+    assert differentiated == [None] * 6 + [5, 4, 3, 2, 1, 0]
+    heads = [graph.tensors[head].name for head in graph.heads]
+    assert heads == [
+        "softmax[0]",
+        "fc0_backward[1]",
+        "fc0_backward[2]",
+        "scores_backward[1]",
+        "scores_backward[2]",
+    ]
+    # The gradients of parameters lie in arrays that exist anyway; nobody wants that of the data.
+    sizes = [graph.tensors[tensor].nbytes for tensor in graph.ops[-1].outputs]
+    assert sizes == [8 * 20 * 4, 0, 0]
+    assert result.grad_req == {
+        "data": "null",
+        "fc0_weight": "write",
+        "fc0_bias": "write",
+        "scores_weight": "write",
+        "scores_bias": "write",
+        "softmax_label": "null",
+    }
+
+
+def test_fixed_bytes() -> None:
+    symbol, shapes = dropout_net(layers=1)
+    parameters = 20 * 32 + 32 + 32 * 10 + 10
+    data, label = 8 * 20, 8
+    given = trace(symbol, shapes=shapes).graph.fixed_nbytes
+    assert given == 4 * (2 * parameters + data + label)
+    every = trace(symbol, shapes=shapes, grad_req="write").graph.fixed_nbytes
+    assert every == given + 4 * (data + label)
+    # No loss: BatchNorm's parameters, statistics, data and head gradient.
+    batch_norm = mx.sym.BatchNorm(mx.sym.Variable("data"), name="bn")
+    statistics = trace(batch_norm, shapes={"data": (2, 3, 5, 5)}).graph.fixed_nbytes
+    assert statistics == 4 * (2 * 2 * 3 + 2 * 3 + 150 + 150)
+
+
+def test_liveness_is_per_tensor() -> None:
+    """BatchNorm's backward op reads its mean and variance, but not its main output."""
+    symbol, shapes = residual_net(units=1)
+    graph = trace(symbol, shapes=shapes).graph
+    backward = next(op for op in graph.ops if op.name == "unit0_a_bn_backward")
+    assert backward.differentiates is not None
+    outputs = graph.ops[backward.differentiates].outputs
+    assert len(outputs) == 3
+    assert set(outputs) & set(backward.inputs) == set(outputs[1:])
+
+
+def test_what_may_run_twice() -> None:
+    symbol, shapes = dropout_net(layers=2)
+    graph = trace(symbol, shapes=shapes).graph
+    never = [op.name for op in graph.ops[: graph.nforward] if not op.recomputable]
+    assert never == ["dropout0", "dropout1"]
+    assert not any(op.recomputable for op in graph.ops[graph.nforward :])
+
+
+@pytest.mark.parametrize(
+    ("symbol", "expected"),
+    [
+        (mx.sym.relu(mx.sym.Variable("data")), True),
+        (mx.sym.BatchNorm(mx.sym.Variable("data")), True),
+        (mx.sym.LeakyReLU(mx.sym.Variable("data"), act_type="leaky"), True),
+        (mx.sym.LeakyReLU(mx.sym.Variable("data"), act_type="rrelu"), False),
+        (mx.sym.random.normal_like(mx.sym.Variable("data")), False),
+        (mx.sym.BlockGrad(mx.sym.shuffle(mx.sym.Variable("data"))), False),
+        (mx.sym.LayerNorm(mx.sym.Variable("data")), False),
+    ],
+)
+def test_one_op_that_may_run_twice_or_not(symbol: mx.sym.Symbol, expected: bool) -> None:
+    graph = trace(symbol, shapes={"data": (2, 3)}, grad_req="write").graph
+    assert graph.ops[0].recomputable is expected
+
+
+def test_flags_are_taken_off_and_hints_kept() -> None:
+    symbol, shapes = hinted_resnet()
+    plain = trace(symbol, shapes=shapes)
+    hinted = [op.name for op in plain.graph.ops if op.mirror_stage == "True"]
+    assert len(hinted) == 5
+    symbol.get_internals()["last_bn_output"]._set_attr(force_mirroring="True")
+    flagged = trace(symbol, shapes=shapes)
+    assert flagged.graph == plain.graph
+    assert "force_mirroring" not in flagged.symbol.tojson()
+    assert "force_mirroring" in symbol.tojson()
+
+
+def test_sources_are_the_nodes_of_the_symbol() -> None:
+    symbol, shapes = two_headed_net()
+    result = trace(symbol, shapes=shapes)
+    nodes = json.loads(result.symbol.tojson())["nodes"]
+    names = [[nodes[index]["name"] for index in source] for source in result.sources]
+    assert names == [[op.name] for op in result.graph.ops[: result.graph.nforward]]
+
+
+def half_and_single(**options: Any) -> tuple[Trace, Trace]:
+    symbol, shapes = residual_net(batch=256, size=32)
+    return traced_as_mxnet(symbol, shapes, **options), traced_as_mxnet(symbol, shapes)
+
+
+def test_half_floats_are_half_as_large() -> None:
+    half, single = half_and_single(type_dict={"data": "float16"})
+    assert half.dtypes["unit0_conv1_weight"] == "float16"
+    allocation = allocate(Schedule.unplanned(half.graph))
+    assert allocation == allocate(Schedule.unplanned(half.graph), match_range=16)
+    assert allocation.reported_nbytes == allocate(Schedule.unplanned(single.graph)).nbytes
+    # BatchNorm's statistics stay float32: a few bytes more than half.
+    assert 0.5 <= allocation.nbytes / allocation.reported_nbytes < 0.501
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32")])
+def test_dtypes_of_any_form(dtype: Any) -> None:
+    symbol, shapes = dropout_net()
+    assert trace(symbol, shapes=shapes, type_dict={"data": dtype}).dtypes["data"] == "float32"
+
+
+def test_a_variable_may_carry_its_shape_and_dtype() -> None:
+    data = mx.sym.Variable("data", shape=(1 << 20, 20), dtype="float64")
+    weight = mx.sym.Variable("weight", dtype="float64")
+    symbol = mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=8)
+    result = traced_as_mxnet(mx.sym.relu(symbol), {})
+    assert result.shapes == {"data": (1 << 20, 20), "weight": (8, 20)}
+    assert result.dtypes == {"data": "float64", "weight": "float64"}
+    assert result.grad_req == {"data": "write", "weight": "write"}
+    allocation = allocate(Schedule.unplanned(result.graph))
+    assert allocation.nbytes == 2 * allocation.reported_nbytes
+
+
+@pytest.mark.parametrize(
+    ("grad_req", "expected"),
+    [
+        ("write", {"data": "write", "fc_weight": "write", "fc_bias": "write"}),
+        ("add", {"data": "add", "fc_weight": "add", "fc_bias": "add"}),
+        (None, {"data": "null", "fc_weight": "write", "fc_bias": "write"}),
+        (
+            {"data": "add", "fc_weight": "null"},
+            {"data": "add", "fc_weight": "null", "fc_bias": "null"},
+        ),
+    ],
+)
+def test_grad_req(grad_req: Any, expected: dict[str, str]) -> None:
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=256, name="fc")
+    result = traced_as_mxnet(symbol, {"data": (1 << 16, 256)}, grad_req=grad_req)
+    assert result.grad_req == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": {"dat": (8, 20)}}, "a shape was given for 'dat', which is no argument"),
+        ({"shapes": {}}, "the shape of 'data', .* is unknown"),
+        ({"shapes": {"data": (0, 20)}}, "the shape of 'data', .* is unknown"),
+        ({"shapes": {"data": 8}}, "the shape of 'data' must be a tuple of integers, got 8"),
+        ({"shapes": {"data": ("a", 1)}}, "the shape of 'data' must be a tuple of integers"),
+        (
+            {"shapes": {"data": (8, 20), "fc1_weight": (3, 3)}},
+            r"'fc1_weight': \(3, 3\)} do not fit the network: .*operator fc1: Shape inconsistent",
+        ),
+        ({"type_dict": {"dat": "float16"}}, "a dtype was given for 'dat', which is no argument"),
+        ({"type_dict": {"data": "float17"}}, "the dtype of 'data' is 'float17', which is none"),
+        (
+            {"type_dict": {"data": "float16", "fc0_weight": "float64"}},
+            "the dtypes do not fit the network: .*fc0",
+        ),
+        ({"grad_req": "wrte"}, "grad_req of 'data' is 'wrte'; it must be 'write', 'add' or 'null'"),
+        ({"grad_req": {"fc0_weight": "wrte"}}, "grad_req of 'fc0_weight' is 'wrte'"),
+        ({"grad_req": {"fc9_weight": "add"}}, "grad_req names 'fc9_weight'; the arguments are"),
+        ({"grad_req": "null"}, "no argument wants a gradient"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    symbol, shapes = dropout_net()
+    with pytest.raises(ArgumentError, match=message):
+        trace(symbol, **{"shapes": shapes, **options})
+
+
+def test_two_variables_of_one_name() -> None:
+    symbol = mx.sym.dot(mx.sym.Variable("one"), mx.sym.Variable("one"))
+    with pytest.raises(TraceError, match="two different variables are both named 'one'"):
+        trace(symbol, shapes={"one": (2, 2)}, grad_req="write")

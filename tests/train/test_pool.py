@@ -1,0 +1,304 @@
+"""What executors that share their memory hold together: as MXNet does it, and within the budget."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import weakref
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+import memplan
+from helpers.networks import hinted_resnet, residual_net, unrolled_lstm
+from memplan.mxnet import Module
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.trace.build import trace
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need, view
+from memplan.planning.plan import Plan
+
+MIB = 1 << 20
+NET = residual_net()[0]
+SIZES = (16, 12, 8)
+STRATEGY = "chen_greedy_linear"
+
+
+def planned(
+    size: int,
+    budget: int | float | None,
+    *,
+    pixels: int = 16,
+    filters: int = 8,
+    realisation: str = "explicit",
+) -> Plan:
+    return memplan.plan(
+        residual_net(filters=filters)[0],
+        realisation=realisation,
+        strategy=STRATEGY,
+        budget=budget,
+        data=(size, 3, pixels, pixels),
+    )
+
+
+@lru_cache(2)
+def least_budget(realisation: str = "explicit") -> int:
+    """For the first size; explicit plans for others within it need blocks that it has not."""
+    budget = planned(16, 0.8, realisation=realisation).budget_nbytes
+    assert budget is not None
+    return budget
+
+
+def resident_mib() -> float:
+    mx.nd.waitall()
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+def shared_and_grown_mib() -> tuple[float, float, float]:
+    """Of the second of two executors: what the pool's blocks grow by, what the process, and what
+    the executor would take alone."""
+    first = planned(16, 0.8, pixels=64, filters=32)
+    second = planned(12, first.budget_nbytes, pixels=64, filters=32)
+    pool = Pool()
+    grown = held = 0.0
+    executors = []
+    for plan in (first, second):
+        grown, held = -resident_mib(), -sum(pool._blocks)
+        executor = TrainExecutor(
+            plan.trace, plan.schedule, pool=pool.executor, match_range=plan.match_range
+        )
+        executors.append(executor)
+        pool.add(training_need(plan), executor.pool)
+        executor.forward(is_train=True)
+        grown += resident_mib()
+        held += sum(pool._blocks)
+    return held / MIB, grown, second.allocated_nbytes / MIB
+
+
+def packed_and_grown_mib() -> tuple[float, list[float]]:
+    """What a packed plan takes, and what the process grows by for each of its executors: the first
+    brings operators' workspace, the second has the memory of the first, the third its own."""
+    plan = planned(16, 0.8, pixels=64, filters=32, realisation="packed")
+    executors: list[TrainExecutor] = []
+    found = []
+    for shares in (False, True, False):
+        before = resident_mib()
+        memory = executors[0].memory if shares else None
+        executors.append(TrainExecutor(plan.trace, plan.schedule, memory=memory))
+        executors[-1].forward(is_train=True)
+        found.append(resident_mib() - before)
+    return plan.allocated_nbytes / MIB, found
+
+
+def in_a_fresh_process(measure: Any) -> Any:
+    """Here, what other tests have freed would be taken again unnoticed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(measure).result()
+
+
+def test_mxnet_shares_as_modelled() -> None:
+    shared, grown, alone = in_a_fresh_process(shared_and_grown_mib)
+    assert 10 < shared < alone - 20, "nothing to tell"
+    # Operators' own workspace comes on top.
+    assert shared - 5 < grown < (shared + alone) / 2
+
+
+def test_packed_steps_take_what_is_planned() -> None:
+    planned_mib, (first, second, third) = in_a_fresh_process(packed_and_grown_mib)
+    assert first > planned_mib > 50, "too small to tell"
+    assert second < 0.3 * planned_mib
+    assert 0.95 * planned_mib < third < 1.15 * planned_mib
+
+
+@pytest.mark.parametrize(
+    "network",
+    [residual_net(64, 64), hinted_resnet(32, 64), unrolled_lstm(batch=2048, hidden=256)],
+    ids=["residual", "resnet", "lstm"],
+)
+def test_blocks_of_inference(network: Any) -> None:
+    net, shapes = network
+    traced = trace(net, shapes=shapes, realisation="explicit")
+    arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
+    total = allocated_mib(bind_inference(net, mx.cpu(0), arrays, arrays).debug_str())
+    assert total >= 5, "too small to tell"
+    assert sum(inference_need(traced).blocks) >> 20 == total
+
+
+def test_what_a_pool_admits() -> None:
+    plan = planned(16, least_budget())
+    assert sum(training_need(plan).blocks) == plan.allocated_nbytes
+    room = plan.budget_nbytes - plan.total_nbytes + plan.allocated_nbytes
+    pool = Pool()
+    assert not pool.executor
+    assert pool.admits(Need((room + 1,)))
+    pool.allow(plan)
+    pool.add(Need((room - 10,)), "first")
+    for blocks, admitted in (((10,), True), ((8, room - 10, 2), True), ((9, room - 10, 2), False)):
+        assert pool.admits(Need(blocks)) is admitted
+    pool.add(Need((room - 20, 10)), "second")
+    assert pool.executor == "first"
+    assert not pool.admits(Need((11, 11)))
+    pool.allow(planned(8, 0.9))
+    assert pool.admits(Need((10, 10)))
+    pool.clear()
+    assert pool.executor is None
+    assert pool.admits(Need((room + 1,)))
+    pool.add(Need((room,)), "third")
+    assert pool.is_limited
+    assert not pool.admits(Need((room + 1,)))
+    pool.allow(planned(8, None))
+    assert not pool.is_limited
+    assert pool.admits(Need((room + 1,)))
+
+
+def test_views() -> None:
+    array = mx.nd.arange(12).reshape((3, 4))
+    front = view(array, (2, 5), "float32")
+    assert np.array_equal(front.asnumpy(), np.arange(10).reshape(2, 5))
+    front[:] = 7
+    assert np.array_equal(array.asnumpy().ravel(), [7] * 10 + [10, 11])
+    assert view(array, (13,), "float32") is None
+    assert view(array, (2,), "float16") is None
+    assert view(array.tostype("row_sparse"), (2, 4), "float32") is None
+
+
+def batch(size: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(size)
+    data = mx.nd.array(random.normal(size=(size, 3, 16, 16)))
+    return data, mx.nd.array(random.integers(0, 10, size))
+
+
+def module_steps(make: Any, sizes: tuple[int, ...], after: Any) -> list[dict[str, np.ndarray]]:
+    """Outputs and weights after each step, with an inference at the first size in between."""
+    module = make(NET)
+    module.bind([("data", (16, 3, 16, 16))], [("softmax_label", (16,))])
+    mx.random.seed(3)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
+    found = []
+    for size in sizes:
+        data, label = batch(size)
+        module.forward_backward(mx.io.DataBatch([data], [label]))
+        values = {"output": module.get_outputs()[0].asnumpy()}
+        module.update()
+        mx.nd.waitall()
+        after(module)
+        data, label = batch(16)
+        module.forward(mx.io.DataBatch([data], [label]), is_train=False)
+        values["inferred"] = module.get_outputs()[0].asnumpy()
+        after(module)
+        arguments, states = module.get_params()
+        values |= {name: array.asnumpy() for name, array in {**arguments, **states}.items()}
+        found.append(values)
+    return found
+
+
+REALISATIONS = pytest.mark.parametrize("realisation", ["explicit", "packed"])
+LIMITS = pytest.mark.parametrize("limited", [True, False], ids=["budget", "least"])
+
+
+def packed_nbytes(executors: list[Any]) -> int:
+    """What the executors' packed steps really have."""
+    memories = {id(executor.memory): executor.memory for executor in executors}
+    return sum(memory.nbytes for memory in memories.values() if memory is not None)
+
+
+@LIMITS
+@REALISATIONS
+def test_module_stays_within_its_budget(realisation: str, limited: bool) -> None:
+    sizes = (*SIZES, 16, 12)
+    held: list[list[Any]] = []
+
+    def note(module: Any) -> None:
+        (executor, *_), device = module._exec_group.execs, module._exec_group.execs[0].device
+        assert device.pool.admits(Need()), "more than the budget"
+        bound = [other._training for other in device.executors if other._training is not None]
+        held.append([weakref.ref(training) for training in bound])
+        assert packed_nbytes(bound) == device.pool._arrays_nbytes
+        assert executor.plan.realisation == realisation
+
+    def make(net: Any) -> Any:
+        budget = least_budget(realisation) if limited else None
+        return Module(net, strategy=STRATEGY, budget=budget, realisation=realisation)
+
+    gc.collect()
+    gc.disable()
+    try:
+        ours = module_steps(make, sizes, note)
+    finally:
+        gc.enable()
+    stock = module_steps(mx.mod.Module, sizes, lambda _: None)
+    for step, (one, other) in enumerate(zip(stock, ours, strict=True)):
+        assert [n for n in one if not np.array_equal(one[n], other[n])] == [], step
+    assert max(map(len, held)) == (1 if limited else len(SIZES))
+
+
+@LIMITS
+@REALISATIONS
+def test_train_step_stays_within_its_budget(realisation: str, limited: bool) -> None:
+    sizes = (*SIZES, 16, 12)
+
+    def block() -> Any:
+        made = gluon.SymbolBlock(NET, [mx.sym.Variable(n) for n in ("data", "softmax_label")])
+        mx.random.seed(3)
+        made.initialize(mx.init.Uniform(0.1))
+        return made
+
+    def run(step_of: Any) -> list[list[np.ndarray]]:
+        net = block()
+        step = step_of(net)
+        found = []
+        for size in sizes:
+            outputs = step(*batch(size))
+            mx.nd.waitall()
+            params = net.collect_params().values()
+            grads = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
+            found.append([outputs.asnumpy(), *grads, *(p.data().asnumpy() for p in params)])
+        return found
+
+    def by_autograd(net: Any) -> Any:
+        net.hybridize()
+
+        def step(x: Any, y: Any) -> Any:
+            with autograd.record():
+                outputs = net(x, y)
+            outputs.backward()
+            return outputs
+
+        return step
+
+    made: list[TrainStep] = []
+    bound: list[int] = []
+
+    def by_plan(net: Any) -> Any:
+        budget = least_budget(realisation) if limited else None
+        made.append(TrainStep(net, strategy=STRATEGY, budget=budget, realisation=realisation))
+
+        def step(x: Any, y: Any) -> Any:
+            outputs = made[0](x, y)
+            assert all(pool.admits(Need()) for pool in made[0]._pools.values())
+            bound.append(len(made[0]._bound))
+            return outputs
+
+        return step
+
+    ours, stock = run(by_plan), run(by_autograd)
+    for one, other in zip(stock, ours, strict=True):
+        assert all(map(np.array_equal, one, other))
+    if limited:
+        # The plan of the second size takes more than that of the first: all fit in its array.
+        assert bound == ([1, 1, 2, 1, 1] if realisation == "explicit" else [1, 1, 2, 3, 3])
+    else:
+        assert bound == [1, 2, 3, 3, 3]

@@ -1,0 +1,432 @@
+"""What is alive when, the reasons in words, and the pictures and reports made of them."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memplan
+from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
+from helpers.networks import residual_net
+from helpers.schedules import random_schedule
+from memplan.errors import ArgumentError, DependencyError
+from memplan.planning.plan import Attempt, Comparison
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.liveness import Fate, Role, fates, live_by_role, lives, waits
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status
+from memplan.views.explain import Reasons, at_peak, at_step, peak, why
+from memplan.views.layout import forward_layout
+from memplan.views.notebook import notebook_html
+from memplan.views.pictures import PICTURES, overhead_against_memory, plot
+from memplan.views.report import report_html, save_report
+
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">&'\u2028"
+
+
+@dataclass(frozen=True)
+class ShownFigures:
+    peak_nbytes: int
+    fixed_nbytes: int
+
+    reserve_nbytes = 0
+
+    @property
+    def allocated_nbytes(self) -> int:
+        return self.peak_nbytes
+
+    @property
+    def total_nbytes(self) -> int:
+        return self.peak_nbytes + self.fixed_nbytes
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that is shown of a plan, without a network behind it."""
+
+    schedule: Schedule
+    strategy: str
+    budget_nbytes: int | None
+
+    status = Status.FEASIBLE
+    costs = "units"
+    realisation = "explicit"
+    lower_bound = None
+    planning_seconds = 0.0
+
+    @property
+    def footprint(self) -> ShownFigures:
+        return ShownFigures(simulate(self.schedule).peak_nbytes, self.schedule.graph.fixed_nbytes)
+
+    @property
+    def unplanned(self) -> ShownFigures:
+        graph = self.schedule.graph
+        return ShownFigures(simulate(Schedule.unplanned(graph)).peak_nbytes, graph.fixed_nbytes)
+
+    @property
+    def total_nbytes(self) -> int:
+        return self.footprint.total_nbytes
+
+    @property
+    def overhead(self) -> float:
+        return self.schedule.overhead
+
+    def __str__(self) -> str:
+        return f"A plan by {self.strategy}\n\nof so many bytes: {self.total_nbytes}"
+
+
+def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None = None) -> Shown:
+    return Shown(schedule, strategy, budget)
+
+
+def recomputing_chain(nelements: int = 1) -> Schedule:
+    """f0 f1 f2 loss b2 f0 f1 b1 b0: f1 is dropped after f2, f0 after f1; both are recomputed."""
+    graph = unit_chain(3, nelements)
+    names = [op.name for op in graph.ops]
+    order = "f0 f1 f2 loss b2 f0 f1 b1 f0 b0".split()
+    return Schedule.sequence(graph, [names.index(name) for name in order])
+
+
+def renamed(graph: TrainingGraph, name: str) -> TrainingGraph:
+    """``graph`` with an op called ``name`` in the place of the second one."""
+    text = json.loads(graph.to_json())
+    text["ops"][1]["name"] = text["ops"][1]["kind"] = name
+    return TrainingGraph.from_json(json.dumps(text))
+
+
+# ---- lives
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
+def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
+    live = [0] * len(schedule.ops)
+    for life in lives(schedule):
+        for step in range(life.step, min(life.last + 1, len(schedule.ops))):
+            live[step] += life.nbytes
+    assert tuple(live) == simulate(schedule).live_nbytes
+    by_role = live_by_role(schedule)
+    assert [sum(column) for column in zip(*by_role.values(), strict=True)] == live
+
+
+@settings(max_examples=60, deadline=None)
+@given(training_graphs().flatmap(schedules))
+def test_what_is_alive_at_the_peak_adds_up_to_the_validators(schedule: Schedule) -> None:
+    alive = at_peak(schedule)
+    assert sum(tensor.nbytes for tensor in alive) == validate(schedule).peak_nbytes
+    assert [t.nbytes for t in alive] == sorted((t.nbytes for t in alive), reverse=True)
+    for tensor in alive:
+        assert schedule.graph.ops[schedule.ops[tensor.since]].name == tensor.op
+        if tensor.reader is None:
+            assert tensor.until == len(schedule.ops)
+            assert tensor.role is Role.RESULT
+        else:
+            assert schedule.graph.ops[schedule.ops[tensor.until]].name == tensor.reader
+
+
+def test_roles_on_a_chain() -> None:
+    schedule = recomputing_chain()
+    spans = {
+        (life.step, life.last): life.role for life in lives(schedule) if life.step not in (3, 9)
+    }
+    assert spans == {
+        (0, 1): Role.PASSING,  # f0, read by f1
+        (1, 2): Role.PASSING,
+        (2, 4): Role.KEPT,  # f2, read by the loss and by b2
+        (4, 7): Role.GRADIENT,
+        (5, 6): Role.RECOMPUTED,
+        (6, 7): Role.RECOMPUTED,
+        (7, 9): Role.GRADIENT,
+        (8, 9): Role.RECOMPUTED,
+    }
+    assert fates(schedule) == (Fate.RECOMPUTED, Fate.RECOMPUTED, Fate.KEPT, Fate.KEPT)
+
+
+def in_place() -> TrainingGraph:
+    """conv, relu written over it, flatten sharing relu's memory, and the backward op of relu."""
+    ops = (
+        Op("conv", "Convolution", (), (0,), 1.0),
+        Op("relu", "Activation", (0,), (1,), 1.0, handovers=(Handover(0, 0, False),)),
+        Op("flatten", "Flatten", (1,), (2,), 1.0, handovers=(Handover(0, 0, True),)),
+        Op("fc", "FullyConnected", (2,), (3,), 1.0),
+        Op("relu_backward", "_backward", (1, 3), (4,), 1.0, False, 1, (1,)),
+    )
+    return TrainingGraph(ops, tensors(conv=8, relu=8, flatten=8, fc=2, grad=8), (4,), 4)
+
+
+def test_memory_belongs_to_who_wrote_it_last_and_aliases_only_share_it() -> None:
+    schedule = Schedule.unplanned(in_place())
+    names = [tensor.name for tensor in schedule.graph.tensors]
+    found = [(names[life.tensor], life.step, life.last) for life in lives(schedule)]
+    assert found == [("conv", 0, 0), ("relu", 1, 4), ("fc", 3, 4), ("grad", 4, 5)]
+    assert fates(schedule) == (Fate.FREED, Fate.KEPT, Fate.FREED, Fate.KEPT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6).map(unit_chain).flatmap(schedules))
+def test_waits_are_checkmates_s_where_all_outputs_have_bytes(schedule: Schedule) -> None:
+    cells = {(stage, op) for op, begin, end in waits(schedule) for stage in range(begin, end + 1)}
+    _, kept = schedule.matrices()
+    assert cells == {(int(stage), int(op)) for stage, op in zip(*kept.nonzero(), strict=True)}
+
+
+# ---- reasons
+
+
+def test_why_on_a_chain() -> None:
+    schedule = recomputing_chain()
+    kept = why(schedule, "f2")
+    assert "kept to step 4, for b2" in kept
+    assert "Recomputing it for step 4 would cost 3e+03 ms" in kept  # f0 and f1 are gone, too
+    assert "for 3 ops" in kept
+    again = why(schedule, "f1")
+    assert "freed in the forward pass (last read at step 2 by f2)" in again
+    assert "Recomputed at step 6" in again
+    assert "for b1; its 4 B are not held between step 2 and step 6" in again
+    assert "for f1, itself recomputed" in why(schedule, "f0")
+    assert "a gradient, alive to step 7" in why(schedule, "b2")
+    assert "as a result" in why(schedule, "b0")
+
+
+def test_why_something_is_not_recomputed() -> None:
+    ops = (
+        Op("drop", "Dropout", (), (0,), 1.0, recomputable=False),
+        Op("relu", "Activation", (0,), (1,), 1.0),
+        Op("back", "_backward", (0, 1), (2,), 1.0, False, 1, (1,)),
+    )
+    schedule = Schedule.unplanned(TrainingGraph(ops, tensors(a=9, b=1, c=1), (2,), 2))
+    assert "It cannot be recomputed: Dropout must not run twice." in why(schedule, "drop")
+    assert "Recomputing it for step 2 would cost 1e+03 ms" in why(schedule, "relu")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
+def test_there_is_a_reason_for_every_tensor_of_every_schedule(schedule: Schedule) -> None:
+    reasons = Reasons(schedule)
+    for tensor in range(len(schedule.graph.tensors)):
+        text = reasons.of(tensor)
+        assert text.endswith(".")
+        again = len(set(schedule.ops)) < len(schedule.ops)
+        assert again or "ecomputed at" not in text
+    assert peak(schedule)
+
+
+def test_an_unknown_name_is_answered_with_close_ones() -> None:
+    with pytest.raises(ArgumentError, match=r"name: there is no .* 'los'.*'loss'"):
+        why(recomputing_chain(), "los")
+
+
+def test_a_step_that_does_not_exist() -> None:
+    with pytest.raises(ArgumentError, match="no step 10; the schedule has 10 steps"):
+        at_step(recomputing_chain(), 10)
+
+
+# ---- drawings
+
+
+@settings(max_examples=60, deadline=None)
+@given(training_graphs(max_forward=12))
+def test_no_edge_of_the_layout_runs_through_another_op(graph: TrainingGraph) -> None:
+    layout = forward_layout(graph)
+    for source, target in layout.edges:
+        between = layout.lanes[source + 1 : target]
+        assert layout.lanes[source] not in between
+    assert set(layout.lanes) == set(range(layout.nlanes))
+
+
+@pytest.mark.parametrize("picture", list(PICTURES))
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_pictures_are_written(tmp_path: Path, picture: str, ending: str, start: bytes) -> None:
+    path = tmp_path / f"picture.{ending}"
+    plot(plan_of(recomputing_chain(), budget=10**4), picture, path)
+    assert path.read_bytes().startswith(start)
+
+
+def test_the_picture_of_memory_shows_the_simulated_bytes() -> None:
+    plan = plan_of(recomputing_chain(nelements=2**18), budget=5 * 2**20)  # tensors of 1 MiB
+    axes = plot(plan).axes[0]
+    labels = [line.get_label() for line in axes.lines]
+    assert axes.get_ylabel() == "MiB"
+    before = axes.lines[labels.index("without a plan")].get_ydata()
+    assert max(before) == plan.unplanned.peak_nbytes / 2**20
+    assert axes.lines[labels.index("budget: 5.00 MiB")].get_ydata()[0] == 5
+    tops = [band.get_paths()[0].vertices[:, 1].max() for band in axes.collections]
+    assert max(tops) == plan.total_nbytes / 2**20
+
+
+def test_overhead_against_memory_takes_comparisons_and_plans() -> None:
+    plans = [plan_of(recomputing_chain(), strategy=name) for name in ("one", "two")]
+    rows = [Attempt(plan.strategy, None, plan.status, plan, 0.0) for plan in plans]
+    rows.append(Attempt("three", 5, Status.NO_PLAN_FOUND, None, 0.0))
+    for given_plans in (plans, Comparison(tuple(rows))):
+        lines = overhead_against_memory(given_plans).axes[0].lines
+        assert [line.get_label() for line in lines] == ["one", "two", "no plan"]
+        assert list(lines[0].get_ydata()) == [plans[0].overhead]
+    with pytest.raises(ArgumentError, match="no plan to be drawn"):
+        overhead_against_memory(Comparison(tuple(rows[2:])))
+    with pytest.raises(ArgumentError, match="got 3"):
+        overhead_against_memory([3])  # type: ignore[list-item]
+
+
+def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(recomputing_chain())
+    with pytest.raises(ArgumentError, match="'memory', 'matrix', 'network'"):
+        plot(plan, "pie")
+    with pytest.raises(ArgumentError, match="path: no picture can be written"):
+        plot(plan, path=tmp_path / "missing" / "picture.png")
+    with pytest.raises(ArgumentError, match="path: no report can be written"):
+        save_report(plan, tmp_path / "missing" / "report.html")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(DependencyError, match=r"memplan\[plot\]"):
+        plot(plan)
+
+
+# ---- the report
+
+
+def test_the_report_needs_nothing_from_outside() -> None:
+    page = report_html(plan_of(recomputing_chain()))
+    assert set(re.findall(r"https?://[^'\"\s]*", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"\b(?:src|href)\s*=|@import|url\(|\bfetch\(|\bimport\b", page)
+
+
+def test_no_name_becomes_markup() -> None:
+    graph = renamed(unit_chain(3), HOSTILE)
+    page = report_html(plan_of(Schedule.unplanned(graph), strategy=HOSTILE), title=HOSTILE)
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert html.escape(HOSTILE) in page
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    assert data["ops"]["name"][1] == data["kinds"][data["ops"]["kind"][1]] == HOSTILE
+
+
+def test_a_notebook_shows_a_plan_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = notebook_html(plan_of(recomputing_chain(), strategy=HOSTILE, budget=64))
+    root = ElementTree.fromstring(shown)
+    assert HOSTILE in "".join(root.itertext())
+    roles = [title.text for title in root.iter("title")]
+    assert roles == ["in passing", "gradient", "recomputed", "kept", "result"]
+    assert not re.search(r"<(?:script|img)|https?:", shown)
+
+
+def test_pictures_and_reports_of_mxnets_networks(tmp_path: Path) -> None:
+    net, shapes = residual_net()
+    for realisation in ("mirror", "explicit"):
+        plan = memplan.plan(net, strategy="chen_sqrt", realisation=realisation, **shapes)
+        assert plan.peak_nbytes == sum(tensor.nbytes for tensor in at_peak(plan.schedule))
+        for picture in PICTURES:
+            plot(plan, picture, tmp_path / f"{picture}.png")
+        page = save_report(plan, tmp_path / "report.html", others=[plan]).read_text()
+        assert "unit0_conv1" in page
+        assert "unit0_conv1" in why(plan.schedule, "unit0_conv1")
+        ElementTree.fromstring(notebook_html(plan))
+
+
+# ---- the report in a browser
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
+    "--disable-sync --disable-background-networking --disable-component-update "
+    "--window-size=1280,1400 --dump-dom"
+)
+
+# What a reader does, and what the page then says.
+VISIT = """
+const said = {};
+const at = (id, type, x, y) => {
+  const canvas = document.getElementById(id), box = canvas.getBoundingClientRect();
+  canvas.dispatchEvent(new PointerEvent(type, {
+    clientX: box.left + x * box.width, clientY: box.top + y * box.height, bubbles: true}));
+  return document.getElementById('tip').textContent;
+};
+const text = (id) => document.getElementById(id).textContent;
+said.peak = text('alive-title');
+said.hover = at('timeline', 'pointermove', 0.5, 0.5);
+at('timeline', 'pointerdown', 0.5, 0.5);
+at('timeline', 'pointerup', 0.5, 0.5);
+said.clicked = text('alive-title');
+said.tensors = document.querySelectorAll('#tensors tr').length;
+document.querySelector('#which button:last-child').click();
+said.unplanned = text('alive-title');
+const find = document.getElementById('find');
+find.value = 'OnError=';
+find.dispatchEvent(new Event('input'));
+find.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}));
+said.found = text('found');
+said.chosen = document.querySelector('.op.chosen span').textContent;
+said.why = text('why');
+said.rows = document.querySelectorAll('.op').length;
+said.overview = at('overview', 'pointermove', 0.9999, 0.5);
+said.cell = at('cells', 'pointermove', 0.1, 0.1);
+said.scatter = document.querySelectorAll('#others-table tr').length;
+said.title = document.title;
+document.documentElement.dataset.said = JSON.stringify(said);
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")
+def test_the_report_of_two_thousand_ops_answers_in_chromium(tmp_path: Path) -> None:
+    schedule = random_schedule(renamed(unit_chain(1000), HOSTILE), 1, repeated=0.3)
+    plan = plan_of(schedule, budget=10**5)
+    page = save_report(plan, tmp_path / "report.html", others=[plan], title="A & B")
+    page.write_text(page.read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
+    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={tmp_path / 'user'}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    root = re.search(r"<html[^>]*>", done.stdout)
+    assert root is not None
+    assert "data-ready-ms" in root[0]
+    assert "data-error" not in root[0]
+    said = json.loads(html.unescape(str(re.search(r'data-said="([^"]*)"', root[0])[1])))  # type: ignore[index]
+
+    timeline = simulate(schedule)
+    assert said["peak"].startswith(f"Alive at step {timeline.peak_step}, the peak: ")
+    step, name, facts, alive = said["hover"].split("\n")
+    number = int(step.split()[1])
+    assert name == schedule.graph.ops[schedule.ops[number]].name
+    assert facts.endswith("writes 4 B · 1.00 s")
+    assert alive.startswith(f"alive: {_nbytes(timeline.live_nbytes[number])} + ")
+    assert said["clicked"].startswith(f"Alive at step {number}: ")
+    assert said["tensors"] == 1 + min(201, len(at_step(schedule, number)))
+    assert said["unplanned"].startswith("Alive at step 1001, the peak: ")
+    assert said["found"] == "1 found"
+    assert said["chosen"] == HOSTILE
+    assert Reasons(schedule).of(1) in said["why"]
+    assert 10 < said["rows"] < 100  # of a thousand: only those in sight are drawn
+    assert said["overview"].startswith("loss\n")
+    assert said["cell"].startswith("stage 200, op 200: ")
+    assert said["scatter"] == 2
+    assert said["title"] == "A & B"
+
+
+def _nbytes(nbytes: int) -> str:
+    return f"{nbytes / 2**10:.2f} KiB" if nbytes >= 2**10 else f"{nbytes} B"
+
+
+def test_a_plan_shows_itself(tmp_path: Path) -> None:
+    net, shapes = residual_net()
+    plan = memplan.plan(net, strategy="chen_sqrt", **shapes)
+    plan.plot("matrix", tmp_path / "matrix.svg")
+    assert (tmp_path / "matrix.svg").exists()
+    assert plan.explain() == peak(plan.schedule)
+    assert plan.explain("unit0_conv1") == why(plan.schedule, "unit0_conv1")
+    assert plan.save_report(tmp_path / "report.html").read_text() == plan.report_html()
+    assert plan._repr_html_() == notebook_html(plan)
+    compared = memplan.compare(net, strategies="chen_sqrt", budgets=None, **shapes)
+    assert compared.plot().axes[0].lines[0].get_label() == "chen_sqrt"
