@@ -221,10 +221,11 @@ def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sy
     labels = [name for name in names if loss is not None and name.endswith("label")]
     inputs = [mx.sym.Variable(name) for name in names if name not in labels]
     try:
-        outputs = block(*inputs)
-        if loss is not None:
-            given = [mx.sym.Variable(name) for name in labels]
-            outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
+        with mx.autograd.record():  # blocks that ask in which mode they are shall train
+            outputs = block(*inputs)
+            if loss is not None:
+                given = [mx.sym.Variable(name) for name in labels]
+                outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
         symbol = mx.sym.Group(list(leaves(outputs)))
     except Exception as error:  # the user's code raises whatever it likes
         raise ArgumentError(

@@ -153,9 +153,18 @@ class TrainStep:
         those of ``scale`` times the loss; with AMP:
         ``with amp.scale_loss(1.0, trainer) as scale: loss = step(x, y, scale=scale)``.
 
-        Raises ArgumentError for arrays or parameters that cannot be used, TraceError for a
-        network that cannot be planned, and whatever :func:`memplan.plan` raises.
+        The block is in training mode, wherever this is called, as under ``autograd.record()``.
+
+        Raises ArgumentError for arrays or parameters that cannot be used and under
+        ``autograd.record(train_mode=False)``, TraceError for a network that cannot be planned, and
+        whatever :func:`memplan.plan` raises.
         """
+        if autograd.is_recording() and not autograd.is_training():
+            raise ArgumentError(
+                "TrainStep trains in training mode only; call it outside of "
+                "autograd.record(train_mode=False). If layers are to compute as in inference, make "
+                "BatchNorm with use_global_stats=True, and leave Dropout out"
+            )
         batches = per_context(x, y)
         with autograd.pause():
             ran = [self._step((as_inputs(x), y), scale) for x, y in batches or [(x, y)]]
@@ -251,7 +260,10 @@ class TrainStep:
                 "and use mx.nd arrays"
             )
         inputs, labels = variables(specs[0], _INPUT), variables(specs[1], _LABEL)
-        losses, outputs = self._composed(inputs, labels)
+        # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
+        # YOLOv3. This is the mode of the loop that the step stands for.
+        with autograd.record():
+            losses, outputs = self._composed(inputs, labels)
         kept = mapped(mx.sym.BlockGrad, outputs) if self.keep_outputs else None
         found = list(leaves((losses, kept)))
         if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
