@@ -8,16 +8,14 @@ for x, y in batches:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 
-from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.errors import ArgumentError
+from memplan.mxnet.block_network import INPUT, LABEL, BlockNetwork, compose
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.nesting import (
     Arrays,
@@ -25,13 +23,10 @@ from memplan.mxnet.train.nesting import (
     as_inputs,
     dtype_name,
     leaves,
-    mapped,
-    noutputs,
     one_context,
     per_context,
     regrouped,
     specs_of,
-    variables,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -42,22 +37,6 @@ from memplan.strategies import Strategy
 
 NDArray = Any
 Parameter = Any
-
-# Names of the variables that stand for inputs and labels; parameters have others.
-_INPUT, _LABEL = "memplan_input", "memplan_label"
-
-
-@dataclass(frozen=True)
-class _Network:
-    """A block with its loss as a Symbol.
-
-    ``shapes`` are those of the variables that stand for inputs and labels.
-    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
-    """
-
-    symbol: mx.sym.Symbol
-    shapes: Mapping[str, tuple[int, ...]]
-    form: Any
 
 
 class TrainStep:
@@ -124,7 +103,7 @@ class TrainStep:
             "reserve": reserve,
             "realisation": realisation,
         }
-        self._plans: dict[Any, tuple[Plan, _Network]] = {}
+        self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, _Bound] = {}
         self._pools: dict[mx.Context, Pool] = {}
 
@@ -183,7 +162,7 @@ class TrainStep:
         return bound.step(batch, scale)
 
     def _bind(
-        self, made: Plan, network: _Network, params: Mapping[str, Parameter], ctx: mx.Context
+        self, made: Plan, network: BlockNetwork, params: Mapping[str, Parameter], ctx: mx.Context
     ) -> _Bound:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
         need, pool = training_need(made), self._pools.setdefault(ctx, Pool())
@@ -226,14 +205,14 @@ class TrainStep:
         ctx: mx.Context,
         *,
         to_run: bool = False,
-    ) -> tuple[Plan, _Network]:
+    ) -> tuple[Plan, BlockNetwork]:
         """The plan for ``specs`` and the parameters as they are now, made if it is new.
 
         With ``to_run`` parameters that cannot be bound are an error before the search.
         """
         key = (specs, tuple(map(_state, params.values())), ctx.device_type)
         if key not in self._plans:
-            network = self._network(specs, params)
+            network = compose(self.block, self.loss, specs, params, keep_outputs=self.keep_outputs)
             arguments = network.symbol.list_arguments()
             if to_run:
                 for name in network.symbol.list_inputs():
@@ -253,59 +232,6 @@ class TrainStep:
             self._plans[key] = (made, network)
         return self._plans[key]
 
-    def _network(self, specs: Specs, params: Mapping[str, Parameter]) -> _Network:
-        if mx.util.is_np_array() or mx.util.is_np_shape():
-            raise ArgumentError(
-                "TrainStep does not support NumPy semantics; leave them by mx.npx.reset_np(), "
-                "and use mx.nd arrays"
-            )
-        inputs, labels = variables(specs[0], _INPUT), variables(specs[1], _LABEL)
-        # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
-        # YOLOv3. This is the mode of the loop that the step stands for.
-        with autograd.record():
-            losses, outputs = self._composed(inputs, labels)
-        kept = mapped(mx.sym.BlockGrad, outputs) if self.keep_outputs else None
-        found = list(leaves((losses, kept)))
-        if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
-            raise TraceError(f"the loss of {self.block.name!r} must be Symbols, got {losses!r}")
-        symbol = mx.sym.Group(found)
-        names = [variable.name for variable in leaves((inputs, labels))]
-        known = {*params, *names}
-        unknown = [name for name in symbol.list_inputs() if name not in known]
-        if unknown:
-            raise ArgumentError(
-                f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
-                f"block; if the loss has parameters, give it as a Block, not as a function"
-            )
-        return _Network(
-            _declared(symbol, params),
-            dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
-            mapped(noutputs, (losses, kept)),
-        )
-
-    def _composed(self, inputs: Any, labels: Any) -> tuple[Any, Any]:
-        """Losses and outputs of the block as Symbols."""
-        culprit: Any = self.block
-        try:
-            if self.loss is None:
-                outputs = self.block(*inputs, *([] if labels is None else as_inputs(labels)))
-                return outputs, outputs
-            outputs = self.block(*inputs)
-            culprit = self.loss
-            given = () if labels is None else (labels,)
-            if not isinstance(self.loss, list | tuple):
-                return self.loss(outputs, *given), outputs
-            pairs = list(zip(self.loss, outputs, *map(as_inputs, given), strict=True))
-            return [fn(*pair) for fn, *pair in pairs], outputs
-        except MemplanError:
-            raise
-        except Exception as error:  # the user's code raises whatever it likes
-            what = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
-            raise TraceError(
-                f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
-                f"hybridize() does: {type(error).__name__}: {error}"
-            ) from error
-
 
 class _Bound:
     """A plan bound to the parameters of a block on one context."""
@@ -313,7 +239,7 @@ class _Bound:
     def __init__(
         self,
         made: Plan,
-        network: _Network,
+        network: BlockNetwork,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
         pool: Pool,
@@ -366,8 +292,8 @@ class _Bound:
                 array[:] = scale
             self.scale = scale
         inputs, labels = batch
-        values = {f"{_INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
-        values |= {f"{_LABEL}{i}": array for i, array in enumerate(leaves(labels))}
+        values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
+        values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
         known = self.executor.arg_dict
         self.hand_over_gradients()
         found = self.executor.forward(
@@ -437,21 +363,3 @@ def _place(parameter: Parameter, ctx: mx.Context) -> int:
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:
     return parameter.name, parameter.grad_req, dtype_name(parameter.dtype)
-
-
-def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.Symbol:
-    """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
-
-    Those that Gluon gave them may be older: of the time before a cast.
-    """
-    data = json.loads(symbol.tojson(remove_amp_cast=False))
-    for node in data["nodes"]:
-        parameter = params.get(node["name"]) if node["op"] == "null" else None
-        if parameter is None:
-            continue
-        attrs = node.setdefault("attrs", {})
-        attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
-        attrs.pop("__shape__", None)
-        if parameter.shape is not None:
-            attrs["__shape__"] = str(tuple(parameter.shape))
-    return mx.sym.load_json(json.dumps(data))

@@ -1,0 +1,119 @@
+"""A Gluon block and its loss as one Symbol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, noutputs, variables
+
+Parameter = Any
+
+# Names of the variables that stand for inputs and labels; parameters have others.
+INPUT, LABEL = "memplan_input", "memplan_label"
+
+
+@dataclass(frozen=True)
+class BlockNetwork:
+    """A block with its loss as a Symbol.
+
+    ``shapes`` are those of the variables that stand for inputs and labels.
+    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
+    """
+
+    symbol: mx.sym.Symbol
+    shapes: Mapping[str, tuple[int, ...]]
+    form: Any
+
+
+def compose(
+    block: mx.gluon.HybridBlock,
+    loss: Any,
+    specs: Specs,
+    params: Mapping[str, Parameter],
+    *,
+    keep_outputs: bool,
+) -> BlockNetwork:
+    """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
+
+    ``params`` are theirs, by name. With ``keep_outputs`` the block's outputs are outputs, too.
+    Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for NumPy
+    semantics and for variables that are no parameters.
+    """
+    if mx.util.is_np_array() or mx.util.is_np_shape():
+        raise ArgumentError(
+            "TrainStep does not support NumPy semantics; leave them by mx.npx.reset_np(), "
+            "and use mx.nd arrays"
+        )
+    inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
+    # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
+    # YOLOv3. This is the mode of the loop that the step stands for.
+    with autograd.record():
+        losses, outputs = _composed(block, loss, inputs, labels)
+    kept = mapped(mx.sym.BlockGrad, outputs) if keep_outputs else None
+    found = list(leaves((losses, kept)))
+    if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
+        raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
+    symbol = mx.sym.Group(found)
+    names = [variable.name for variable in leaves((inputs, labels))]
+    known = {*params, *names}
+    unknown = [name for name in symbol.list_inputs() if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
+            f"block; if the loss has parameters, give it as a Block, not as a function"
+        )
+    return BlockNetwork(
+        _declared(symbol, params),
+        dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
+        mapped(noutputs, (losses, kept)),
+    )
+
+
+def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) -> tuple[Any, Any]:
+    """Losses and outputs of the block as Symbols."""
+    culprit: Any = block
+    try:
+        if loss is None:
+            outputs = block(*inputs, *([] if labels is None else as_inputs(labels)))
+            return outputs, outputs
+        outputs = block(*inputs)
+        culprit = loss
+        given = () if labels is None else (labels,)
+        if not isinstance(loss, list | tuple):
+            return loss(outputs, *given), outputs
+        pairs = list(zip(loss, outputs, *map(as_inputs, given), strict=True))
+        return [fn(*pair) for fn, *pair in pairs], outputs
+    except MemplanError:
+        raise
+    except Exception as error:  # the user's code raises whatever it likes
+        what = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
+        raise TraceError(
+            f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
+            f"hybridize() does: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.Symbol:
+    """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
+
+    Those that Gluon gave them may be older: of the time before a cast.
+    """
+    data = json.loads(symbol.tojson(remove_amp_cast=False))
+    for node in data["nodes"]:
+        parameter = params.get(node["name"]) if node["op"] == "null" else None
+        if parameter is None:
+            continue
+        attrs = node.setdefault("attrs", {})
+        attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
+        attrs.pop("__shape__", None)
+        if parameter.shape is not None:
+            attrs["__shape__"] = str(tuple(parameter.shape))
+    return mx.sym.load_json(json.dumps(data))
