@@ -9,12 +9,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from memplan.mxnet.gluon import TrainStep
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from memplan.errors import ArgumentError
-from memplan.mxnet.load import load_network
 from test_gluon import (
     CPU,
     SOFTMAX,
@@ -26,6 +22,10 @@ from test_gluon import (
     train,
     train_step,
 )
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.load import load_network
 
 LossesOf = Callable[[Any, Any, list[mx.Context]], Any]
 

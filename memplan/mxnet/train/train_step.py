@@ -15,8 +15,8 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.block_network import INPUT, LABEL, BlockNetwork, compose
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork, compose
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
