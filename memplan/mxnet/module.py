@@ -127,11 +127,6 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._check_gradients()
         return super().get_input_grads(merge_multi_context)
 
-    def _sync_params_from_devices(self) -> None:
-        # MXNet's engine does not know that BatchNorm's backward op writes the moving statistics.
-        mx.nd.waitall()
-        super()._sync_params_from_devices()
-
     def _check_gradients(self) -> None:
         for executor in self._exec_group.execs if self.binded else ():
             if isinstance(executor, Executor):

@@ -10,6 +10,7 @@ import numpy as np
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
+from memplan.mxnet.realise.engine import HiddenWrites
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.packed import Memory, PackedStep
 from memplan.mxnet.trace.build import Trace
@@ -70,6 +71,7 @@ class TrainExecutor:
         self.head_grads = self._head_grads()
         arrays = {**self.arg_dict, **self.head_grads}
         self._training: PackedStep | mx.executor.Executor
+        hidden: list[NDArray] = []
         if trace.realisation == "packed":
             arrays |= self.aux_dict
             self._training = PackedStep(trace, schedule, ctx=self.ctx, arrays=arrays, memory=memory)
@@ -78,6 +80,8 @@ class TrainExecutor:
             self._training = bind_as_it_stands(
                 symbol_of_step, self.ctx, arrays, self.aux_dict, pool, match_range
             )
+            hidden = self.aux_arrays
+        self._hidden_writes = HiddenWrites(hidden, self._training.outputs)
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
@@ -154,7 +158,9 @@ class TrainExecutor:
                 raise ArgumentError(f"{name!r} is no argument of the network")
             self.arg_dict[name][:] = value
         if is_train:
+            self._hidden_writes.begin()
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
+            self._hidden_writes.end()
             for name, array in self._kept.items():
                 if self.trace.grad_req[name] == "add":
                     array += self._computed[name]

@@ -1,0 +1,89 @@
+"""What MXNet's engine must be told: it orders what it gets by what that reads and writes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB, NDArrayHandle, check_call
+
+NDArray = Any
+
+# FnProperty::kCPUPrioritized (include/mxnet/engine.h): run at once by a thread of its own, not
+# behind what the device has in hand, and bundled with nothing.
+_PRIORITIZED = ctypes.c_int(3)
+
+
+class _Context(ctypes.Structure):
+    """MXNet's Context (include/mxnet/base.h)."""
+
+    _fields_ = (("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32))
+
+
+_CPU = _Context(1, 0)
+
+# The engine calls a function of C in a thread of its own. This one of Python's changes nothing and
+# needs no lock, which a function written in Python would wait for.
+_NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
+
+
+class Marker:
+    """An operation that does nothing, in the engine's order as if it read and wrote arrays.
+
+    It waits for all earlier operations on what it ``writes``, and later ones wait for it. An array
+    that it writes must not share memory with another of its arrays. It has no name, so that MXNet's
+    profiler does not record it.
+    """
+
+    def __init__(self, reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+        self._held = (list(reads), list(writes))
+        self._arguments = (
+            _NOTHING,
+            None,
+            None,
+            ctypes.byref(_CPU),
+            _handles(reads),
+            ctypes.c_int(len(reads)),
+            _handles(writes),
+            ctypes.c_int(len(writes)),
+            ctypes.byref(_PRIORITIZED),
+            ctypes.c_int(0),
+            None,
+        )
+
+    def __call__(self) -> None:
+        check_call(_LIB.MXEnginePushSyncND(*self._arguments))
+
+
+class HiddenWrites:
+    """The place of a step among all that reads ``states``, which it writes unknown to the engine.
+
+    An executor names to the engine what its ops read, and their outputs (src/executor/
+    graph_executor.cc, InitCachedOps). BatchNorm writes its moving statistics beside its outputs.
+    An op is in a step only if one of ``outputs``, those of the step, depends on it: so when these
+    are written, the states are.
+    """
+
+    def __init__(self, states: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        # A marker for each state, for two of them may share memory.
+        self._begin = [Marker([], [state]) for state in states]
+        done = mx.nd.zeros((1,))
+        self._end = [Marker(outputs, [done]), *(Marker([done], [state]) for state in states)]
+        if not states:
+            self._end.clear()
+
+    def begin(self) -> None:
+        """Before the step: it waits for all that was asked to read the states before."""
+        for mark in self._begin:
+            mark()
+
+    def end(self) -> None:
+        """After the step: whatever reads the states from now on waits for it."""
+        for mark in self._end:
+            mark()
+
+
+def _handles(arrays: Sequence[NDArray]) -> Any:
+    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
