@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -128,17 +129,19 @@ class Moments:
         """
         solver = solver or best_solver()
         best, tightest = Bound(self.graph.seconds, (), (), False), None
-        for t in self._fullest(budget_nbytes, nmoments):
+        with ExitStack() as programs:
+            for t in self._fullest(budget_nbytes, nmoments):
+                left = deadline - time.monotonic()
+                if left > 0:
+                    program = programs.enter_context(Program(solver, 1))
+                    moment = MomentProgram(self, [t], budget_nbytes, program)
+                    found = moment.bound(left, relax=True)
+                    if found.seconds >= best.seconds:
+                        best, tightest = found, moment
             left = deadline - time.monotonic()
-            if left > 0:
-                program = MomentProgram(self, [t], budget_nbytes, solver=solver)
-                found = program.bound(left, relax=True)
-                if found.seconds >= best.seconds:
-                    best, tightest = found, program
-        left = deadline - time.monotonic()
-        if tightest is None or left <= 0 or math.isinf(best.seconds):
-            return best
-        found = tightest.bound(left, relax=False)
+            if tightest is None or left <= 0 or math.isinf(best.seconds):
+                return best
+            found = tightest.bound(left, relax=False)
         return found if found.seconds >= best.seconds else best
 
     def _fullest(self, budget_nbytes: int, count: int) -> list[int]:
@@ -195,7 +198,8 @@ class Moments:
 class MomentProgram:
     """What is there at some moments, what runs again between them, at the least cost.
 
-    ``ops`` are the ops whose first executions are the moments, each an ancestor of the next.
+    Built in ``program``. ``ops`` are the ops whose first executions are the moments, each an
+    ancestor of the next.
     there[k, c]: buffer c is held at moment k. runs[k, p]: op p, an ancestor of moment k, runs
     again after it, and before moment k + 1 if there is one.
     """
@@ -205,14 +209,12 @@ class MomentProgram:
         moments: Moments,
         ops: Sequence[int],
         budget_nbytes: int,
-        *,
-        solver: str = "CBC",
-        threads: int = 1,
+        program: Program,
     ) -> None:
         self.moments, self.ops = moments, tuple(ops)
         self.graph, self.class_of = moments.graph, moments.buffers.class_of
         self.scale = SCALE / (self.graph.seconds or 1.0)
-        self.program = Program(solver, threads)
+        self.program = program
         sets = [moments.before_and_after(t) for t in ops]
         self.before = [ancestors for ancestors, _ in sets]
         self.after = [descendants for _, descendants in sets]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 
 from memplan.programs.moments import Bound, MomentProgram, Moments
+from memplan.programs.solver import Program
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -70,10 +71,9 @@ def refine(
         op = _worst(moments, bound, stages, budget_nbytes)
         if op is None or stalled == PATIENCE or time.monotonic() >= deadline:
             return
-        program = MomentProgram(
-            moments, sorted((*bound.ops, op)), budget_nbytes, solver=solver, threads=threads
-        )
-        bound = program.bound(deadline - time.monotonic(), relax=False)
+        with Program(solver, threads) as program:
+            several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
+            bound = several.bound(deadline - time.monotonic(), relax=False)
         stalled = 0 if bound.seconds > highest else stalled + 1
         highest = max(highest, bound.seconds)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
@@ -37,6 +39,12 @@ ROUNDING = 1e-9
 _MAY_BE_STOPPED = (1, 2, 6)
 
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+
+# By solver, python-mip's module, the library there, and what deletes a model in it.
+_DESTRUCTORS = {
+    "CBC": ("mip.cbc", "cbclib", "Cbc_deleteModel"),
+    "HIGHS": ("mip.highs", "highslib", "Highs_destroy"),
+}
 
 # By solver, the number of threads asked for first: HiGHS fails with another in the same process.
 _threads: dict[str, int] = {}
@@ -83,6 +91,7 @@ def new_model(solver: str, threads: int) -> Model:
     _load_openblas_of_mxnet()
     check_solver(solver)  # an empty name would make python-mip look at environment variables
     try:
+        _look_up_destructor(solver)
         model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
     except Exception as error:  # whatever a missing shared library makes python-mip raise
         extra = "pip install 'memplan[highs]'" if solver == "HIGHS" else "pip install 'mip>=1.17'"
@@ -92,6 +101,18 @@ def new_model(solver: str, threads: int) -> Model:
     # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
     model.threads = 0 if solver == "CBC" else _threads.setdefault(solver, threads)
     return model
+
+
+@functools.cache
+def _look_up_destructor(solver: str) -> None:
+    """Access what deletes a model once, before the first model is made.
+
+    cffi holds a lock during the first access to a function. A garbage collection in that time
+    deletes models that nobody refers to, and if that were the first access to the destructor, it
+    would wait for the lock, which the same thread holds, for good.
+    """
+    module, library, destructor = _DESTRUCTORS[solver]
+    getattr(getattr(importlib.import_module(module), library), destructor)
 
 
 @functools.cache
@@ -189,7 +210,10 @@ def _stoppable(model: Model) -> Iterator[None]:
 
 
 class Program:
-    """A minimisation over variables between 0 and an upper bound; rows may be added any time."""
+    """A minimisation over variables between 0 and an upper bound; rows may be added any time.
+
+    A context manager: at its end the solver's memory is freed (:meth:`close`).
+    """
 
     def __init__(self, solver: str, threads: int) -> None:
         self.model = new_model(solver, threads)
@@ -197,6 +221,34 @@ class Program:
         self.model.max_mip_gap_abs = 0.1 * TOLERANCE
         self.variables: list[Any] = []
         self.contradicts = False  # is there a row without variables that does not hold?
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the solver's memory; the program is not to be used any more.
+
+        Without this a garbage collection frees it, in a ``__del__`` of python-mip, at any time,
+        and an interrupt that comes then is lost: Python prints what a ``__del__`` raises, and goes
+        on. Here it is deferred.
+        """
+        with deferring():
+            model, self.model = self.model, None
+            self.variables.clear()
+            if model is not None:
+                # python-mip's objects refer to each other in circles; without them the deletions
+                # happen here. Model.__del__ deletes the attribute ``solver``.
+                model.__dict__.clear()
+                model.solver = None
+                del model
 
     def variable(self, cost: float = 0.0, *, upper: float = 1.0, integer: bool = False) -> int:
         """The number of a new variable with this factor in the objective."""

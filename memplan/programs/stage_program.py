@@ -78,7 +78,7 @@ def _value(quantity: Quantity, values: Values) -> float:
 
 
 class StageProgram:
-    """A relaxation of the program, with the memory rows added so far.
+    """A relaxation of the program, with the memory rows added so far, built in ``program``.
 
     Raises TimeoutError if it is not built by ``deadline``, a time of time.monotonic(): it has of
     the order of a variable for every pair of ops.
@@ -88,16 +88,15 @@ class StageProgram:
         self,
         graph: TrainingGraph,
         budget_nbytes: int,
+        program: Program,
         *,
-        solver: str,
-        threads: int,
         recompute_backward: bool = False,
         deadline: float = float("inf"),
     ) -> None:
         self.graph = graph
         self.deadline = deadline
         self.budget_nbytes = budget_nbytes
-        self.program = Program(solver, threads)
+        self.program = program
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
         self.again = tuple(
             again and any(graph.tensors[a].nbytes for a in op.outputs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from memplan.programs.refinement import refine
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import TOLERANCE, check_solver
+from memplan.programs.solver import TOLERANCE, Program, check_solver
 from memplan.programs.stage_program import StageProgram
 from memplan.search.eviction import Drop, Evictions, lowest
 from memplan.search.rematerialize import cheapest
@@ -113,7 +113,7 @@ class _Search:
         )
 
     def run(self) -> Outcome:
-        """Evictions, a few moments, then the whole: relaxation, roundings, integer program."""
+        """Evictions, a few moments, then the whole."""
         options = self.options
         if options.start is not None:
             self.offer(options.start)
@@ -123,17 +123,21 @@ class _Search:
             return Outcome(Status.INFEASIBLE)
         if self._is_proved():
             return Outcome(Status.OPTIMAL, self.best, self.bound)
-        try:
-            program = StageProgram(
-                self.graph,
-                self.budget_nbytes,
-                solver=options.solver,
-                threads=options.threads,
-                recompute_backward=options.recompute_backward,
-                deadline=0.5 * (time.monotonic() + self.deadline),
-            )
-        except TimeoutError:
-            return self.outcome()
+        with Program(options.solver, options.threads) as program:
+            try:
+                stages = StageProgram(
+                    self.graph,
+                    self.budget_nbytes,
+                    program,
+                    recompute_backward=options.recompute_backward,
+                    deadline=0.5 * (time.monotonic() + self.deadline),
+                )
+            except TimeoutError:
+                return self.outcome()
+            return self._solve_all(stages)
+
+    def _solve_all(self, program: StageProgram) -> Outcome:
+        """The program with a stage for every op: relaxation, roundings, integer program."""
         relaxed = relaxation(program, self.deadline)
         if relaxed is None:
             return self.outcome()
@@ -141,7 +145,7 @@ class _Search:
             return Outcome(Status.INFEASIBLE, in_order=True)
         self._raise_bound(program.seconds(relaxed.bound))
         if relaxed.values is not None:
-            count = options.thresholds
+            count = self.options.thresholds
             self.offer(
                 *roundings(program, relaxed.values, thresholds=count, deadline=self.deadline)
             )

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import TOLERANCE, check_solver
+from memplan.programs.solver import TOLERANCE, Program, check_solver
 from memplan.programs.stage_program import StageProgram
 from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions, lowest
@@ -71,27 +71,27 @@ class CheckmateLP:
         retained: list[set[int]] = []
         halfway = 0.5 * (deadline + time.monotonic()) if self.patience else deadline
         for allowance in self.allowances:
-            try:
-                program = StageProgram(
-                    graph,
-                    int((1.0 - allowance) * budget_nbytes),
-                    solver=self.solver,
-                    threads=self.threads,
-                    recompute_backward=self.recompute_backward,
-                    deadline=halfway,
-                )
-            except TimeoutError:
-                break
-            solved = relaxation(program, halfway if allowance else deadline)
+            with Program(self.solver, self.threads) as program:
+                try:
+                    stages = StageProgram(
+                        graph,
+                        int((1.0 - allowance) * budget_nbytes),
+                        program,
+                        recompute_backward=self.recompute_backward,
+                        deadline=halfway,
+                    )
+                except TimeoutError:
+                    break
+                solved = relaxation(stages, halfway if allowance else deadline)
             if solved is not None and solved.infeasible and not allowance:
                 return Outcome(Status.INFEASIBLE, in_order=True)
             if solved is None or solved.values is None:
                 break
             if not allowance:
-                bound = program.seconds(solved.bound)
-                retained = program.retained(solved.values)
+                bound = stages.seconds(solved.bound)
+                retained = stages.retained(solved.values)
             rounded = roundings(
-                program,
+                stages,
                 solved.values,
                 thresholds=self.thresholds,
                 deadline=deadline,

@@ -38,16 +38,18 @@ def noticing() -> Iterator[Interrupt]:
 
 @contextmanager
 def deferring() -> Iterator[Interrupt]:
-    """Notes a SIGINT that comes within, and hands it on only at the end."""
+    """Notes a SIGINT that comes within, and hands it on only at the end, whatever is raised."""
     interrupt = Interrupt()
 
     def note(number: int, frame: FrameType | None, before: Handler) -> None:
         interrupt.noticed = True
 
-    with _handling(note):
-        yield interrupt
-    if interrupt.noticed:
-        signal.raise_signal(signal.SIGINT)
+    try:
+        with _handling(note):
+            yield interrupt
+    finally:
+        if interrupt.noticed:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

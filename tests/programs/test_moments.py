@@ -13,6 +13,7 @@ from helpers.graphs import UNIT, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.programs.moments import MomentProgram, Moments
 from memplan.programs.refinement import refine
+from memplan.programs.solver import Program
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -50,7 +51,8 @@ def test_no_schedule_is_below_the_floor_or_the_bound(data: st.DataObject) -> Non
     chosen = in_line(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
-    several = MomentProgram(moments, chosen, budget).bound(60, relax=False)
+    with Program("CBC", 1) as program:
+        several = MomentProgram(moments, chosen, budget, program).bound(60, relax=False)
     for bound in (moments.bound(budget, soon()), several):
         if found.schedule is None:
             assert found.status is Status.INFEASIBLE

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.graphs import unit_chain
 from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.solver import Program
 from memplan.programs.stage_program import StageProgram
 from memplan.search.rematerialize import rematerialize
 from memplan.step.simulate import simulate
@@ -23,7 +24,7 @@ UNIT = 4
 def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | None) -> None:
     """Although only one threshold of the sweep is asked for."""
     graph = unit_chain(16)
-    program = StageProgram(graph, 8 * UNIT, solver="HIGHS", threads=1)
+    program = StageProgram(graph, 8 * UNIT, Program("HIGHS", 1))
     deadline = time.monotonic() + 60.0
     solved = relaxation(program, deadline)
     assert solved is not None

@@ -13,7 +13,7 @@ from helpers.graphs import UNIT, unit_chain
 from helpers.paths import ROOT
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
-from memplan.programs.solver import SOLVERS
+from memplan.programs.solver import SOLVERS, Program
 from memplan.programs.stage_program import StageProgram
 from memplan.search.buffers import carried_tensors
 from memplan.step.graph import Handover, Op, TrainingGraph
@@ -277,7 +277,7 @@ def test_brute_force_refuses_large_graphs() -> None:
 def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(100)
     with pytest.raises(TimeoutError):
-        StageProgram(graph, 4 * UNIT, solver="CBC", threads=1, deadline=time.monotonic())
+        StageProgram(graph, 4 * UNIT, Program("CBC", 1), deadline=time.monotonic())
     monkeypatch.setattr("memplan.strategies.checkmate_full.refine", lambda *_, **__: iter(()))
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
     outcome = CheckmateFull(time_limit=0.2).solve(graph, budget)

@@ -1,0 +1,117 @@
+"""What becomes of the solvers' models: they are freed on purpose, and a collection is harmless."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import mip.cbc
+import mip.highs
+import pytest
+
+from graphs import unit_chain
+from memplan.programs.solver import SOLVERS, Program
+from memplan.strategies import create
+
+UNIT = 4
+
+CLASSES = {"CBC": mip.cbc.SolverCbc, "HIGHS": mip.highs.SolverHighs}
+
+# Children collect a model that nobody refers to at one moment after the other of the first access
+# to a function. Some of these moments are while cffi holds its lock.
+COLLECTED = """
+import gc, os, signal, sys
+from memplan.programs.solver import Program
+solver = sys.argv[1]
+gc.disable()
+models = [Program(solver, 1), Program(solver, 1)]
+import mip
+module = mip.highs if solver == "HIGHS" else mip.cbc
+library = mip.highs.highslib if solver == "HIGHS" else mip.cbc.cbclib
+first_accessed = "Highs_addCol" if solver == "HIGHS" else "Cbc_getColNz"
+assert first_accessed not in vars(library)
+del models[0]
+while_locked = 0
+for allocations in range(40):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        locked = []
+        gc.callbacks.append(lambda phase, info: locked.append(module.ffi._lock.locked()))
+        gc.set_threshold(gc.get_count()[0] + allocations)
+        gc.enable()
+        getattr(library, first_accessed)
+        os._exit(any(locked))
+    status = os.waitpid(child, 0)[1]
+    assert not os.WIFSIGNALED(status), "hangs"
+    while_locked += status != 0
+print(while_locked)
+"""
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_model_may_be_collected_while_cffi_looks_up_a_function(solver: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED, solver],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_an_interrupt_while_a_model_is_freed_is_not_lost(
+    solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prints what a ``__del__`` raises, and goes on."""
+    gc.collect()  # the models of other tests
+    delete = CLASSES[solver].__del__
+    freed: list[int] = []
+
+    def interrupted(self: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        delete(self)
+        freed.append(id(self))
+
+    program = Program(solver, 1)
+    monkeypatch.setattr(CLASSES[solver], "__del__", interrupted)
+    with pytest.raises(KeyboardInterrupt), program:
+        program.variable(1.0)
+    assert len(freed) == 1
+    program.close()  # again, which does nothing
+
+
+@pytest.mark.parametrize("name", ["auto", "checkmate", "checkmate_lp"])
+def test_strategies_free_their_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any garbage collection."""
+    solver_class = CLASSES["HIGHS"]
+    make, delete = solver_class.__init__, solver_class.__del__
+    alive = []
+    made = []
+
+    def counted(self: Any, *given: Any) -> None:
+        make(self, *given)
+        made.append(id(self))
+        alive.append(id(self))
+
+    def uncounted(self: Any) -> None:
+        delete(self)
+        alive.remove(id(self))
+
+    strategy = create(name, realisation="explicit", solver="HIGHS", time_limit=10)
+    gc.collect()
+    monkeypatch.setattr(solver_class, "__init__", counted)
+    monkeypatch.setattr(solver_class, "__del__", uncounted)
+    gc.disable()
+    try:
+        assert strategy.solve(unit_chain(8), 5 * UNIT).schedule is not None
+    finally:
+        gc.enable()
+    assert made
+    assert not alive
