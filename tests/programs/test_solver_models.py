@@ -12,7 +12,7 @@ import mip.cbc
 import mip.highs
 import pytest
 
-from graphs import unit_chain
+from helpers.graphs import unit_chain
 from memplan.programs.solver import SOLVERS, Program
 from memplan.strategies import create
 
