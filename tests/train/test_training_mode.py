@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from test_gluon import (
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.load import load_network
+from train.test_gluon import (
     CPU,
     SOFTMAX,
     Case,
@@ -22,10 +26,6 @@ from test_gluon import (
     train,
     train_step,
 )
-
-from memplan.errors import ArgumentError
-from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.load import load_network
 
 LossesOf = Callable[[Any, Any, list[mx.Context]], Any]
 
