@@ -208,5 +208,5 @@ def test_a_graph_cached_in_inference_is_not_trained() -> None:
 
 
 def test_the_command_line_plans_the_training_branch() -> None:
-    network = load_network("test_training_mode:drop_block_net", shapes={"data": (4, 3, 8, 8)})
+    network = load_network("train.test_training_mode:drop_block_net", shapes={"data": (4, 3, 8, 8)})
     assert "_random_uniform" in network.symbol.tojson()
