@@ -76,18 +76,13 @@ def last_stages(
 
 def carried_tensors(schedule: Schedule) -> list[AbstractSet[int]]:
     """For every stage, and for the end, the tensors written before it and read in or after it."""
-    graph = schedule.graph
-    stage_of_step: list[int] = []
-    seen: set[int] = set()
-    for op in schedule.ops:
-        stage_of_step.append(min(len(seen), len(graph.ops) - 1))
-        seen.add(op)
+    graph, stage = schedule.graph, schedule.stage
     result: list[set[int]] = [set() for _ in range(len(graph.ops) + 1)]
     for step, op in enumerate(schedule.ops):
         for a, source in zip(graph.ops[op].inputs, schedule.reads[step], strict=True):
-            for t in range(stage_of_step[source] + 1, stage_of_step[step] + 1):
+            for t in range(stage[source] + 1, stage[step] + 1):
                 result[t].add(a)
     for a, source in zip(graph.heads, schedule.heads, strict=True):
-        for t in range(stage_of_step[source] + 1, len(result)):
+        for t in range(stage[source] + 1, len(result)):
             result[t].add(a)
     return list(result)

@@ -91,14 +91,13 @@ def lives(schedule: Schedule) -> tuple[Life, ...]:
     owners = _Owners(schedule)
     replay(schedule, owners)
     turn = first_backward_step(schedule)
-    first_run = {op: step for step, op in reversed(list(enumerate(schedule.ops)))}
     result = []
     for writers, released in zip(owners.writers, owners.released, strict=True):
         end = len(schedule.ops) if released is None else released
         ends = [later[0] - 1 for _, later in pairwise(writers)] + [end]
         for (step, tensor), last in zip(writers, ends, strict=True):
             if last >= step:
-                again = first_run[schedule.ops[step]] != step
+                again = schedule.first_run[schedule.ops[step]] != step
                 role = _role(schedule, step, last, turn, again=again)
                 nbytes = schedule.graph.tensors[writers[0][1]].nbytes
                 result.append(Life(step, tensor, nbytes, last, role))
@@ -118,7 +117,7 @@ def _role(schedule: Schedule, step: int, last: int, turn: int, *, again: bool) -
 def first_backward_step(schedule: Schedule) -> int:
     """The first step that runs a backward op; the number of steps if there is none."""
     nforward = schedule.graph.nforward
-    return next((s for s, op in enumerate(schedule.ops) if op >= nforward), len(schedule.ops))
+    return min(schedule.first_run[nforward:], default=len(schedule.ops))
 
 
 def readers(schedule: Schedule) -> dict[Output, list[int]]:
@@ -139,13 +138,10 @@ def fates(schedule: Schedule) -> tuple[Fate, ...]:
     graph = schedule.graph
     turn, read_at = first_backward_step(schedule), readers(schedule)
     again = set(schedule.recomputed)
-    first_run: dict[int, int] = {}
-    for step, ran in enumerate(schedule.ops):
-        first_run.setdefault(ran, step)
     result = []
     for index, op in enumerate(graph.ops[: graph.nforward]):
         largest = max(op.outputs, key=lambda t: graph.tensors[t].nbytes, default=-1)
-        kept = max(read_at.get((first_run[index], largest), [-1])) >= turn
+        kept = max(read_at.get((schedule.first_run[index], largest), [-1])) >= turn
         if index in again:
             result.append(Fate.BOTH if kept else Fate.RECOMPUTED)
         else:
@@ -163,24 +159,13 @@ def live_by_role(schedule: Schedule) -> dict[Role, list[int]]:
     return {role: list(accumulate(changes[:-1])) for role, changes in result.items()}
 
 
-def stages(schedule: Schedule) -> list[int]:
-    """The stage of each step: stage t ends with the t-th first execution (as in ``matrices``)."""
-    result: list[int] = []
-    seen: set[int] = set()
-    for op in schedule.ops:
-        result.append(min(len(seen), len(schedule.graph.ops) - 1))
-        seen.add(op)
-    return result
-
-
 def waits(schedule: Schedule) -> list[tuple[int, int, int]]:
     """Where outputs wait in memory: (op, first stage, last stage) for the runs of each op.
 
     Checkmate's S without the outputs that occupy no memory, such as gradients that are written
     into arrays of the user's: they would fill half of the picture.
     """
-    stage_of = stages(schedule)
-    stage_of.append(len(schedule.graph.ops) - 1)
+    stage_of = (*schedule.stage, len(schedule.graph.ops) - 1)
     last: dict[int, int] = {}
     for (step, tensor), steps in readers(schedule).items():
         if schedule.graph.tensors[tensor].nbytes:

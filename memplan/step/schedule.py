@@ -110,6 +110,24 @@ class Schedule:
         counts = np.bincount(np.array(self.ops, dtype=int), minlength=len(self.graph.ops))
         return tuple(int(op) for op in np.flatnonzero(counts > 1))
 
+    @cached_property
+    def first_run(self) -> tuple[int, ...]:
+        """For each op, the step at which it first runs."""
+        first: dict[int, int] = {}
+        for step, op in enumerate(self.ops):
+            first.setdefault(op, step)
+        return tuple(first[op] for op in range(len(self.graph.ops)))
+
+    @cached_property
+    def stage(self) -> tuple[int, ...]:
+        """For each step, its stage: stage t ends with the t-th first run, the last at the end."""
+        result: list[int] = []
+        done = 0
+        for step, op in enumerate(self.ops):
+            result.append(min(done, len(self.graph.ops) - 1))
+            done += self.first_run[op] == step
+        return tuple(result)
+
     @property
     def seconds(self) -> float:
         """Seconds of the whole step, recomputation included."""
@@ -124,34 +142,26 @@ class Schedule:
     def matrices(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Checkmate's R and S (Jain et al. 2020, section 4.2).
 
-        Stage t ends with the t-th first execution, the last stage with the schedule.
-        ``R[t, i]``: op i runs in stage t;
+        ``R[t, i]``: op i runs in stage t (see :attr:`stage`);
         ``S[t, i]``: an output of op i computed before stage t is read in stage t or later.
         """
-        nops = len(self.graph.ops)
-        stage_of_step = []
-        seen: set[int] = set()
-        for op in self.ops:
-            stage_of_step.append(min(len(seen), nops - 1))
-            seen.add(op)
+        nops, stage = len(self.graph.ops), self.stage
         ran = np.zeros((nops, nops), dtype=bool)
         kept = np.zeros((nops, nops), dtype=bool)
         for step, op in enumerate(self.ops):
-            ran[stage_of_step[step], op] = True
+            ran[stage[step], op] = True
             for source in self.reads[step]:
-                kept[stage_of_step[source] + 1 : stage_of_step[step] + 1, self.ops[source]] = True
+                kept[stage[source] + 1 : stage[step] + 1, self.ops[source]] = True
         for source in self.heads:
-            kept[stage_of_step[source] + 1 :, self.ops[source]] = True
+            kept[stage[source] + 1 :, self.ops[source]] = True
         return ran, kept
 
     def __str__(self) -> str:
         lines = []
-        seen: set[int] = set()
         for step, op in enumerate(self.ops):
-            again = "again " if op in seen else ""
+            again = "" if self.first_run[op] == step else "again "
             call = self.graph.ops[op]
             lines.append(f"{step:6d}  {again}{call.name}  ({call.kind})")
-            seen.add(op)
         return "\n".join(lines)
 
     def to_json(self) -> str:

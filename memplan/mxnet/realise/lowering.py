@@ -60,13 +60,12 @@ def _read_steps(schedule: Schedule) -> list[int]:
     left = [0] * len(schedule.graph.ops)
     for op in schedule.ops:
         left[op] += 1
-    first = {op: step for step, op in reversed(list(enumerate(schedule.ops)))}
     read = set(schedule.heads)
     awaited: set[int] = set()
     kept = []
     for step in reversed(range(len(schedule.ops))):
         op = schedule.ops[step]
-        if step in read or left[op] == 1 or (op in awaited and step == first[op]):
+        if step in read or left[op] == 1 or (op in awaited and step == schedule.first_run[op]):
             read.update(schedule.reads[step])
             awaited.discard(op)
             awaited.update(schedule.graph.ops[op].after)
