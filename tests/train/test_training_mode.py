@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -210,3 +211,52 @@ def test_a_graph_cached_in_inference_is_not_trained() -> None:
 def test_the_command_line_plans_the_training_branch() -> None:
     network = load_network("train.test_training_mode:drop_block_net", shapes={"data": (4, 3, 8, 8)})
     assert "_random_uniform" in network.symbol.tojson()
+
+
+def less_dropped(net: Any) -> None:
+    net[1].probability = 0.1
+    net.hybridize()
+
+
+def nothing_dropped(net: Any) -> None:
+    for block in net:
+        block.probability = 0.0
+    net.hybridize()
+
+
+def another_layer(net: Any) -> None:
+    net.add(nn.Dense(10, in_units=10, prefix="net_added_"))
+    net[-1].initialize(mx.init.Xavier(), ctx=CPU)
+
+
+@pytest.mark.parametrize("change", [less_dropped, nothing_dropped, another_layer])
+def test_changed_layers_are_noticed(change: Callable[[Any], None]) -> None:
+    """In the second step; shapes that were planned before get a new plan, too."""
+
+    def changed(losses_of: LossesOf) -> LossesOf:
+        count = itertools.count()
+
+        def result(net: Any, *arguments: Any) -> Any:
+            if next(count) == 1:
+                change(net)
+            return losses_of(net, *arguments)
+
+        return result
+
+    case = CASES["drop_block"]
+    one = train(case, changed(by_autograd(case)))
+    assert not differences(one, train(case, changed(by_plan(case, []))))
+
+
+def test_what_hybridize_leaves_unchanged_keeps_its_plan_and_arrays() -> None:
+    net, (x, y) = drop_block_net(), images(8)
+    net.initialize(ctx=CPU)
+    step = train_step(net, lambda outputs, label: (SOFTMAX(outputs, label) * 2).mean())
+    step(x, y)
+    [before], [bound] = step.plans.values(), step._bound.values()
+    net.hybridize()
+    net(x)
+    step(x, y)
+    [after], [still_bound] = step.plans.values(), step._bound.values()
+    assert after is before
+    assert still_bound is bound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,13 @@ class BlockNetwork:
 
     ``shapes`` are those of the variables that stand for inputs and labels.
     ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
+    ``structure`` is the same for every network of these ops and variables.
     """
 
     symbol: mx.sym.Symbol
     shapes: Mapping[str, tuple[int, ...]]
     form: Any
+    structure: str
 
 
 def compose(
@@ -55,7 +57,8 @@ def compose(
     inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
-    with autograd.record():
+    # Names that MXNet counts begin anew, for those of equal networks to be equal.
+    with autograd.record(), mx.name.NameManager():
         losses, outputs = _composed(block, loss, inputs, labels)
     kept = mapped(mx.sym.BlockGrad, outputs) if keep_outputs else None
     found = list(leaves((losses, kept)))
@@ -74,7 +77,22 @@ def compose(
         _declared(symbol, params),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         mapped(noutputs, (losses, kept)),
+        _structure(symbol),
     )
+
+
+def cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Every block in ``blocks`` that can be hybridized, with what its cached graph is called with.
+
+    MXNet makes that list anew when it forgets the graph: when hybridize() is called, a layer is
+    added or replaced, or a dtype is cast.
+    """
+    result = []
+    for block in blocks:
+        if isinstance(block, mx.gluon.HybridBlock):
+            result.append((block, block._cached_op_args))
+        result += cached_graphs(block._children.values())
+    return result
 
 
 def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) -> tuple[Any, Any]:
@@ -99,6 +117,14 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _structure(symbol: mx.sym.Symbol) -> str:
+    data = json.loads(symbol.tojson(remove_amp_cast=False))
+    for node in data["nodes"]:
+        # Without the third number, which counts how often a parameter's variable was written into.
+        node["inputs"] = [entry[:2] for entry in node["inputs"]]
+    return json.dumps([data["nodes"], data["heads"]])
 
 
 def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.Symbol:

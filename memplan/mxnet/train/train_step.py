@@ -14,9 +14,9 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork, compose
+from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork, cached_graphs, compose
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -47,7 +47,8 @@ class TrainStep:
     of ``block``, which serves for inference, saving and exporting as ever. Every new combination
     of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
     memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
-    frozen, moved or set anew in between; if layers change, make another TrainStep.
+    frozen, moved or set anew in between. Whoever changes what a layer computes, such as the
+    probability of DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class TrainStep:
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, _Bound] = {}
         self._pools: dict[mx.Context, Pool] = {}
+        self._graphs = cached_graphs(self._blocks)
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
@@ -119,6 +121,7 @@ class TrainStep:
         """The plan for such inputs and labels: arrays, or shapes of float32 arrays."""
         batches = per_context(x, y)
         batch = (x, y) if batches is None else batches[0]
+        self._forget_changed()
         params = self._parameters()
         specs = specs_of((as_inputs(batch[0]), batch[1]))
         return self._planned(specs, params, _context(params.values()))[0]
@@ -154,6 +157,7 @@ class TrainStep:
     def _step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         specs = specs_of(batch)
         ctx = one_context(batch)
+        self._forget_changed()
         bound = self._bound.get((specs, ctx))
         if bound is None or not bound.is_current():
             params = self._parameters()
@@ -232,6 +236,31 @@ class TrainStep:
             self._plans[key] = (made, network)
         return self._plans[key]
 
+    def _compose(self, specs: Specs, params: Mapping[str, Parameter]) -> BlockNetwork:
+        return compose(self.block, self.loss, specs, params, keep_outputs=self.keep_outputs)
+
+    def _forget_changed(self) -> None:
+        """Drop the plans of what the block computes no longer, where MXNet forgot graphs of it."""
+        if all(block._cached_op_args is arguments for block, arguments in self._graphs):
+            return
+        self._graphs = cached_graphs(self._blocks)
+        params = self._parameters()
+        for key, (_, network) in list(self._plans.items()):
+            if not self._computes(network, key[0], params):
+                del self._plans[key]
+                for bound in self._bound.values():
+                    bound.is_outdated |= bound.network is network
+
+    def _computes(
+        self, network: BlockNetwork, specs: Specs, params: Mapping[str, Parameter]
+    ) -> bool:
+        """Is ``network`` what the block is now for ``specs``?"""
+        try:
+            composed = self._compose(specs, params)
+        except MemplanError:  # it no longer takes such inputs
+            return False
+        return (composed.structure, composed.form) == (network.structure, network.form)
+
 
 class _Bound:
     """A plan bound to the parameters of a block on one context."""
@@ -246,7 +275,7 @@ class _Bound:
         others: Sequence[_Bound],
     ) -> None:
         """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
-        self.network = network
+        self.network, self.is_outdated = network, False
         trace = made.trace
         used = [params[name] for name in network.symbol.list_inputs() if name in params]
         _initialise(used, trace.shapes)
@@ -273,8 +302,8 @@ class _Bound:
         self.scale = 1.0
 
     def is_current(self) -> bool:
-        """Are the parameters' arrays those that were bound, and wanted gradients the same?"""
-        return all(
+        """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
+        return not self.is_outdated and all(
             p._data is not None
             and len(p._data) > place
             and p._data[place] is data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs import schedules, training_graphs, unit_chain
+from helpers.graphs import schedules, training_graphs, unit_chain
 from memplan.step.schedule import Schedule
 
 
