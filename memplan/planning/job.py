@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -14,7 +15,7 @@ from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError
 from memplan.memory.blocks import Allocation, allocate, best_allocation
 from memplan.memory.packing import pack
 from memplan.planning.plan import Attempt, Footprint, Plan
-from memplan.planning.quick import quick_schedule
+from memplan.planning.quick import fewest_bytes, quick_schedule
 from memplan.planning.refusal import refusal
 from memplan.programs.moments import Moments
 from memplan.programs.solver import TOLERANCE
@@ -25,6 +26,8 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import REALISATIONS, Outcome, Status, Strategy, create
+from memplan.strategies.anneal import Anneal
+from memplan.strategies.search import Search
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.progress import tell
@@ -54,10 +57,9 @@ BOUND_SHARE_OF_TIME = 0.05
 # Checking and binding a plan takes about so many times what binding the unplanned step takes.
 REALISING = {"mirror": 2.0, "explicit": 4.0, "packed": 4.0}
 
-# The strategy that reaches the least memory in a short time.
-LEANEST = {"mirror": "anneal", "explicit": "auto", "packed": "auto"}
-
-# Seconds to look for the lowest reachable memory when a budget cannot be met.
+# What part of the time limit the search for the least memory that can be reached takes at most,
+# and annealing over flags, which has no other end.
+LEAST_SHARE = 0.5
 LOWEST_SECONDS = 5.0
 
 
@@ -283,7 +285,7 @@ class Job:
                 if limit is not None:
                     outcome = self._bounded(outcome, solver, limit)
                 proved = outcome
-                if outcome.schedule is None and outcome.status is Status.INFEASIBLE:
+                if outcome.status is Status.INFEASIBLE and not outcome.in_order:
                     return outcome, None
             if outcome.schedule is None:
                 break
@@ -299,15 +301,15 @@ class Job:
             if target < 0 or interrupt.noticed:
                 break
             tell("tightened, as MXNet allocates more than is alive")
-        if "start" in options_of(solver) and limit is not None:
-            if start is None or self.placed_nbytes(start) > limit:  # not all had time before
-                start = self._start(limit, known, time.monotonic() + LOWEST_SECONDS)
-            if self.placed_nbytes(start) <= limit:
-                found = dataclasses.replace(proved, status=Status.FEASIBLE, schedule=start)
-                return found, self._realised(start)
+        if start is not None and limit is not None:
+            fallback = self._in_hand(limit, start, interrupt)
+            if fallback is not None:
+                schedule, symbol, footprint = fallback
+                outcome = dataclasses.replace(proved, status=Status.FEASIBLE, schedule=schedule)
+                return outcome, (symbol, footprint)
         if interrupt.noticed:
             raise KeyboardInterrupt
-        return Outcome(Status.NO_PLAN_FOUND), None
+        return proved if proved.status is Status.INFEASIBLE else Outcome(Status.NO_PLAN_FOUND), None
 
     def _moments(self, solver: Strategy) -> Moments:
         """What holds for every schedule that ``solver`` may return."""
@@ -385,21 +387,47 @@ class Job:
         quick = quick_schedule(self.graph, self.realisation, limit, deadline, self.placed_nbytes)
         return quick if known is None else min((quick, known), key=rank)
 
-    def _least(self) -> Schedule:
-        """A schedule with about the least memory that can be reached."""
-        deadline = time.monotonic() + LOWEST_SECONDS
-        start = quick_schedule(self.graph, self.realisation, None, deadline, self.placed_nbytes)
-        solver = create(LEANEST[self.realisation], realisation=self.realisation)
-        found = self._solve(solver, None, LOWEST_SECONDS, start).schedule
-        plans = [start] if found is None else [start, found]
-        return min(plans, key=self.placed_nbytes)
+    def _in_hand(
+        self, limit: int, start: Schedule, interrupt: Interrupt
+    ) -> tuple[Schedule, Symbol, Footprint] | None:
+        """A schedule within ``limit`` that is known without the search that was just made.
+
+        As every budget above the least memory is met by it, a plan at one budget means that there
+        is a plan at every larger one.
+        """
+        if self.placed_nbytes(start) <= limit:
+            symbol, footprint = self._realised(start)
+            if footprint.allocated_nbytes <= limit:
+                return start, symbol, footprint
+        if interrupt.noticed and "least" not in self.__dict__:
+            return None
+        return self.least if self.least[2].allocated_nbytes <= limit else None
+
+    @functools.cached_property
+    def least(self) -> tuple[Schedule, Symbol, Footprint]:
+        """The schedule with the fewest bytes that memplan reaches, whatever it costs, realised.
+
+        It is found once for a job, by searches that end after a number of moves: only where they
+        take too much of the time limit does it depend on the clock.
+        """
+        tell("least memory")
+        seconds = LEAST_SHARE * self.time_limit
+        deadline = time.monotonic() + seconds
+        quick = fewest_bytes(self.graph, self.realisation, deadline, self.placed_nbytes)
+        if self.realisation == "mirror":
+            solver: Strategy = Anneal(time_limit=min(seconds, LOWEST_SECONDS), start=quick)
+        else:
+            memory = "blocks" if self.realisation == "explicit" else "live"
+            solver = Search(rounds=1, memory=memory, time_limit=max(0.1, seconds), start=quick)
+        found = self._checked(solver.solve(self.graph, None), solver)
+        schedule = min((quick, found or quick), key=self.placed_nbytes)
+        return (schedule, *self._realised(schedule))
 
     def budget_error(self, attempt: Attempt, strategy: str | Strategy) -> BudgetError:
         """Why ``strategy`` found no plan, with the lowest memory that memplan can reach."""
-        least = self._least()
-        found = (least, self._realised(least)[1])
+        schedule, _, footprint = self.least
         floor = self._moments(create(strategy, realisation=self.realisation)).floor
-        return refusal(self.graph, attempt, floor, found, self.reserve_nbytes)
+        return refusal(self.graph, attempt, floor, (schedule, footprint), self.reserve_nbytes)
 
 
 def options_of(strategy: Strategy) -> frozenset[str]:

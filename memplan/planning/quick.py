@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies import create
+from memplan.strategies import Strategy, create
 
 NAMES = {
     "mirror": ("store_all", "memonger", "chen_greedy", "chen_greedy_linear", "chen_sqrt"),
@@ -40,8 +40,7 @@ def quick_schedule(
     ``nbytes_of`` says what a schedule needs. Strategies that have not begun at ``deadline``, a
     time of time.monotonic(), are left out.
     """
-    names = NAMES[realisation] if len(graph.ops) <= LARGE else ("store_all",)
-    strategies = [create(name, realisation=realisation) for name in names]
+    strategies = _strategies(graph, realisation)
     targets: list[int | None] = [None]
     if budget_nbytes is not None:
         targets = [*(int(share * budget_nbytes) for share in SHARES[realisation]), None]
@@ -58,3 +57,26 @@ def quick_schedule(
     most_seconds = graph.seconds + graph.forward_seconds
     plans = [unplanned, *(plan for plan in plans if plan.seconds <= most_seconds)]
     return min(plans, key=nbytes_of)
+
+
+def fewest_bytes(
+    graph: TrainingGraph,
+    realisation: str,
+    deadline: float,
+    nbytes_of: Callable[[Schedule], int],
+) -> Schedule:
+    """Of the quick strategies' schedules, the one that needs fewest bytes, whatever it costs.
+
+    Arguments are those of :func:`quick_schedule`.
+    """
+    plans = [Schedule.unplanned(graph)]
+    for strategy in _strategies(graph, realisation):
+        outcome = strategy.solve(graph, None) if time.monotonic() < deadline else None
+        if outcome is not None and outcome.schedule is not None:
+            plans.append(outcome.schedule)
+    return min(plans, key=nbytes_of)
+
+
+def _strategies(graph: TrainingGraph, realisation: str) -> list[Strategy]:
+    names = NAMES[realisation] if len(graph.ops) <= LARGE else ("store_all",)
+    return [create(name, realisation=realisation) for name in names]

@@ -42,9 +42,12 @@ def refusal(
     )
     if proved and floor.nbytes + held > (attempt.budget_nbytes or 0):
         sentences.append(_forced(graph, floor, held))
-    sentences.append(_reached(*least))
-    sentences.append("Raise the budget, or lower the batch size")
     lowest = least[1].total_nbytes
+    sentences.append(_reached(*least))
+    if lowest <= (attempt.budget_nbytes or 0):
+        sentences.append("strategy='auto' plans within this budget")
+    else:
+        sentences.append("Raise the budget, or lower the batch size")
     return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
 
 

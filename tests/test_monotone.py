@@ -1,0 +1,98 @@
+"""What fits in a budget fits in every larger one, whatever the realisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import mxnet as mx
+import pytest
+
+from memplan.errors import BudgetError
+from memplan.planning.job import Job
+from memplan.planning.plan import Attempt
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.strategies import REALISATIONS, Outcome, Status
+
+
+def _network(seed: int) -> mx.sym.Symbol:
+    """A few convolutions of random widths, some of them added to an earlier one."""
+    draw = random.Random(seed)
+    body = mx.sym.Variable("data")
+    before = None
+    for n in range(draw.randint(3, 6)):
+        body = mx.sym.Convolution(
+            body, num_filter=draw.choice((4, 8)), kernel=(3, 3), pad=(1, 1), name=f"conv{n}"
+        )
+        body = mx.sym.relu(mx.sym.BatchNorm(body, name=f"norm{n}"))
+        if before is not None and draw.random() < 0.5:
+            body = mx.sym.Concat(body, before)
+        before = body
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=5), name="softmax")
+
+
+def _job(seed: int, realisation: str) -> Job:
+    return Job.prepare(
+        _network(seed),
+        realisation=realisation,
+        time_limit=1.0,
+        costs="roofline:v100",
+        data=(4, 3, 16, 16),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlucky:
+    """A search that finds nothing in the time that it gets."""
+
+    start: Schedule | None = None
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        return Outcome(Status.NO_PLAN_FOUND)
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None:
+    job = _job(0, realisation)
+    lowest = job.least[2].total_nbytes
+    assert lowest < job.unplanned.total_nbytes
+    for budget_nbytes in (lowest, lowest + 1, lowest + 5000):
+        plan = job.attempt(Unlucky(), budget_nbytes).plan
+        assert plan is not None
+        assert plan.status is Status.FEASIBLE
+        assert plan.total_nbytes <= budget_nbytes
+    refused = job.attempt(Unlucky(), lowest - 1)
+    error = job.budget_error(refused, Unlucky())
+    assert refused.plan is None
+    assert error.lowest_nbytes == lowest
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -> None:
+    job = _job(seed, realisation)
+    top = job.unplanned.total_nbytes
+    budgets = [top * percent // 100 for percent in range(30, 100, 6)]
+    attempts: list[Attempt] = []
+    for budget_nbytes in budgets:
+        fresh = dataclasses.replace(job)  # which knows nothing of the other budgets
+        attempt = fresh.attempt("auto", budget_nbytes)
+        attempts.append(attempt)
+        if attempt.plan is None:
+            error = fresh.budget_error(attempt, "auto")
+            assert error.lowest_nbytes is not None
+            assert error.lowest_nbytes > budget_nbytes
+    fits = [attempt.plan is not None for attempt in attempts]
+    assert fits == sorted(fits)
+    assert True in fits
+    assert False in fits
+
+
+def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None:
+    job = _job(1, "packed")
+    budget_nbytes = job.least[2].total_nbytes
+    attempt = job.attempt("store_all", budget_nbytes)
+    error: BudgetError = job.budget_error(attempt, "store_all")
+    assert "strategy='auto' plans within this budget" in str(error)
+    assert job.attempt("auto", budget_nbytes).plan is not None
