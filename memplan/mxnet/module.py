@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.planning.plan import Plan
@@ -160,16 +161,17 @@ class _Binder:
         arguments = self._net.list_arguments()
         if all(grad_req[name] == "null" for name in arguments):
             pool = shared_exec.pool if isinstance(shared_exec, Executor) else shared_exec
-            return self._net.simple_bind(
-                ctx=ctx,
-                grad_req=grad_req,
-                type_dict=type_dict,
-                shared_arg_names=shared_arg_names,
-                shared_exec=pool,
-                group2ctx=group2ctx,
-                shared_buffer=shared_buffer,
-                **shapes,
-            )
+            with match_range(None):
+                return self._net.simple_bind(
+                    ctx=ctx,
+                    grad_req=grad_req,
+                    type_dict=type_dict,
+                    shared_arg_names=shared_arg_names,
+                    shared_exec=pool,
+                    group2ctx=group2ctx,
+                    shared_buffer=shared_buffer,
+                    **shapes,
+                )
         if group2ctx:
             raise ArgumentError("group2ctxs: a plan trains on one device; use mx.mod.Module")
         request = Request(

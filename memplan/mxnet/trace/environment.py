@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from memplan.errors import ArgumentError
 
 MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
+DEFAULT_MATCH_RANGE = 16
+MAX_MATCH_RANGE = 2**31 - 1  # MXNet reads it as an int
 
 # The environment belongs to all threads: while one binds under its own, the others wait.
 _LOCK = threading.RLock()
@@ -44,7 +46,7 @@ def match_range(value: int | None) -> Iterator[None]:
         with _LOCK:
             yield
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_MATCH_RANGE:
         raise ArgumentError(f"match_range must be a whole number from 0, got {value!r}")
     # A user's search over ranges would end at another than this one.
     with variable(MATCH_RANGE, str(value)), variable("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"):
@@ -52,5 +54,21 @@ def match_range(value: int | None) -> Iterator[None]:
 
 
 def current_match_range() -> int:
-    """NNVM_EXEC_MATCH_RANGE, under which MXNet binds in this process (16 unless set)."""
-    return int(os.environ.get(MATCH_RANGE, 16))
+    """NNVM_EXEC_MATCH_RANGE, under which MXNet binds in this thread (16 unless set).
+
+    While another thread binds under a value of its own, this one waits: that value is none of the
+    process's. Raises ArgumentError for what MXNet cannot use.
+    """
+    with _LOCK:
+        text = os.environ.get(MATCH_RANGE, "")
+    try:
+        # MXNet takes an empty variable for an unset one, and hangs on a negative number.
+        value = int(text) if text else DEFAULT_MATCH_RANGE
+    except ValueError:
+        value = -1
+    if not 0 <= value <= MAX_MATCH_RANGE:
+        raise ArgumentError(
+            f"the environment variable {MATCH_RANGE} must be a whole number from 0 to "
+            f"{MAX_MATCH_RANGE}, got {text!r}: MXNet cannot bind under it"
+        )
+    return value
