@@ -33,7 +33,7 @@ $(STAMP): setup.py
 		"(on Debian: apt-get install python3.11-venv); found neither." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing memplan and all it needs into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,docs,highs,plot,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,docs,plot,test]'
 	@$(BIN)/python -c 'import mxnet' || { echo "MXNet is installed but does not load. If a library" \
 		"is missing above, on Debian: apt-get install libgomp1 libquadmath0" >&2; exit 1; }
 	@touch $@

@@ -44,7 +44,6 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
-        "highs": ["mip[highs]"],
         "plot": ["matplotlib>=3.7,<3.11"],
         "dask": [DASK],
         "docs": ["sphinx>=8.1,<8.2", "myst-parser>=4,<5", "sphinx-click>=6,<7"],

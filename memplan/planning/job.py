@@ -18,7 +18,7 @@ from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.quick import fewest_bytes, quick_schedule
 from memplan.planning.refusal import refusal
 from memplan.programs.moments import Moments
-from memplan.programs.solver import TOLERANCE
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE
 from memplan.step.costs import Costs, CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flags_of
@@ -326,7 +326,8 @@ class Job:
     def _bounded(self, outcome: Outcome, solver: Strategy, limit: int) -> Outcome:
         """``outcome`` with the bound that holds for schedules in any order, if that says more."""
         deadline = time.monotonic() + BOUND_SHARE_OF_TIME * self.time_limit
-        bound = self._moments(solver).bound(limit, deadline).seconds
+        program_solver = getattr(solver, "solver", DEFAULT_SOLVER)
+        bound = self._moments(solver).bound(limit, deadline, solver=program_solver).seconds
         if outcome.schedule is None:
             proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
             return Outcome(Status.INFEASIBLE) if proved else outcome

@@ -66,11 +66,9 @@ class MirrorProgram:
     Raises ScheduleError for a graph whose base order is not the one in which MXNet runs it.
     """
 
-    def __init__(
-        self, graph: TrainingGraph, budget_nbytes: int, *, solver: str, threads: int
-    ) -> None:
+    def __init__(self, graph: TrainingGraph, budget_nbytes: int, *, solver: str) -> None:
         self.graph = graph
-        self.model = new_model(solver, threads)
+        self.model = new_model(solver)
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
         self.budget = self.model.add_var(name="budget", lb=0.0, ub=budget_nbytes / MIB)
         self.flag = {u: self.model.add_var(var_type=BINARY) for u in flaggable(graph)}

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from memplan.programs.solver import TOLERANCE, Program, best_solver
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program
 from memplan.search.buffers import Buffers
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
@@ -119,21 +119,25 @@ class Moments:
         return dict(masks)
 
     def bound(
-        self, budget_nbytes: int, deadline: float, *, nmoments: int = 5, solver: str | None = None
+        self,
+        budget_nbytes: int,
+        deadline: float,
+        *,
+        nmoments: int = 5,
+        solver: str = DEFAULT_SOLVER,
     ) -> Bound:
         """What a schedule costs at least if its live bytes are within the budget.
 
         The moments looked at are those with most bytes in the unplanned step; of the one whose
         relaxation says most, the integer program is solved. ``deadline`` is a time of
-        time.monotonic(); ``solver`` None is the best that is installed.
+        time.monotonic().
         """
-        solver = solver or best_solver()
         best, tightest = Bound(self.graph.seconds, (), (), False), None
         with ExitStack() as programs:
             for t in self._fullest(budget_nbytes, nmoments):
                 left = deadline - time.monotonic()
                 if left > 0:
-                    program = programs.enter_context(Program(solver, 1))
+                    program = programs.enter_context(Program(solver))
                     moment = MomentProgram(self, [t], budget_nbytes, program)
                     found = moment.bound(left, relax=True)
                     if found.seconds >= best.seconds:

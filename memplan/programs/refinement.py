@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 
 from memplan.programs.moments import Bound, MomentProgram, Moments
-from memplan.programs.solver import Program
+from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -39,8 +39,7 @@ def refine(
     budget_nbytes: int,
     deadline: float,
     *,
-    solver: str = "CBC",
-    threads: int = 2,
+    solver: str = DEFAULT_SOLVER,
     recompute_backward: bool = False,
 ) -> Iterator[Refined]:
     """What is known after each moment that is added, the bound never falling.
@@ -71,7 +70,7 @@ def refine(
         op = _worst(moments, bound, stages, budget_nbytes)
         if op is None or stalled == PATIENCE or time.monotonic() >= deadline:
             return
-        with Program(solver, threads) as program:
+        with Program(solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
             bound = several.bound(deadline - time.monotonic(), relax=False)
         stalled = 0 if bound.seconds > highest else stalled + 1

@@ -27,7 +27,11 @@ try:
 except ImportError as error:  # pragma: no cover - mip is a plain requirement of memplan
     raise DependencyError("python-mip is missing; pip install 'mip>=1.17'") from error
 
-SOLVERS = ("CBC", "HIGHS")
+SOLVERS = ("HIGHS", "CBC")
+
+# HiGHS can be interrupted. CBC cannot, and was once seen to abort the process, in the middle of a
+# factorization.
+DEFAULT_SOLVER = "HIGHS"
 
 # Solvers work with tolerances around 1e-6: an optimum this close to its bound is proved.
 TOLERANCE = 1e-6
@@ -45,9 +49,6 @@ _DESTRUCTORS = {
     "CBC": ("mip.cbc", "cbclib", "Cbc_deleteModel"),
     "HIGHS": ("mip.highs", "highslib", "Highs_destroy"),
 }
-
-# By solver, the number of threads asked for first: HiGHS fails with another in the same process.
-_threads: dict[str, int] = {}
 
 Model = Any
 Expr = Any
@@ -71,22 +72,13 @@ class Solved:
     infeasible: bool
 
 
-def best_solver() -> str:
-    """HiGHS where it is installed: it is faster, and can be interrupted.
-
-    CBC was once seen to abort the process, in the middle of a factorization.
-    """
-    installed = any(importlib.util.find_spec(name) for name in ("highspy", "highsbox"))
-    return "HIGHS" if installed else "CBC"
-
-
 def check_solver(solver: str) -> None:
     """ArgumentError unless ``solver`` is one of :data:`SOLVERS`."""
     if solver not in SOLVERS:
         raise ArgumentError(f"solver is {solver!r}; it must be one of {list(SOLVERS)}")
 
 
-def new_model(solver: str, threads: int) -> Model:
+def new_model(solver: str) -> Model:
     """An empty model of python-mip to be minimised by ``solver``."""
     _load_openblas_of_mxnet()
     check_solver(solver)  # an empty name would make python-mip look at environment variables
@@ -94,13 +86,46 @@ def new_model(solver: str, threads: int) -> Model:
         _look_up_destructor(solver)
         model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
     except Exception as error:  # whatever a missing shared library makes python-mip raise
-        extra = "pip install 'memplan[highs]'" if solver == "HIGHS" else "pip install 'mip>=1.17'"
-        raise DependencyError(f"the solver {solver} does not start: {error}; {extra}") from error
+        raise DependencyError(
+            f"the solver {solver} does not start: {error}; pip install 'mip[highs]>=1.17'"
+        ) from error
     model.verbose = 0
     # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which
     # then serves both) hangs for good: its exec_blas spins on a flag that it read once.
-    model.threads = 0 if solver == "CBC" else _threads.setdefault(solver, threads)
+    model.threads = 0 if solver == "CBC" else _threads_of_highs()
     return model
+
+
+@functools.cache
+def _threads_of_highs() -> int:
+    """1, or 0 for what HiGHS has, if another number was asked for in this process before.
+
+    HiGHS fails if models of one process ask for different numbers. With more than one thread its
+    models hang in processes that are forked later, as a fork has no threads but its own.
+    """
+    with deferring():
+        model = mip.Model(sense=mip.MINIMIZE, solver_name="HIGHS")
+        model.verbose = 0
+        model.threads = 1
+        model.add_var()
+        try:
+            model.optimize()
+        except mip.InterfacingError:
+            return 0
+        finally:
+            _break_circles(model)
+            del model
+    return 1
+
+
+def _break_circles(model: Model) -> None:
+    """Let ``model`` be deleted when the last reference to it is, not by a garbage collection.
+
+    python-mip's objects refer to each other in circles. ``Model.__del__`` deletes the attribute
+    ``solver``.
+    """
+    model.__dict__.clear()
+    model.solver = None
 
 
 @functools.cache
@@ -215,8 +240,8 @@ class Program:
     A context manager: at its end the solver's memory is freed (:meth:`close`).
     """
 
-    def __init__(self, solver: str, threads: int) -> None:
-        self.model = new_model(solver, threads)
+    def __init__(self, solver: str = DEFAULT_SOLVER) -> None:
+        self.model = new_model(solver)
         self.model.max_mip_gap = 0.1 * TOLERANCE
         self.model.max_mip_gap_abs = 0.1 * TOLERANCE
         self.variables: list[Any] = []
@@ -244,10 +269,7 @@ class Program:
             model, self.model = self.model, None
             self.variables.clear()
             if model is not None:
-                # python-mip's objects refer to each other in circles; without them the deletions
-                # happen here. Model.__del__ deletes the attribute ``solver``.
-                model.__dict__.clear()
-                model.solver = None
+                _break_circles(model)
                 del model
 
     def variable(self, cost: float = 0.0, *, upper: float = 1.0, integer: bool = False) -> int:

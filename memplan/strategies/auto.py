@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, best_allocation
 from memplan.memory.packing import pack
 from memplan.programs.moments import Moments
 from memplan.programs.refinement import refine
-from memplan.programs.solver import TOLERANCE, best_solver, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, check_solver
 from memplan.search.eviction import Evictions, lowest
 from memplan.search.mirrored import mirrored_schedule
 from memplan.search.sequence_search import Rules, compile_search, search
@@ -64,14 +64,13 @@ class Auto:
 
     ``memory`` says what the budget holds for: "live", the peak of live bytes, or "blocks", what
     MXNet's allocator hands out at the best match range, or "packed", one array with an offset for
-    every tensor (:mod:`memplan.memory.packing`). ``solver`` is "HIGHS", the default where it is
-    installed, or "CBC"; ``start`` a schedule to start from. The bound holds for schedules in any
-    order.
+    every tensor (:mod:`memplan.memory.packing`). ``solver`` is "HIGHS" or "CBC", ``start`` a
+    schedule to start from. The bound holds for schedules in any order.
     """
 
     time_limit: float = 60.0
     memory: str = "live"
-    solver: str = field(default_factory=best_solver)
+    solver: str = DEFAULT_SOLVER
     seed: int = 0
     reorder: bool = True
     recompute_backward: bool = False

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
 from memplan.programs.mirror_program import MirrorProgram
+from memplan.programs.solver import DEFAULT_SOLVER, check_solver
 from memplan.search.flag_annealing import anneal
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
@@ -23,8 +23,6 @@ from memplan.strategies.base import Outcome, Status, best_of
 from memplan.util.interrupts import noticing
 from memplan.util.progress import tell
 
-SOLVERS = ("CBC", "HIGHS")
-
 # How many moments that are over the budget join the program after each solve.
 MOMENTS_PER_ROUND = 3
 
@@ -33,21 +31,19 @@ MOMENTS_PER_ROUND = 3
 class Checkmate:
     """Solves the integer program, then improves its plan under MXNet's real allocation.
 
-    ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a plan to start from. At most
+    ``solver`` is "HIGHS" or "CBC", ``start`` a plan to start from. At most
     ``program_share`` of ``time_limit`` seconds goes into the program, whose bound is proven; the
     rest into annealing, as the program bounds live bytes and MXNet's blocks may need more.
     """
 
     time_limit: float = 60.0
-    solver: str = "CBC"
-    threads: int = 2
+    solver: str = DEFAULT_SOLVER
     program_share: float = 0.3
     seed: int = 0
     start: Schedule | None = None
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise ArgumentError(f"solver is {self.solver!r}; it must be one of {list(SOLVERS)}")
+        check_solver(self.solver)
 
     def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
         """The cheapest plan found within the budget, with a proven bound.
@@ -89,7 +85,7 @@ class Checkmate:
     ) -> Outcome:
         """Add moments until the program's optimum is a plan within the budget, or time is up."""
         stop = deadline - (1.0 - self.program_share) * self.time_limit
-        program = MirrorProgram(graph, budget_nbytes, solver=self.solver, threads=self.threads)
+        program = MirrorProgram(graph, budget_nbytes, solver=self.solver)
         unplanned = simulate(Schedule.unplanned(graph))
         program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
         plans = [] if known.schedule is None else [known.schedule]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from memplan.programs.refinement import refine
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import TOLERANCE, Program, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program, check_solver
 from memplan.programs.stage_program import StageProgram
 from memplan.search.eviction import Drop, Evictions, lowest
 from memplan.search.rematerialize import cheapest
@@ -33,7 +33,7 @@ MOMENTS_SHARE = 0.4
 class CheckmateFull:
     """The integer program, first at the few moments that matter, then if need be at all of them.
 
-    ``solver`` is "CBC" or "HIGHS" (extra ``highs``), ``start`` a schedule to start from. At most
+    ``solver`` is "HIGHS" or "CBC", ``start`` a schedule to start from. At most
     ``search_share`` of the time goes into a better first schedule. Backward ops run once unless
     ``recompute_backward``. An optimum is one among the schedules that advance the frontier in
     base order (:mod:`memplan.search.rematerialize`), and so is the bound; what a few moments prove
@@ -41,8 +41,7 @@ class CheckmateFull:
     """
 
     time_limit: float = 60.0
-    solver: str = "CBC"
-    threads: int = 2
+    solver: str = DEFAULT_SOLVER
     thresholds: int = 12
     search_share: float = 0.3
     recompute_backward: bool = False
@@ -123,7 +122,7 @@ class _Search:
             return Outcome(Status.INFEASIBLE)
         if self._is_proved():
             return Outcome(Status.OPTIMAL, self.best, self.bound)
-        with Program(options.solver, options.threads) as program:
+        with Program(options.solver) as program:
             try:
                 stages = StageProgram(
                     self.graph,
@@ -160,7 +159,6 @@ class _Search:
             self.budget_nbytes,
             time.monotonic() + MOMENTS_SHARE * (self.deadline - time.monotonic()),
             solver=options.solver,
-            threads=options.threads,
             recompute_backward=options.recompute_backward,
         )
         for found in refined:

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import TOLERANCE, Program, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program, check_solver
 from memplan.programs.stage_program import StageProgram
 from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions, lowest
@@ -33,13 +33,12 @@ class CheckmateLP:
     the share 1 - a of the budget for every a of ``allowances``. A search, for which half of the
     time is left, then improves the best one until ``patience`` attempts in a row have not made it
     cheaper; with 0 there is none, and the schedule is as Checkmate's rounding makes it.
-    ``solver`` is "CBC" or "HIGHS" (extra ``highs``); backward ops run once unless
+    ``solver`` is "HIGHS" or "CBC"; backward ops run once unless
     ``recompute_backward``.
     """
 
     time_limit: float = 60.0
-    solver: str = "CBC"
-    threads: int = 2
+    solver: str = DEFAULT_SOLVER
     thresholds: int = 24
     allowances: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.03)
     patience: int = 200
@@ -71,7 +70,7 @@ class CheckmateLP:
         retained: list[set[int]] = []
         halfway = 0.5 * (deadline + time.monotonic()) if self.patience else deadline
         for allowance in self.allowances:
-            with Program(self.solver, self.threads) as program:
+            with Program(self.solver) as program:
                 try:
                     stages = StageProgram(
                         graph,

@@ -44,7 +44,7 @@ class Measured(MirrorProgram):
     """A program with fixed flags; every row is given a variable to measure it."""
 
     def __init__(self, graph: TrainingGraph, flags: frozenset[int]) -> None:
-        super().__init__(graph, 0, solver="HIGHS", threads=1)
+        super().__init__(graph, 0, solver="HIGHS")
         for op, var in self.flag.items():
             var.lb = var.ub = float(op in flags)
         self.rows: list[mip.Var] = []
@@ -179,7 +179,7 @@ def test_the_objective_is_the_time_of_the_copies(
     flagged: tuple[TrainingGraph, frozenset[int]],
 ) -> None:
     graph, flags = flagged
-    program = MirrorProgram(graph, 10**6, solver="HIGHS", threads=1)
+    program = MirrorProgram(graph, 10**6, solver="HIGHS")
     for op, var in program.flag.items():
         var.lb = var.ub = float(op in flags)
     program.model.optimize(relax=True)
@@ -228,7 +228,7 @@ def test_real_networks(network: Callable[[], Network]) -> None:
 
 def test_the_least_budget_is_the_peak_of_the_unplanned_step() -> None:
     graph = dataclasses.replace(unit_chain(4), heads=(4, 8))
-    program = MirrorProgram(graph, 10**6, solver="HIGHS", threads=1)
+    program = MirrorProgram(graph, 10**6, solver="HIGHS")
     for op in range(len(graph.ops)):
         assert program.add_moment(op)
         assert not program.add_moment(op)
@@ -244,7 +244,7 @@ def test_the_least_budget_is_the_peak_of_the_unplanned_step() -> None:
 @pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
 def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
     graph = unit_chain(3)  # f0, f1, f2 and the loss may run again, at a second each
-    program = MirrorProgram(graph, 10**6, solver=solver, threads=1)
+    program = MirrorProgram(graph, 10**6, solver=solver)
     found = []
     bounds = []
     for _ in range(3):
@@ -264,7 +264,7 @@ def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
 @pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
 def test_a_budget_below_one_op_is_infeasible(solver: str) -> None:
     graph = unit_chain(3)
-    program = MirrorProgram(graph, 2 * UNIT - 1, solver=solver, threads=1)
+    program = MirrorProgram(graph, 2 * UNIT - 1, solver=solver)
     program.add_moment(graph.nforward)
     solution = program.solve(10)
     assert solution.infeasible
@@ -280,5 +280,5 @@ def test_a_graph_in_another_order_is_refused() -> None:
     )
     graph = TrainingGraph(ops, tensors(a=1, b=1, c=1), heads=(2,), nforward=3)
     with pytest.raises(ScheduleError, match=r"'early' comes 1th in the graph, but .* run it 0th"):
-        MirrorProgram(graph, 100, solver="CBC", threads=1)
-    assert MirrorProgram(in_mxnets_order(graph), 100, solver="CBC", threads=1).add_moment(0)
+        MirrorProgram(graph, 100, solver="CBC")
+    assert MirrorProgram(in_mxnets_order(graph), 100, solver="CBC").add_moment(0)

@@ -51,7 +51,7 @@ def test_no_schedule_is_below_the_floor_or_the_bound(data: st.DataObject) -> Non
     chosen = in_line(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
-    with Program("CBC", 1) as program:
+    with Program("CBC") as program:
         several = MomentProgram(moments, chosen, budget, program).bound(60, relax=False)
     for bound in (moments.bound(budget, soon()), several):
         if found.schedule is None:

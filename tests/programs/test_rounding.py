@@ -24,7 +24,7 @@ UNIT = 4
 def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | None) -> None:
     """Although only one threshold of the sweep is asked for."""
     graph = unit_chain(16)
-    program = StageProgram(graph, 8 * UNIT, Program("HIGHS", 1))
+    program = StageProgram(graph, 8 * UNIT, Program("HIGHS"))
     deadline = time.monotonic() + 60.0
     solved = relaxation(program, deadline)
     assert solved is not None
@@ -44,8 +44,8 @@ def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | Non
 
 def test_the_search_makes_what_is_rounded_cheaper() -> None:
     graph, budget = unit_chain(16), 6 * UNIT
-    rounded = CheckmateLP(solver="HIGHS", threads=1, patience=0).solve(graph, budget)
-    searched = CheckmateLP(solver="HIGHS", threads=1).solve(graph, budget)
+    rounded = CheckmateLP(solver="HIGHS", patience=0).solve(graph, budget)
+    searched = CheckmateLP(solver="HIGHS").solve(graph, budget)
     for outcome in (rounded, searched):
         assert outcome.status in (Status.FEASIBLE, Status.OPTIMAL)
         assert outcome.schedule is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -19,16 +18,16 @@ from helpers.networks import residual_net
 from helpers.paths import ROOT
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
-from memplan.programs.solver import Program, Solved
+from memplan.programs.solver import DEFAULT_SOLVER, Program, Solved
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Status, create
+from memplan.strategies import REALISATIONS, Outcome, Status, create, names
 
 
 def hard_program(solver: str) -> Program:
     """A program that takes minutes."""
     draw = random.Random(1)
-    program = Program(solver, 1)
+    program = Program(solver)
     variables = [program.variable(-5 - 10 * draw.random(), integer=True) for _ in range(300)]
     for _ in range(150):
         program.at_most({x: draw.randint(1, 50) for x in draw.sample(variables, 30)}, 200)
@@ -44,16 +43,16 @@ from helpers.networks import residual_net
 net, shapes = residual_net()
 for realisation in ("mirror", "explicit"):
     options = {"budget": 0.7, "time_limit": 2, "realisation": realisation, **shapes}
-    try:
-        strategy = memplan.strategies.create("checkmate", realisation=realisation, solver="HIGHS")
-        memplan.plan(net, strategy=strategy, **options)
-    except memplan.errors.DependencyError as error:
-        print(error)
-    print(memplan.plan(net, strategy="checkmate", **options).status)
+    for solver in ("HIGHS", "CBC"):
+        strategy = memplan.strategies.create("checkmate", realisation=realisation, solver=solver)
+        try:
+            print(memplan.plan(net, strategy=strategy, **options).status)
+        except memplan.errors.DependencyError as error:
+            print(error)
 """
 
 
-def test_without_highs_the_extra_is_named_and_cbc_works() -> None:
+def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN],
         cwd=ROOT,
@@ -64,7 +63,7 @@ def test_without_highs_the_extra_is_named_and_cbc_works() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("HIGHS does not start") == 2
-    assert done.stdout.count("pip install 'memplan[highs]'") == 2
+    assert done.stdout.count("pip install 'mip[highs]>=1.17'") == 2
     assert done.stdout.count("Status.") == 2
 
 
@@ -74,13 +73,13 @@ def test_a_solver_that_fails_to_start_is_named(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(solver_module.mip, "Model", fail)
     with pytest.raises(DependencyError, match=r"solver CBC does not start: libCbc.*pip install"):
-        Program("CBC", 1)
+        Program("CBC")
 
 
 @pytest.mark.parametrize("solver", ["", "GUROBI", "highs"])
 def test_only_known_solvers_are_asked_for(solver: str) -> None:
     with pytest.raises(ArgumentError, match="must be one of"):
-        Program(solver, 1)
+        Program(solver)
     with pytest.raises(ArgumentError, match="must be one of"):
         create("checkmate", realisation="explicit", solver=solver)
 
@@ -106,7 +105,7 @@ def test_highs_works_in_another_thread() -> None:
     found: list[Solved] = []
 
     def solve() -> None:
-        program = Program("HIGHS", 1)
+        program = Program("HIGHS")
         x = program.variable(-1.0, integer=True)
         program.at_most({x: 2.0}, 1.0)
         found.append(program.solve(5))
@@ -175,7 +174,7 @@ def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> No
 def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     code = (
         "from memplan.programs.solver import Program\n"
-        "program = Program('CBC', 1)\n"
+        "program = Program('CBC')\n"
         "program.at_most({program.variable(-1.0): 1.0}, 1.0)\n"
         "assert program.solve(5.0).values is not None\n"
         "import mxnet\n"
@@ -184,7 +183,61 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_highs_is_the_best_solver_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert solver_module.best_solver() == "HIGHS"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert solver_module.best_solver() == "CBC"
+THREADS = """
+import os, mip
+from memplan.programs.solver import Program
+
+
+def solve():
+    with Program() as program:
+        program.at_most({program.variable(-1.0, integer=True): 2.0}, 3.0)
+        return program.solve(60).value
+
+
+before = BEFORE
+if before:
+    model = mip.Model(sense=mip.MINIMIZE, solver_name="HIGHS")
+    model.verbose = 0
+    model.threads = before
+    model.add_var()
+    model.optimize()
+print(solve())
+if not before:
+    child = os.fork()
+    if not child:
+        os._exit(0 if solve() == -1.0 else 1)
+    print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(("before", "printed"), [(0, "-1.0 0"), (2, "-1.0"), (3, "-1.0")])
+def test_highs_works_after_a_fork_and_where_others_asked_for_threads(
+    before: int, printed: str
+) -> None:
+    """Models of one process must ask for one number of threads; a fork has none but its own."""
+    code = THREADS.replace("BEFORE", str(before))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == printed.split()
+
+
+SOLVER_FIELDS = [
+    (name, realisation)
+    for realisation in REALISATIONS
+    for name in names(realisation)
+    if hasattr(create(name, realisation=realisation), "solver")
+]
+
+
+@pytest.mark.parametrize(("name", "realisation"), SOLVER_FIELDS)
+def test_every_strategy_has_the_same_solver_and_the_same_check(name: str, realisation: str) -> None:
+    assert create(name, realisation=realisation).solver == DEFAULT_SOLVER == "HIGHS"
+    assert create(name, realisation=realisation, solver="CBC").solver == "CBC"
+    with pytest.raises(ArgumentError, match=r"must be one of \['HIGHS', 'CBC'\]"):
+        create(name, realisation=realisation, solver="GUROBI")
+
+
+def test_strategies_that_ask_a_solver_are_known() -> None:
+    assert {name for name, _ in SOLVER_FIELDS} == {"auto", "checkmate", "checkmate_lp"}

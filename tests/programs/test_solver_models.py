@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import mip.cbc
-import mip.highs
 import pytest
 
 from helpers.graphs import unit_chain
@@ -18,7 +16,12 @@ from memplan.strategies import create
 
 UNIT = 4
 
-CLASSES = {"CBC": mip.cbc.SolverCbc, "HIGHS": mip.highs.SolverHighs}
+
+def class_of(solver: str) -> type[Any]:
+    """python-mip's class, whose ``__del__`` frees a model."""
+    with Program(solver) as program:
+        return type(program.model.solver)
+
 
 # Children collect a model that nobody refers to at one moment after the other of the first access
 # to a function. Some of these moments are while cffi holds its lock.
@@ -27,7 +30,7 @@ import gc, os, signal, sys
 from memplan.programs.solver import Program
 solver = sys.argv[1]
 gc.disable()
-models = [Program(solver, 1), Program(solver, 1)]
+models = [Program(solver), Program(solver)]
 import mip
 module = mip.highs if solver == "HIGHS" else mip.cbc
 library = mip.highs.highslib if solver == "HIGHS" else mip.cbc.cbclib
@@ -71,7 +74,8 @@ def test_an_interrupt_while_a_model_is_freed_is_not_lost(
 ) -> None:
     """Python prints what a ``__del__`` raises, and goes on."""
     gc.collect()  # the models of other tests
-    delete = CLASSES[solver].__del__
+    solver_class = class_of(solver)
+    delete = solver_class.__del__
     freed: list[int] = []
 
     def interrupted(self: Any) -> None:
@@ -79,8 +83,8 @@ def test_an_interrupt_while_a_model_is_freed_is_not_lost(
         delete(self)
         freed.append(id(self))
 
-    program = Program(solver, 1)
-    monkeypatch.setattr(CLASSES[solver], "__del__", interrupted)
+    program = Program(solver)
+    monkeypatch.setattr(solver_class, "__del__", interrupted)
     with pytest.raises(KeyboardInterrupt), program:
         program.variable(1.0)
     assert len(freed) == 1
@@ -90,7 +94,7 @@ def test_an_interrupt_while_a_model_is_freed_is_not_lost(
 @pytest.mark.parametrize("name", ["auto", "checkmate", "checkmate_lp"])
 def test_strategies_free_their_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any garbage collection."""
-    solver_class = CLASSES["HIGHS"]
+    solver_class = class_of("HIGHS")
     make, delete = solver_class.__init__, solver_class.__del__
     alive = []
     made = []

@@ -220,7 +220,7 @@ def test_checkmate_finds_what_brute_force_finds(solver: str, data: st.DataObject
     backward = data.draw(st.booleans())
     budget = _near(graph, data, backward)
     exact = ExplicitBruteForce(recompute_backward=backward).solve(graph, budget)
-    options = {"solver": solver, "threads": 1, "recompute_backward": backward}
+    options = {"solver": solver, "recompute_backward": backward}
     outcome = CheckmateFull(time_limit=20, **options).solve(graph, budget)
     assert outcome.status is exact.status
     if exact.schedule is not None and outcome.schedule is not None:
@@ -237,7 +237,7 @@ def test_the_relaxation_bounds_and_its_rounding_is_valid(data: st.DataObject) ->
     graph = data.draw(small_graphs(4))
     budget = _near(graph, data, False)
     exact = ExplicitBruteForce().solve(graph, budget)
-    outcome = CheckmateLP(solver="HIGHS", threads=1).solve(graph, budget)
+    outcome = CheckmateLP(solver="HIGHS").solve(graph, budget)
     if exact.schedule is None:
         assert outcome.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
         return
@@ -277,7 +277,7 @@ def test_brute_force_refuses_large_graphs() -> None:
 def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(100)
     with pytest.raises(TimeoutError):
-        StageProgram(graph, 4 * UNIT, Program("CBC", 1), deadline=time.monotonic())
+        StageProgram(graph, 4 * UNIT, Program("CBC"), deadline=time.monotonic())
     monkeypatch.setattr("memplan.strategies.checkmate_full.refine", lambda *_, **__: iter(()))
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
     outcome = CheckmateFull(time_limit=0.2).solve(graph, budget)

@@ -27,7 +27,6 @@ OPTIONS = {
     "memory": "live",
     "reorder": False,
     "solver": "HIGHS",
-    "threads": 1,
 }
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
