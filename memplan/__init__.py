@@ -13,7 +13,7 @@ from memplan.errors import MemplanError
 from memplan.planning.batch_size import BatchSize, max_batch_size
 from memplan.planning.frontier import Frontier, frontier
 from memplan.planning.plan import Comparison, Plan
-from memplan.planning.planner import compare, plan, search_plan
+from memplan.planning.planner import compare, get_cost, plan, search_plan
 from memplan.step.costs import CostTable, Roofline
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -33,6 +33,7 @@ __all__ = [
     "compare",
     "errors",
     "frontier",
+    "get_cost",
     "max_batch_size",
     "plan",
     "profile",

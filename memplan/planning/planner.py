@@ -42,6 +42,22 @@ def search_plan(
     return made.symbol
 
 
+def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: Shape) -> int:
+    """Whole MB that MXNet allocates for the activations of a training step, as memonger's.
+
+    A planned ``net`` costs what it trains in, for MXNet itself is asked, which reads the attributes
+    of the network. It is bound as memonger does, with a gradient for every argument, but needs no
+    GPU. An MB has 2^20 bytes here, and MXNet counts 4 for every element, whatever its dtype: true
+    bytes are in ``plan(...).allocated_nbytes``. Arguments, their gradients and states come on top.
+
+    Raises ArgumentError for arguments that cannot be used, TraceError for a network that MXNet
+    cannot train, DependencyError without MXNet.
+    """
+    from memplan.mxnet.realise.measure import step_mib
+
+    return step_mib(net, shapes, type_dict)
+
+
 def plan(
     net: Symbol,
     *,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import mxnet as mx
 from mxnet.base import MXNetError
 
+from memplan.errors import TraceError
 from memplan.mxnet.realise.bind import bind_as_it_stands
-from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.build import Trace, check_symbol, infer_arguments
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.trace.nnvm import depth_first
+from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib
 
 CONTEXT = mx.cpu(0)
@@ -25,17 +29,22 @@ def executor_description(
     with under(match_range):
         if trace.realisation != "mirror":
             return _explicit_description(symbol, trace)
-        return _stock_description(symbol, trace)
+        return _stock_description(symbol, trace.shapes, trace.dtypes, trace.grad_req)
 
 
-def _stock_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
+def _stock_description(
+    symbol: mx.sym.Symbol,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    grad_req: Mapping[str, str],
+) -> str:
     """That of a network whose gradients MXNet derives."""
     arguments = symbol.list_arguments()
 
     def arrays(names: list[str]) -> dict[str, mx.nd.NDArray]:
-        return {n: mx.nd.empty(trace.shapes[n], CONTEXT, trace.dtypes[n]) for n in names}
+        return {n: mx.nd.empty(shapes[n], CONTEXT, dtypes[n]) for n in names}
 
-    requests = dict(trace.grad_req)
+    requests = dict(grad_req)
     try:
         executor = symbol.bind(
             CONTEXT,
@@ -46,9 +55,7 @@ def _stock_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
         )
     except MXNetError:
         # Sparse arguments or gradients: only MXNet knows which, and makes (and fills) them itself.
-        executor = symbol.simple_bind(
-            CONTEXT, grad_req=requests, type_dict=dict(trace.dtypes), **trace.shapes
-        )
+        executor = symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=dict(dtypes), **shapes)
     return executor.debug_str()
 
 
@@ -70,3 +77,34 @@ def reported_mib(symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = 
     ``match_range`` is that of :func:`executor_description`.
     """
     return allocated_mib(executor_description(symbol, trace, match_range))
+
+
+def step_mib(
+    symbol: mx.sym.Symbol,
+    shapes: Mapping[str, Sequence[int]],
+    type_dict: Mapping[str, Any] | None,
+) -> int:
+    """Whole MiB that MXNet says it allocates to train ``symbol``, by the flags that it carries.
+
+    Every argument has a gradient. Raises what :func:`memplan.get_cost` raises.
+    """
+    check_symbol(symbol)
+    known_shapes, dtypes = infer_arguments(symbol, shapes, type_dict)
+    _check_sizes(symbol, known_shapes)
+    requests = dict.fromkeys(symbol.list_arguments(), "write")
+    try:
+        return allocated_mib(_stock_description(symbol, known_shapes, dtypes, requests))
+    except RuntimeError as error:  # MXNetError is one, and what simple_bind makes of it
+        raise TraceError(f"MXNet cannot bind the network to train it: {error}") from error
+
+
+def _check_sizes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """TraceError for an output of unknown shape, which MXNet leaves out of its total."""
+    inside = symbol.get_internals()
+    _, found, _ = inside.infer_shape_partial(**shapes)
+    for name, shape in zip(inside.list_outputs(), found, strict=True):
+        if not shape_is_known(shape):
+            raise TraceError(
+                f"the shape of {name!r} is not known before it runs, so its memory cannot be "
+                f"counted; leave it out of the training network"
+            )

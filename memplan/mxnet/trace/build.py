@@ -93,7 +93,7 @@ def trace(
     if realisation not in REALISATIONS:
         choices = ", ".join(map(repr, REALISATIONS))
         raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
-    _check_symbol(net)
+    check_symbol(net)
     explicit = realisation != "mirror"
     symbol = without_flags(net)
     nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
@@ -132,7 +132,8 @@ def trace(
     )
 
 
-def _check_symbol(net: Any) -> None:
+def check_symbol(net: Any) -> None:
+    """ArgumentError for what is no Symbol."""
     if isinstance(net, mx.gluon.Block):
         raise ArgumentError(
             "memplan plans a Symbol, and this is a Gluon block: pass "
