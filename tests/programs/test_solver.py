@@ -71,6 +71,7 @@ def test_a_solver_that_fails_to_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     def fail(**options: Any) -> None:
         raise OSError("libCbc.so: cannot open shared object file")
 
+    importlib.import_module("mip.cbc")  # which itself needs the true class
     monkeypatch.setattr(solver_module.mip, "Model", fail)
     with pytest.raises(DependencyError, match=r"solver CBC does not start: libCbc.*pip install"):
         Program("CBC")
