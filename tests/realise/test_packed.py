@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.cases import CASES
 from helpers.networks import Network, dense, loss, residual_net, var
 from helpers.schedules import random_schedule
+from helpers.sparse import sparse_dot, sparse_embedding
 from helpers.training_runs import (
     bound,
     differences,
-    differences_by_turns,
     planned_steps,
     random_values,
     stock_steps,
@@ -45,33 +46,8 @@ from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from planning.test_tasks import answer
-from realise.test_explicit import CALLS, CASES
-from realise.test_explicit_conditions import sparse_dot, sparse_embedding
-from realise.test_mirror import arrays, shelled
 from train import test_gluon
 from train.test_pool import module_steps
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_identical_to_mxnet(name: str) -> None:
-    case = CASES[name]
-    traced = case.trace("packed")
-    values = random_values(traced, case.integers)
-    stock = stock_steps(traced, values)
-    for seed in (0, 1):
-        schedule = random_schedule(traced.graph, seed) if seed else Schedule.unplanned(traced.graph)
-        executor = bound(traced, schedule, values)
-        assert not differences(stock, planned_steps(executor)), f"seed {seed}"
-
-
-REFUSED = ("Custom 0", "_foreach 0", "_contrib_SyncBatchNorm 0", "IdentityAttachKLSparseReg 0")
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_user_code_and_kept_states_are_refused(name: str) -> None:
-    symbol, shapes = shelled(*CALLS[name])
-    with pytest.raises(TraceError, match="realisation="):
-        trace(symbol, shapes=shapes, realisation="packed")
 
 
 @pytest.mark.parametrize("network", [sparse_embedding, sparse_dot])
@@ -79,15 +55,6 @@ def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
     symbol, shapes = network()
     with pytest.raises(TraceError, match="sparse arrays"):
         trace(symbol, shapes=shapes, realisation="packed")
-
-
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in REFUSED])
-def test_ops_compute_the_same(name: str) -> None:
-    symbol, shapes = shelled(*CALLS[name])
-    traced = trace(symbol, shapes=shapes, realisation="packed")
-    values = {n: array.asnumpy() for n, array in arrays(traced, list(traced.shapes)).items()}
-    schedules = [random_schedule(traced.graph, 1, repeated=0.7)]
-    assert not differences_by_turns(traced, schedules, values, steps=2)
 
 
 OPTIONS: dict[str, Any] = {"realisation": "packed", "costs": "roofline:v100", "time_limit": 1}

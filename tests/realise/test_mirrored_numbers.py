@@ -1,0 +1,130 @@
+"""What mirrored networks compute is what MXNet computes; where a copy must be read, it is."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+import mxnet as mx
+import pytest
+
+from helpers.executors import ops
+from helpers.networks import (
+    Network,
+    dropout_net,
+    hinted_resnet,
+    residual_net,
+    two_headed_net,
+    unrolled_lstm,
+)
+from helpers.operator_calls import IMAGE, TABLE, S, V, shelled
+from helpers.operator_runs import (
+    SEED,
+    assert_mirrored_is,
+    by_name,
+    differing,
+    random_flags,
+    some_flags,
+    training_run,
+)
+from memplan.mxnet.profile import profile
+from memplan.mxnet.realise.measure import executor_description
+from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.trace.build import trace
+from memplan.step.mirroring import flaggable
+
+
+@pytest.mark.parametrize(
+    "network",
+    [residual_net, hinted_resnet, dropout_net, two_headed_net, unrolled_lstm],
+    ids=lambda network: network.__name__,
+)
+def test_networks_compute_the_same(network: Callable[[], Network]) -> None:
+    symbol, shapes = network()
+    traced = trace(symbol, shapes=shapes)
+    draw = random.Random(SEED)
+    everything = frozenset(flaggable(traced.graph))
+    flags = iter([everything, *(random_flags(traced, draw) for _ in range(5))])
+    assert_mirrored_is(training_run(symbol, traced), traced, flags)
+
+
+def test_begin_states_without_a_batch_size_can_be_bound_with_any_flags() -> None:
+    cell = mx.rnn.LSTMCell(8, prefix="l_")
+    outputs, _ = cell.unroll(3, V("data"), layout="NTC", merge_outputs=False)
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(outputs[-1], num_hidden=5), name="softmax")
+    traced = trace(net, shapes={"data": (4, 3, 6)})
+    candidates = flaggable(traced.graph)
+    states = [i for i, op in enumerate(traced.graph.ops) if op.kind == "_zeros"]
+    assert states
+    assert not set(states) & set(candidates)
+    for seed in range(8):
+        draw = random.Random(seed)
+        flags = frozenset(op for op in candidates if draw.random() < 0.7)
+        executor_description(annotate(traced, flags), traced)
+
+
+DOUBLE = {"data": "float64", "scale": "float64"}
+UNREAD = ("convolution", "grouped", "depthwise", "deconvolution", "convolution, 1D")
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_copies_that_must_be_read(name: str) -> None:
+    """MXNet's own convolution, which oneDNN does not compute in float64, must write its output."""
+    symbol, shapes = shelled(*TABLE[name])
+    traced = trace(symbol, shapes=shapes, type_dict=DOUBLE)
+    (op,) = (i for i in flaggable(traced.graph) if "onvolution" in traced.graph.ops[i].kind)
+    assert unread_copies(traced, frozenset({op}), on_gpu=False) == {op}
+    reader = next(i for i in flaggable(traced.graph) if traced.graph.ops[i].name == "reader")
+    assert not unread_copies(traced, frozenset({op, reader}), on_gpu=False)
+    assert_mirrored_is(training_run(symbol, traced), traced, some_flags(traced))
+
+
+def test_mxnet_fails_where_such_a_copy_is_not_read() -> None:
+    """Or there would be no need for a reader."""
+    symbol, shapes = shelled(*TABLE["convolution"])
+    traced = trace(symbol, shapes=shapes, type_dict=DOUBLE)
+    (op,) = (i for i in flaggable(traced.graph) if traced.graph.ops[i].kind == "Convolution")
+    traced.symbol.get_internals()[traced.graph.ops[op].name + "_output"]._set_attr(
+        force_mirroring="True"
+    )
+    with pytest.raises(mx.base.MXNetError, match="kWriteTo"):
+        training_run(traced.symbol, traced)
+
+
+def test_outputs_keep_their_names_behind_a_reader() -> None:
+    body = S.broadcast_mul(V("data"), V("scale", shape=(1, 1, 1, 1)))
+    symbol = S.Convolution(body, kernel=(3, 3), num_filter=3, name="last")
+    traced = trace(symbol, shapes={"data": IMAGE}, type_dict=DOUBLE)
+    (op,) = by_name(traced, "last")
+    planned = annotate(traced, frozenset({op}))
+    assert planned.list_outputs() == ["last_output"]
+    assert planned.list_arguments() == symbol.list_arguments()
+    assert_mirrored_is(training_run(symbol, traced), traced, iter([frozenset({op})]))
+
+
+@pytest.mark.parametrize("options", [{}, {"use_global_stats": True}, {"cudnn_off": True}])
+def test_copies_that_must_be_read_on_a_gpu(options: dict[str, bool]) -> None:
+    """cuDNN's BatchNorm fails, too. (Its own numbers cannot be seen here, those of a CPU can.)"""
+    symbol, shapes = shelled(lambda x: S.BatchNorm(x, name="bn", **options), IMAGE)
+    traced = trace(symbol, shapes=shapes)
+    flags = by_name(traced, "bn", "input")
+    expected = by_name(traced, "bn") if not options else frozenset()
+    assert unread_copies(traced, flags, on_gpu=True) == expected
+    assert not unread_copies(traced, flags, on_gpu=False)
+    planned = annotate(traced, flags, cudnn=True)
+    executed_ops = [op for op, _ in ops(executor_description(planned, traced))]
+    assert executed_ops.count("BatchNorm") == 2
+    unplanned, actual = training_run(symbol, traced), training_run(planned, traced)
+    assert all(name.startswith("state bn_moving") for name in differing(unplanned, actual))
+    description = executor_description(planned, traced)
+    copy = "bn_unread_mirror" if not options else "bn_mirror"
+    read = re.search(rf"=.*{copy}\(0\)", description)
+    assert bool(read) == bool(expected)
+
+
+def test_profile_needs_no_readers() -> None:
+    symbol, shapes = residual_net(units=1)
+    table = profile(symbol, ctx=mx.cpu(), type_dict={"data": "float64"}, repeats=1, **shapes)
+    graph = trace(symbol, shapes=shapes, type_dict={"data": "float64"}).graph
+    assert table.seconds.keys() == {op.signature for op in graph.ops}
