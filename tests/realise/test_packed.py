@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import json
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers import block_runs
 from helpers.cases import CASES
 from helpers.networks import Network, dense, loss, residual_net, var
 from helpers.schedules import random_schedule
@@ -46,7 +46,6 @@ from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from planning.test_tasks import answer
-from train import test_gluon
 from train.test_pool import module_steps
 
 
@@ -185,50 +184,12 @@ def test_other_cpu_contexts_are_refused() -> None:
         TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(1))
 
 
-@pytest.mark.parametrize("name", [name for name in test_gluon.CASES if name != "two_contexts"])
-def test_blocks_train_as_by_autograd(name: str) -> None:
-    case = test_gluon.CASES[name]
-    case = dataclasses.replace(case, options={**case.options, "realisation": "packed"})
-    made: list[Any] = []
-    expected = test_gluon.train(case, test_gluon.by_autograd(case))
-    assert not test_gluon.differences(
-        expected, test_gluon.train(case, test_gluon.by_plan(case, made))
-    )
-    assert {plan.realisation for plan in made[0].plans.values()} == {"packed"}
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        test_gluon.test_shapes_are_planned_once_and_share_memory,
-        test_gluon.test_the_loss_and_outputs_are_the_callers,
-        test_gluon.test_scale_multiplies_the_gradients,
-        test_gluon.test_gradients_are_added_where_they_are_to_be,
-        test_gluon.test_arrays_that_are_no_longer_used_are_given_up,
-        test_gluon.test_a_cast_after_training_is_noticed,
-        test_gluon.test_autograd_still_works_beside_it,
-        test_gluon.test_two_steps_may_share_a_block,
-    ],
-)
-def test_of_train_step(test: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        made.append(original(*arguments, realisation="packed", **options))
-        return made[-1]
-
-    original = test_gluon.train_step
-    monkeypatch.setattr(test_gluon, "train_step", step)
-    test()
-    assert made
-
-
 def test_gradients_outlive_their_step() -> None:
-    net, step, _ = test_gluon.trained(realisation="packed")
+    net, step, _ = block_runs.trained(realisation="packed")
     [owner] = {id(b.executor.memory): b.executor.memory for b in step._bound.values()}.values()
     [memory] = owner._segments
     del owner
-    expected = test_gluon.gradients(net)
+    expected = block_runs.gradients(net)
     params = [p for p in net.collect_params().values() if p.grad_req != "null"]
     del step
     gc.collect()
@@ -236,7 +197,7 @@ def test_gradients_outlive_their_step() -> None:
     held = sys.getrefcount(memory)
     # What is let go of would be taken for the next arrays of this size.
     others = [mx.nd.full(memory.shape, 255, dtype="int64") for _ in range(4)]
-    test_gluon.assert_equal(expected, test_gluon.gradients(net))
+    block_runs.assert_equal(expected, block_runs.gradients(net))
     del others
     for parameter in params:
         parameter.grad_req = "null"

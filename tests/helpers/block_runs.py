@@ -1,0 +1,167 @@
+"""Trains Gluon blocks by a plan and by autograd, and compares bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from helpers.blocks import CPU, SOFTMAX, Case, conv_net, images
+from memplan.mxnet.gluon import TrainStep
+
+Values = dict[str, np.ndarray]
+STEPS = 3
+
+
+def prepared(case: Case) -> tuple[Any, Any]:
+    """The block of a case and its trainer, as a seed makes them."""
+    mx.random.seed(3)
+    net = case.block()
+    net.initialize(case.initializer, ctx=list(case.contexts))
+    if case.dtype != "float32":
+        net.cast(case.dtype)
+    case.prepare(net)
+    options = {"learning_rate": 0.05, "momentum": 0.9}
+    return net, gluon.Trainer(net.collect_params(), "sgd", options)
+
+
+def batches(case: Case) -> list[list[tuple[Any, Any]]]:
+    """For every step its micro-batches."""
+    mx.random.seed(11)
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(cast, value))
+        return value.astype(case.dtype)
+
+    return [[cast(case.batch()) for _ in range(case.micro_batches)] for _ in range(STEPS)]
+
+
+def train(case: Case, losses_of: Callable[[Any, Any, list[mx.Context]], Any]) -> list[Values]:
+    """What a training loop leaves after each step, where ``losses_of`` differentiates."""
+    net, trainer = prepared(case)
+    made = batches(case)
+    mx.random.seed(7)
+    result = []
+    for step in made:
+        values: Values = {}
+        for x, y in step:
+            losses = losses_of(net, (x, y), list(case.contexts))
+            for loss in leaves(losses):
+                values[f"loss {len(values)}"] = loss.asnumpy()
+        mx.nd.waitall()
+        params = net.collect_params()
+        for name, parameter in params.items():
+            if parameter.grad_req != "null":
+                for i, grad in enumerate(parameter.list_grad()):
+                    values[f"gradient of {name} {i}"] = grad.asnumpy()
+        trainer.step(8)
+        if case.micro_batches > 1:
+            params.zero_grad()
+        mx.nd.waitall()
+        for name, parameter in params.items():
+            for i, data in enumerate(parameter.list_data()):
+                values[f"{name} {i}"] = data.asnumpy()
+        result.append(values)
+    return result
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def by_autograd(case: Case) -> Callable[[Any, Any, list[mx.Context]], Any]:
+    """Gluon's own way, with the block hybridized."""
+
+    def loss_of(net: Any, x: Any, y: Any) -> Any:
+        inputs = x if isinstance(x, tuple) else (x,)
+        if case.loss is None:
+            return net(*inputs, y)
+        if isinstance(case.loss, list):
+            return [fn(*pair) for fn, *pair in zip(case.loss, net(*inputs), y, strict=True)]
+        return case.loss(net(*inputs), y)
+
+    def losses_of(net: Any, batch: Any, contexts: list[mx.Context]) -> Any:
+        net.hybridize()
+        parts = [gluon.utils.split_and_load(a, contexts) for a in batch] if contexts[1:] else None
+        with autograd.record():
+            pairs = [batch] if parts is None else list(zip(*parts, strict=True))
+            losses = [loss_of(net, *pair) for pair in pairs]
+        autograd.backward(leaves(losses))
+        return losses
+
+    return losses_of
+
+
+def by_plan(case: Case, made: list[TrainStep]) -> Callable[[Any, Any, list[mx.Context]], Any]:
+    """By a TrainStep, which is appended to ``made``."""
+
+    def losses_of(net: Any, batch: Any, contexts: list[mx.Context]) -> Any:
+        if not made:
+            made.append(train_step(net, case.loss, **case.options))
+        if contexts[1:]:
+            return made[0](*(gluon.utils.split_and_load(array, contexts) for array in batch))
+        return made[0](*batch)
+
+    return losses_of
+
+
+def train_step(net: Any, loss: Any = SOFTMAX, **options: Any) -> TrainStep:
+    """One that is planned quickly, for the least memory."""
+    return TrainStep(net, loss, **({"strategy": "chen_sqrt"} | options))
+
+
+def differences(one: list[Values], other: list[Values]) -> list[str]:
+    found = []
+    for step, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert a.keys() == b.keys()
+        found += [
+            f"step {step}: {name} by {np.abs(a[name].astype('f8') - b[name]).max():.3g}"
+            for name in a
+            if not np.array_equal(a[name], b[name])
+        ]
+    return found
+
+
+def trained(block: Any = None, **options: Any) -> tuple[Any, TrainStep, Any]:
+    """A block after a step, its TrainStep, and the batch."""
+    mx.random.seed(3)
+    net = conv_net() if block is None else block
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    step, batch = train_step(net, **options), images(8)
+    step(*batch)
+    return net, step, batch
+
+
+def gradients(net: Any) -> Values:
+    mx.nd.waitall()
+    return {
+        name: parameter.grad().asnumpy()
+        for name, parameter in net.collect_params().items()
+        if parameter.grad_req != "null"
+    }
+
+
+def autograd_gradients(net: Any, batch: Any) -> Values:
+    """Those of Gluon's own way, on a copy of the block."""
+    copy = conv_net()
+    copy.cast(batch[0].dtype)
+    copy.initialize(ctx=CPU)
+    copy(batch[0])
+    for name, parameter in net.collect_params().items():
+        copy.collect_params()[name].set_data(parameter.data())
+        copy.collect_params()[name].grad_req = parameter.grad_req
+    copy.hybridize()
+    with autograd.record():
+        loss = SOFTMAX(copy(batch[0]), batch[1])
+    loss.backward()
+    return gradients(copy)
+
+
+def assert_equal(one: Values, other: Values) -> None:
+    assert not differences([one], [other])

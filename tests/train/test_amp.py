@@ -1,0 +1,91 @@
+"""Gluon blocks under MXNet's automatic mixed precision."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+AMP = """
+import mxnet as mx
+from mxnet.contrib import amp
+amp.init("float16")
+from helpers import block_runs, blocks
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+class Net(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.factor = self.params.get("factor", shape=(1, 3, 1, 1), init="ones")
+            self.norm, self.half = nn.BatchNorm(), nn.BatchNorm()
+
+    def hybrid_forward(self, F, x, factor):
+        x = F.relu(self.norm(F.broadcast_mul(x, factor)))
+        x = F.relu(self.half(F.cast(F.tanh(x) * 2, dtype="float16")))
+        return F.mean(F.cast(x, dtype="float32"), axis=3)
+
+def by_autograd(net, trainer, x, y):
+    with autograd.record():
+        loss = blocks.first_of_rows(net(x), y)
+        with amp.scale_loss(loss, trainer) as scaled:
+            autograd.backward(scaled)
+
+steps = {}
+
+def by_plan(net, trainer, x, y):
+    with amp.scale_loss(1.0, trainer) as scale:
+        steps.setdefault(net, block_runs.train_step(net, blocks.first_of_rows))(x, y, scale=scale)
+
+def run(way):
+    mx.random.seed(1)
+    net = Net()
+    net.initialize()
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer)
+    trainer._amp_loss_scaler._loss_scale = trainer._amp_loss_scaler._next_loss_scale = 8.0
+    result = []
+    for _ in range(3):
+        way(net, trainer, *blocks.pictures())
+        result.append(block_runs.gradients(net))
+        trainer.step(4)
+    return result
+
+one, other = run(by_autograd), run(by_plan)
+(plan,) = next(iter(steps.values())).plans.values()
+assert "amp_multicast" in {op.kind for op in plan.schedule.graph.ops}
+assert any(grad.any() for grad in one[0].values())
+assert not block_runs.differences(one, other), block_runs.differences(one, other)
+"""
+
+
+BFLOAT16 = """
+from mxnet.contrib import amp
+amp.init("bfloat16")
+from helpers.block_runs import trained
+from memplan.errors import TraceError
+try:
+    trained()
+except TraceError as error:
+    assert "bfloat16" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("script", [AMP, BFLOAT16], ids=["scaled loss", "bfloat16 is refused"])
+def test_amp(script: str) -> None:
+    """In a process of its own: AMP changes MXNet's operators for good."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,124 @@
+"""What a TrainStep refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import train_step
+from helpers.blocks import CPU, SOFTMAX, conv_net, images, vectors
+from helpers.strategies import Counting
+from memplan.errors import ArgumentError, BudgetError, TraceError
+
+
+class Looks(gluon.HybridBlock):
+    """Looks at a value, and cannot be hybridized."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return x * x.shape[0]
+
+
+def sparse() -> Any:
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Embedding(30, 4, sparse_grad=True))
+    return net
+
+
+def with_gradient() -> Any:
+    x, y = images(8)
+    x.attach_grad()
+    return x, y
+
+
+def numpy_arrays() -> Any:
+    return tuple(array.as_np_ndarray() for array in images(8))
+
+
+def elsewhere() -> Any:
+    return tuple(array.copyto(mx.cpu(1)) for array in images(8))
+
+
+def half_elsewhere() -> Any:
+    x, y = images(8)
+    return x, y.copyto(mx.cpu(1))
+
+
+def labels_not_split() -> Any:
+    x, y = images(8)
+    return gluon.utils.split_and_load(x, [mx.cpu(0), mx.cpu(1)]), y
+
+
+def brain_floats() -> Any:
+    x, y = images(8)
+    return x.astype(np.dtype([("bfloat16", np.uint16)])), y
+
+
+def no_loss(outputs: Any, labels: Any) -> Any:
+    return None
+
+
+def closure(outputs: Any, labels: Any) -> Any:
+    return SOFTMAX(outputs, labels) * mx.sym.Variable("hidden")
+
+
+@pytest.mark.parametrize(
+    ("block", "batch", "loss", "error", "message"),
+    [
+        (nn.Sequential, images, SOFTMAX, ArgumentError, "HybridSequential"),
+        (conv_net, images, "softmax", ArgumentError, "'softmax'"),
+        (conv_net, images, [], ArgumentError, "loss must be"),
+        (Looks, images, SOFTMAX, TraceError, "Looks 'looks.*' cannot be called with Symbols"),
+        (conv_net, images, no_loss, TraceError, "must be Symbols"),
+        (conv_net, images, closure, ArgumentError, "'hidden'.* as a Block"),
+        (conv_net, images, [SOFTMAX, SOFTMAX], TraceError, "shorter|longer"),
+        (sparse, images, SOFTMAX, ArgumentError, "sparse_grad"),
+        (conv_net, brain_floats, SOFTMAX, ArgumentError, "bfloat16"),
+        (conv_net, with_gradient, SOFTMAX, ArgumentError, "attach_grad"),
+        (conv_net, numpy_arrays, SOFTMAX, ArgumentError, "mx.np"),
+        (conv_net, elsewhere, SOFTMAX, ArgumentError, r"on cpu\(1\).*'net_conv0_weight'"),
+        (conv_net, half_elsewhere, SOFTMAX, ArgumentError, "one context"),
+        (conv_net, labels_not_split, SOFTMAX, ArgumentError, "split the labels"),
+        (conv_net, lambda: (3, 4), SOFTMAX, ArgumentError, "got int"),
+        (conv_net, lambda: ((), None), SOFTMAX, ArgumentError, "no arrays"),
+        (conv_net, lambda: (vectors()[0], None), SOFTMAX, TraceError, "label"),
+        (conv_net, vectors, SOFTMAX, ArgumentError, "memplan_input0.*do not fit"),
+    ],
+)
+def test_errors(block: Any, batch: Any, loss: Any, error: Any, message: str) -> None:
+    net = block()
+    net.initialize(ctx=CPU)
+    made = batch(8) if batch is images else batch()
+    with pytest.raises(error, match=message):
+        train_step(net, loss)(*made)
+
+
+def test_a_block_that_is_not_initialised_is_named() -> None:
+    strategy = Counting([])
+    with pytest.raises(ArgumentError, match=r"'net_.*initialize\(\)"):
+        train_step(conv_net(), strategy=strategy)(*images(8))
+    assert not strategy.asked
+
+
+def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
+    net = conv_net()
+    net.initialize(ctx=CPU)
+    with pytest.raises(BudgetError, match="lowest"):
+        train_step(net, budget="1KiB")(*images(8))
+
+
+def test_numpy_semantics_are_refused() -> None:
+    net = conv_net()
+    net.initialize(ctx=CPU)
+    batch = images(8)
+    mx.npx.set_np()
+    try:
+        with pytest.raises(ArgumentError, match="reset_np"):
+            train_step(net)(*batch)
+    finally:
+        mx.npx.reset_np()
