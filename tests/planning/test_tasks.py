@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import memplan
+from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
 from memplan.errors import ArgumentError
-from memplan.planning.plan import Attempt, Comparison
+from memplan.planning.plan import Comparison
 from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, Status
 
@@ -44,17 +45,6 @@ def compared(realisation: str, executor: Executor | None, **options: Any) -> Com
         **options,
     }
     return memplan.compare(net, executor=executor, **given, **shapes)
-
-
-def answer(attempt: Attempt) -> tuple[Any, ...]:
-    """All of an attempt but how long it took."""
-    found = (attempt.strategy, attempt.budget_nbytes, attempt.status)
-    plan = attempt.plan
-    if plan is None:
-        return found
-    figures = (plan.status, plan.strategy, plan.costs, plan.realisation, plan.lower_bound)
-    sizes = (plan.footprint, plan.unplanned, plan.budget_nbytes)
-    return (*found, *figures, *sizes, plan.schedule, plan.symbol.tojson())
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])

@@ -19,7 +19,9 @@ import pytest
 
 import memplan
 from helpers import block_runs
+from helpers.attempts import answer
 from helpers.cases import CASES
+from helpers.module_runs import module_steps
 from helpers.networks import Network, dense, loss, residual_net, var
 from helpers.schedules import random_schedule
 from helpers.sparse import sparse_dot, sparse_embedding
@@ -45,8 +47,6 @@ from memplan.planning import job
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
-from planning.test_tasks import answer
-from train.test_pool import module_steps
 
 
 @pytest.mark.parametrize("network", [sparse_embedding, sparse_dot])

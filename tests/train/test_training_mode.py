@@ -13,20 +13,11 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.blocks import CPU, SOFTMAX, Case, images
 from memplan.errors import ArgumentError
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.load import load_network
-from train.test_gluon import (
-    CPU,
-    SOFTMAX,
-    Case,
-    by_autograd,
-    by_plan,
-    differences,
-    images,
-    train,
-    train_step,
-)
 
 LossesOf = Callable[[Any, Any, list[mx.Context]], Any]
 
