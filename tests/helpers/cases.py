@@ -10,8 +10,15 @@ import mxnet as mx
 
 from helpers.networks import (
     Network,
-    constants,
     dropout_net,
+    hinted_resnet,
+    residual_net,
+    two_headed_net,
+    unrolled_lstm,
+)
+from helpers.schedules import random_schedule
+from helpers.special_networks import (
+    constants,
     duplicates,
     embedding,
     fused_rnn,
@@ -19,7 +26,6 @@ from helpers.networks import (
     group_norm_net,
     half_precision,
     head_that_is_an_argument,
-    hinted_resnet,
     layer_norm_net,
     many_terms,
     multi_head,
@@ -28,15 +34,11 @@ from helpers.networks import (
     one_term_many_times,
     random_numbers,
     repeated_heads,
-    residual_net,
     shared_weights,
     transformer,
-    two_headed_net,
     unet,
     unet_to_target,
-    unrolled_lstm,
 )
-from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.step.schedule import Schedule

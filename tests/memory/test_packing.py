@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.graphs import schedules, tensors, training_graphs
-from helpers.networks import Network, hinted_resnet, transformer, unet, unrolled_lstm
+from helpers.networks import Network, hinted_resnet, unrolled_lstm
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
+from helpers.special_networks import transformer, unet
 from memplan.memory import packing
 from memplan.memory.packing import ALIGNMENT, Packing, pack
 from memplan.mxnet.trace.build import trace

@@ -17,8 +17,9 @@ import pytest
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from helpers.networks import (
-    Network,
+from helpers.networks import Network, unrolled_lstm
+from helpers.schedules import random_schedule
+from helpers.special_networks import (
     fused_rnn,
     group_norm_net,
     layer_norm_net,
@@ -26,9 +27,7 @@ from helpers.networks import (
     shared_weights,
     transformer,
     unet,
-    unrolled_lstm,
 )
-from helpers.schedules import random_schedule
 from helpers.training_runs import Values, differences_by_turns, random_values
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.step.costs import with_costs

@@ -17,17 +17,10 @@ import memplan
 from helpers.cases import CASES
 from helpers.executors import ops
 from helpers.explicit import explicit, identical, op, repeated_before
-from helpers.networks import (
-    Network,
-    dropout_net,
-    group_norm_net,
-    layer_norm_net,
-    residual_net,
-    unrolled_lstm,
-    var,
-)
+from helpers.networks import Network, dropout_net, residual_net, unrolled_lstm, var
 from helpers.schedules import random_schedule
 from helpers.sparse import sparse_dot, sparse_embedding
+from helpers.special_networks import group_norm_net, layer_norm_net
 from helpers.training_runs import (
     bound,
     expected_ops,

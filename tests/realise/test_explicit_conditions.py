@@ -15,23 +15,17 @@ import pytest
 
 from helpers.executors import ops
 from helpers.explicit import explicit, identical, repeated_before
-from helpers.networks import (
-    Network,
-    conv,
-    dense,
-    fused_rnn,
-    gathered,
-    loss,
-    many_terms,
-    repeated_heads,
-    residual_net,
-    shared_deconvolution,
-    unet,
-    unrolled_lstm,
-    var,
-)
+from helpers.networks import Network, conv, dense, loss, residual_net, unrolled_lstm, var
 from helpers.paths import ROOT
 from helpers.schedules import random_schedule
+from helpers.special_networks import (
+    fused_rnn,
+    gathered,
+    many_terms,
+    repeated_heads,
+    shared_deconvolution,
+    unet,
+)
 from helpers.training_runs import (
     bound,
     planned_steps,

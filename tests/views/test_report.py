@@ -1,4 +1,4 @@
-"""What is alive when, the reasons in words, and the pictures and reports made of them."""
+"""The pictures and the reports of plans."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import memplan
-from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
+from helpers.graphs import training_graphs, unit_chain
 from helpers.networks import residual_net
 from helpers.schedules import random_schedule
+from helpers.shown import plan_of, recomputing_chain, renamed
 from memplan.errors import ArgumentError, DependencyError
 from memplan.planning.plan import Attempt, Comparison
-from memplan.step.graph import Handover, Op, TrainingGraph
-from memplan.step.liveness import Fate, Role, fates, live_by_role, lives, waits
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.views.explain import Reasons, at_peak, at_step, peak, why
 from memplan.views.layout import forward_layout
@@ -35,206 +32,6 @@ from memplan.views.pictures import PICTURES, overhead_against_memory, plot
 from memplan.views.report import report_html, save_report
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">&'\u2028"
-
-
-@dataclass(frozen=True)
-class ShownFigures:
-    peak_nbytes: int
-    fixed_nbytes: int
-
-    reserve_nbytes = 0
-
-    @property
-    def allocated_nbytes(self) -> int:
-        return self.peak_nbytes
-
-    @property
-    def total_nbytes(self) -> int:
-        return self.peak_nbytes + self.fixed_nbytes
-
-
-@dataclass(frozen=True)
-class Shown:
-    """All that is shown of a plan, without a network behind it."""
-
-    schedule: Schedule
-    strategy: str
-    budget_nbytes: int | None
-
-    status = Status.FEASIBLE
-    costs = "units"
-    realisation = "explicit"
-    lower_bound = None
-    planning_seconds = 0.0
-
-    @property
-    def footprint(self) -> ShownFigures:
-        return ShownFigures(simulate(self.schedule).peak_nbytes, self.schedule.graph.fixed_nbytes)
-
-    @property
-    def unplanned(self) -> ShownFigures:
-        graph = self.schedule.graph
-        return ShownFigures(simulate(Schedule.unplanned(graph)).peak_nbytes, graph.fixed_nbytes)
-
-    @property
-    def total_nbytes(self) -> int:
-        return self.footprint.total_nbytes
-
-    @property
-    def overhead(self) -> float:
-        return self.schedule.overhead
-
-    def __str__(self) -> str:
-        return f"A plan by {self.strategy}\n\nof so many bytes: {self.total_nbytes}"
-
-
-def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None = None) -> Shown:
-    return Shown(schedule, strategy, budget)
-
-
-def recomputing_chain(nelements: int = 1) -> Schedule:
-    """f0 f1 f2 loss b2 f0 f1 b1 b0: f1 is dropped after f2, f0 after f1; both are recomputed."""
-    graph = unit_chain(3, nelements)
-    names = [op.name for op in graph.ops]
-    order = "f0 f1 f2 loss b2 f0 f1 b1 f0 b0".split()
-    return Schedule.sequence(graph, [names.index(name) for name in order])
-
-
-def renamed(graph: TrainingGraph, name: str) -> TrainingGraph:
-    """``graph`` with an op called ``name`` in the place of the second one."""
-    text = json.loads(graph.to_json())
-    text["ops"][1]["name"] = text["ops"][1]["kind"] = name
-    return TrainingGraph.from_json(json.dumps(text))
-
-
-# ---- lives
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
-def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
-    live = [0] * len(schedule.ops)
-    for life in lives(schedule):
-        for step in range(life.step, min(life.last + 1, len(schedule.ops))):
-            live[step] += life.nbytes
-    assert tuple(live) == simulate(schedule).live_nbytes
-    by_role = live_by_role(schedule)
-    assert [sum(column) for column in zip(*by_role.values(), strict=True)] == live
-
-
-@settings(max_examples=60, deadline=None)
-@given(training_graphs().flatmap(schedules))
-def test_what_is_alive_at_the_peak_adds_up_to_the_validators(schedule: Schedule) -> None:
-    alive = at_peak(schedule)
-    assert sum(tensor.nbytes for tensor in alive) == validate(schedule).peak_nbytes
-    assert [t.nbytes for t in alive] == sorted((t.nbytes for t in alive), reverse=True)
-    for tensor in alive:
-        assert schedule.graph.ops[schedule.ops[tensor.since]].name == tensor.op
-        if tensor.reader is None:
-            assert tensor.until == len(schedule.ops)
-            assert tensor.role is Role.RESULT
-        else:
-            assert schedule.graph.ops[schedule.ops[tensor.until]].name == tensor.reader
-
-
-def test_roles_on_a_chain() -> None:
-    schedule = recomputing_chain()
-    spans = {
-        (life.step, life.last): life.role for life in lives(schedule) if life.step not in (3, 9)
-    }
-    assert spans == {
-        (0, 1): Role.PASSING,  # f0, read by f1
-        (1, 2): Role.PASSING,
-        (2, 4): Role.KEPT,  # f2, read by the loss and by b2
-        (4, 7): Role.GRADIENT,
-        (5, 6): Role.RECOMPUTED,
-        (6, 7): Role.RECOMPUTED,
-        (7, 9): Role.GRADIENT,
-        (8, 9): Role.RECOMPUTED,
-    }
-    assert fates(schedule) == (Fate.RECOMPUTED, Fate.RECOMPUTED, Fate.KEPT, Fate.KEPT)
-
-
-def in_place() -> TrainingGraph:
-    """conv, relu written over it, flatten sharing relu's memory, and the backward op of relu."""
-    ops = (
-        Op("conv", "Convolution", (), (0,), 1.0),
-        Op("relu", "Activation", (0,), (1,), 1.0, handovers=(Handover(0, 0, False),)),
-        Op("flatten", "Flatten", (1,), (2,), 1.0, handovers=(Handover(0, 0, True),)),
-        Op("fc", "FullyConnected", (2,), (3,), 1.0),
-        Op("relu_backward", "_backward", (1, 3), (4,), 1.0, False, 1, (1,)),
-    )
-    return TrainingGraph(ops, tensors(conv=8, relu=8, flatten=8, fc=2, grad=8), (4,), 4)
-
-
-def test_memory_belongs_to_who_wrote_it_last_and_aliases_only_share_it() -> None:
-    schedule = Schedule.unplanned(in_place())
-    names = [tensor.name for tensor in schedule.graph.tensors]
-    found = [(names[life.tensor], life.step, life.last) for life in lives(schedule)]
-    assert found == [("conv", 0, 0), ("relu", 1, 4), ("fc", 3, 4), ("grad", 4, 5)]
-    assert fates(schedule) == (Fate.FREED, Fate.KEPT, Fate.FREED, Fate.KEPT)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 6).map(unit_chain).flatmap(schedules))
-def test_waits_are_checkmates_s_where_all_outputs_have_bytes(schedule: Schedule) -> None:
-    cells = {(stage, op) for op, begin, end in waits(schedule) for stage in range(begin, end + 1)}
-    _, kept = schedule.matrices()
-    assert cells == {(int(stage), int(op)) for stage, op in zip(*kept.nonzero(), strict=True)}
-
-
-# ---- reasons
-
-
-def test_why_on_a_chain() -> None:
-    schedule = recomputing_chain()
-    kept = why(schedule, "f2")
-    assert "kept to step 4, for b2" in kept
-    assert "Recomputing it for step 4 would cost 3e+03 ms" in kept  # f0 and f1 are gone, too
-    assert "for 3 ops" in kept
-    again = why(schedule, "f1")
-    assert "freed in the forward pass (last read at step 2 by f2)" in again
-    assert "Recomputed at step 6" in again
-    assert "for b1; its 4 B are not held between step 2 and step 6" in again
-    assert "for f1, itself recomputed" in why(schedule, "f0")
-    assert "a gradient, alive to step 7" in why(schedule, "b2")
-    assert "as a result" in why(schedule, "b0")
-
-
-def test_why_something_is_not_recomputed() -> None:
-    ops = (
-        Op("drop", "Dropout", (), (0,), 1.0, recomputable=False),
-        Op("relu", "Activation", (0,), (1,), 1.0),
-        Op("back", "_backward", (0, 1), (2,), 1.0, False, 1, (1,)),
-    )
-    schedule = Schedule.unplanned(TrainingGraph(ops, tensors(a=9, b=1, c=1), (2,), 2))
-    assert "It cannot be recomputed: Dropout must not run twice." in why(schedule, "drop")
-    assert "Recomputing it for step 2 would cost 1e+03 ms" in why(schedule, "relu")
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
-def test_there_is_a_reason_for_every_tensor_of_every_schedule(schedule: Schedule) -> None:
-    reasons = Reasons(schedule)
-    for tensor in range(len(schedule.graph.tensors)):
-        text = reasons.of(tensor)
-        assert text.endswith(".")
-        again = len(set(schedule.ops)) < len(schedule.ops)
-        assert again or "ecomputed at" not in text
-    assert peak(schedule)
-
-
-def test_an_unknown_name_is_answered_with_close_ones() -> None:
-    with pytest.raises(ArgumentError, match=r"name: there is no .* 'los'.*'loss'"):
-        why(recomputing_chain(), "los")
-
-
-def test_a_step_that_does_not_exist() -> None:
-    with pytest.raises(ArgumentError, match="no step 10; the schedule has 10 steps"):
-        at_step(recomputing_chain(), 10)
-
-
-# ---- drawings
 
 
 @settings(max_examples=60, deadline=None)
@@ -294,9 +91,6 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         plot(plan)
 
 
-# ---- the report
-
-
 def test_the_report_needs_nothing_from_outside() -> None:
     page = report_html(plan_of(recomputing_chain()))
     assert set(re.findall(r"https?://[^'\"\s]*", page)) == {"http://www.w3.org/2000/svg"}
@@ -336,16 +130,17 @@ def test_pictures_and_reports_of_mxnets_networks(tmp_path: Path) -> None:
         ElementTree.fromstring(notebook_html(plan))
 
 
-# ---- the report in a browser
-
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+
+
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
     "--disable-sync --disable-background-networking --disable-component-update "
     "--window-size=1280,1400 --dump-dom"
 )
+
 
 # What a reader does, and what the page then says.
 VISIT = """

@@ -1,0 +1,185 @@
+"""What the command line refuses: true codes, messages that name the culprit, no file harmed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from helpers.command_line import NET, QUICK, SHAPE, process_of
+from helpers.paths import ROOT
+from memplan.cli import main as cli
+from memplan.mxnet.plan_file import load_plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (["plan", "net-symbol.json", "--shape", "data=2,x-,8"], "data=32,3,224,224"),
+        (["plan", "net-symbol.json", "--shape", "data"], "data=32,3,224,224"),
+        (["plan", *NET, "--shape", "budget=2"], "'budget'"),
+        (["plan", "net-symbol.json", "--dtype", "float16"], "data=float16"),
+        (["plan", *NET, "--dtype", "data=float1"], "'float1'"),
+        (["plan", *NET, "--grad-req", "data=always"], "write"),
+        (["plan", *NET, "--grad-req", "nothing*=null"], "nothing*"),
+        (["plan", *NET, "--ctx", "tpu"], "'tpu'"),
+        (["plan", *NET, "--budget", "4GG"], "4GG"),
+        (["plan", *NET, "--strategy", "magic"], "'magic'"),
+        (["plan", *NET, "--costs", "roofline:abacus"], "'abacus'"),
+        (["plan", *NET, "--time-limit", "-1"], "--time-limit"),
+        (["plan", *NET, "--cache", "net-symbol.json"], "net-symbol.json"),
+        (["plan", "net-symbol.json"], "'data'"),
+        (["plan", "net-symbol.json", "--shape", "dat=2,3,8,8"], "'dat'"),
+        (["plan", "missing-symbol.json", *SHAPE], "missing-symbol.json"),
+        (["plan", "net", *SHAPE], "module:function"),
+        (["plan", "nets:broken"], "no such layer"),
+        (["plan", "nets:missing"], "missing"),
+        (["plan", "nowhere:net"], "nowhere"),
+        (["plan", "nets:number"], "int"),
+        (["plan", "nets:unchecked", "--shape", "data=2,4"], "Sequential, which is no HybridBlock"),
+        (["plan", "nets:block"], "inputs"),
+        (["compare", *NET, "--strategies", "store_all,magic"], "'magic'"),
+        (["frontier", *NET, "--budgets", "1"], "budgets"),
+        (["explain", *NET, *QUICK, "unit0_conv3"], "unit0_conv1"),
+        (["max-batch", *NET, "--budget", "1MiB"], "N"),
+        (["fly"], "fly"),
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: Any) -> None:
+    assert culprit in error(2, *arguments)
+
+
+@pytest.mark.parametrize("text", ["", "hello", '{"nodes": 1}', "\0\1"])
+def test_a_file_that_is_no_symbol_is_bad_usage(text: str, error: Any) -> None:
+    Path("bad.json").write_text(text, encoding="utf-8")
+    assert "is no Symbol" in error(2, "plan", "bad.json", *SHAPE)
+
+
+def test_a_proved_miss_and_one_that_is_not_have_their_codes(
+    error: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "proved" in error(3, "plan", *NET, *QUICK, "--budget", "10", "-o", "out.json")
+    assert "found no plan" in error(4, "plan", *NET, *QUICK, "--budget", "75%", "-o", "out.json")
+    assert not Path("out.json").exists()
+    assert cli.run(["plan", *NET, *QUICK, "--budget", "10", "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert said["kind"] == "BudgetError"
+    assert said["exit_code"] == 3
+    assert said["proved"] is True
+    assert said["lowest_nbytes"] > 10
+
+
+def test_a_network_that_cannot_be_planned_has_its_code(error: Any) -> None:
+    shapes = ("--shape", "data=4,2", "--shape", "mask=4")
+    assert "boolean_mask" in error(6, "plan", "nets:unplannable", *shapes)
+
+
+def test_costs_of_another_network_have_their_code(error: Any) -> None:
+    memplan.CostTable("cpu(x)", {"other": 1.0}).save("costs.json")
+    assert "lack" in error(6, "plan", *NET, "--costs", "costs.json")
+
+
+def test_an_unusable_mxnet_has_its_code() -> None:
+    Path("mxnet").mkdir()
+    Path("mxnet/__init__.py").write_text("raise OSError('libcuda.so.1')", encoding="utf-8")
+    done = process_of("plan", *NET, PYTHONPATH=f"{Path.cwd()}{os.pathsep}{ROOT}")
+    assert done.returncode == 5
+    assert "libcuda.so.1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert process_of("strategies", PYTHONPATH=f"{Path.cwd()}{os.pathsep}{ROOT}").returncode == 0
+
+
+def test_an_error_of_mxnet_has_its_code(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise mx.base.MXNetError("Traceback (most recent call last):\nout of memory")
+
+    monkeypatch.setattr(memplan, "plan", fail)
+    assert "MXNet failed: out of memory" in error(5, "plan", *NET).replace("\n", " ")
+
+
+def test_an_error_of_memplans_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memplan, "plan", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["plan", *NET])
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (2, ["-o", "net-symbol.json"]),
+        (2, ["-o", "./net-symbol.json"]),
+        (2, ["--report", "net-0001.params"]),
+        (2, ["-o", "out.html", "--report", "out.html"]),
+        (2, ["--costs", "costs.json", "-o", "costs.json"]),
+        (7, ["-o", "missing/out.json"]),
+        (2, ["--report", "folder"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_inputs_are_never_overwritten_and_bad_places_said_first(
+    code: int, arguments: list[str], error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symbol = mx.sym.load("net-symbol.json")
+    shapes, _, _ = symbol.infer_shape(data=(2, 3, 8, 8))
+    params = dict(zip(symbol.list_arguments(), map(mx.nd.zeros, shapes), strict=True))
+    mx.nd.save("net-0001.params", {f"arg:{name}": array for name, array in params.items()})
+    Path("folder").mkdir()
+    before = {path: path.read_bytes() for path in Path().glob("*.*")}
+    monkeypatch.setattr(memplan, "plan", lambda *_, **__: pytest.fail("searched before"))
+    assert arguments[-1].split("/")[-1] in error(code, "plan", *NET, *arguments)
+    assert {path: path.read_bytes() for path in Path().glob("*.*")} == before
+
+
+def test_nothing_half_written_is_left(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out.json").write_text("old", encoding="utf-8")
+    before = sorted(Path().iterdir())
+
+    def full(self: Path, text: str, **_: Any) -> None:
+        with self.open("w", encoding="utf-8") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "No space left" in error(7, "plan", *NET, *QUICK, "-o", "out.json")
+    assert Path("out.json").read_text(encoding="utf-8") == "old"
+    assert sorted(Path().iterdir()) == before
+
+
+def test_links_and_devices_stay_what_they_are(result: Any) -> None:
+    Path("target.json").write_text("old", encoding="utf-8")
+    Path("link.json").symlink_to("target.json")
+    result("plan", *NET, *QUICK, "-o", "link.json")
+    assert Path("link.json").is_symlink()
+    assert "nodes" in Path("target.json").read_text(encoding="utf-8")
+    os.mkfifo("pipe")
+    with open(os.open("pipe", os.O_RDWR | os.O_NONBLOCK), encoding="utf-8") as reader:
+        result("plan", "nets:symbol", "--shape", "data=2,6", *QUICK, "-o", "pipe")
+        assert Path("pipe").is_fifo()
+        assert reader.read(1) == "{"
+
+
+@pytest.mark.parametrize("damage", ["format", "ops", "shapes", "schedule", "strategy"])
+def test_a_damaged_plan_file_is_bad_usage(damage: str, result: Any, error: Any) -> None:
+    result("plan", *NET, *QUICK, "--realisation", "explicit", "-o", "plan.json")
+    data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    if damage == "format":
+        data["format"] = "memplan.plan/2"
+    elif damage == "ops":
+        data["ops"].pop()
+    elif damage == "shapes":
+        data["shapes"]["data"] = [2, 3, 8, "x"]
+    elif damage == "schedule":
+        data["schedule"]["ops"][0] = 5
+    else:
+        del data["strategy"]
+    Path("plan.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(memplan.errors.ArgumentError, match=r"plan\.json"):
+        load_plan("plan.json")
+    if damage != "format":
+        assert "holds no plan" in error(2, "explain", "plan.json")

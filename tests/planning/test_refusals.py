@@ -1,0 +1,222 @@
+"""What planning refuses: arguments, what strategies return, budgets that cannot be met."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from helpers.graphs import unit_chain
+from helpers.networks import two_headed_net
+from helpers.planning import NoDataclass, half_of_the_ops, quick
+from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
+from memplan.mxnet.trace.build import trace
+from memplan.programs.moments import Moments
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.strategies.base import Outcome, Status
+from memplan.util.nbytes import format_nbytes
+
+pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
+
+
+@dataclass(frozen=True)
+class OnlyThePeak:
+    """Minds live bytes only, so that MXNet's blocks exceed what it was asked for."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        candidates = flaggable(graph)
+        for kept in range(len(candidates), 0, -1):
+            schedule = mirror(graph, frozenset(candidates[:: max(1, kept)]))
+            if budget_nbytes is None or simulate(schedule).peak_nbytes <= budget_nbytes:
+                return Outcome(Status.OPTIMAL, schedule, graph.seconds)
+        return Outcome(Status.INFEASIBLE)
+
+
+def test_a_plan_that_mxnet_places_beyond_the_budget_is_tightened(network: Any) -> None:
+    unplanned = quick(network, strategy="store_all").unplanned
+    held = unplanned.fixed_nbytes
+    budget = held + (unplanned.peak_nbytes + unplanned.allocated_nbytes) // 2
+    plan = quick(network, strategy=OnlyThePeak(), budget=budget)
+    assert plan.total_nbytes <= budget
+    # The strategy called its answer to the tightened question optimal; of the true one it is not.
+    assert plan.status is Status.FEASIBLE
+
+
+def test_a_strategy_need_not_be_a_dataclass(network: Any) -> None:
+    plan = quick(network, strategy=NoDataclass())
+    assert plan.strategy == "NoDataclass"
+    assert frozenset(plan.schedule.recomputed) == half_of_the_ops(plan.schedule.graph)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (3, "must return an Outcome, but returned int"),
+        (Outcome(Status.FEASIBLE, 3), "must return a Schedule of the graph"),  # type: ignore[arg-type]
+        (
+            Outcome(Status.FEASIBLE, Schedule.unplanned(unit_chain(3))),
+            "must return a Schedule of the graph",
+        ),
+    ],
+)
+def test_what_a_strategy_may_not_return(network: Any, answer: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"strategy NoDataclass {message}"):
+        quick(network, strategy=NoDataclass(answer), budget=0.6)
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """Recomputes an op right after it ran, which mirroring never does."""
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        op = flaggable(graph)[0]
+        order = [*range(op + 1), op, *range(op + 1, len(graph.ops))]
+        return Outcome(Status.FEASIBLE, Schedule.sequence(graph, order))
+
+
+def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
+    with pytest.raises(ScheduleError, match="no set of force_mirroring flags"):
+        quick(network, strategy=Backwards(), budget=0.6)
+
+
+def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> None:
+    with pytest.raises(BudgetError, match="The lowest that memplan reaches") as caught:
+        quick(network, strategy="memonger", budget=0.2)
+    assert not caught.value.proved
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    assert str(lowest) in str(caught.value)
+    plan = quick(network, strategy="anneal", time_limit=8, budget=int(lowest * 1.05))
+    assert plan.total_nbytes <= lowest * 1.05
+
+
+def test_the_lowest_that_is_named_can_be_reached() -> None:
+    data = mx.sym.Variable("data")
+    for layer in range(4):
+        data = mx.sym.FullyConnected(data, num_hidden=64, name=f"fc{layer}")
+        data = mx.sym.Activation(data, act_type="tanh", name=f"tanh{layer}")
+    net = mx.sym.LinearRegressionOutput(data, name="loss")
+    options: dict[str, Any] = {"reserve": 4096, "data": (512, 64)}
+    fixed = memplan.plan(net, strategy="store_all", **options).fixed_nbytes
+    with pytest.raises(BudgetError) as caught:
+        memplan.plan(net, strategy="memonger", budget=fixed + 5000, **options)
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    plan = memplan.plan(net, strategy="brute_force", budget=lowest, **options)
+    assert plan.total_nbytes == lowest
+    with pytest.raises(BudgetError, match="proved") as caught:
+        memplan.plan(net, strategy="brute_force", budget=lowest - 1, **options)
+    assert caught.value.proved
+
+
+def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None:
+    with pytest.raises(BudgetError, match="proved") as caught:
+        quick(network, budget=1000)
+    assert caught.value.proved
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_what_no_plan_can_do_without_is_named(network: Any, realisation: str) -> None:
+    options = {"realisation": realisation, "strategy": "store_all"}
+    plan = quick(network, **options)
+    floor = Moments(plan.schedule.graph).floor
+    budget = plan.fixed_nbytes + floor.nbytes - 1
+    with pytest.raises(BudgetError) as caught:
+        quick(network, **(options | {"budget": budget}))
+    assert caught.value.proved
+    assert caught.value.lowest_nbytes is not None
+    assert caught.value.lowest_nbytes > budget
+    message = str(caught.value)
+    assert floor.op is not None
+    assert f"while {plan.schedule.graph.ops[floor.op].name!r}" in message
+    largest = max(plan.schedule.graph.tensors[a].nbytes for a in floor.tensors)
+    names = [t.name for a, t in enumerate(plan.schedule.graph.tensors) if a in floor.tensors]
+    assert any(f"{name!r} {format_nbytes(largest)}" in message for name in names)
+
+
+def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
+    # One op's own output and input do not fit.
+    fixed = quick(network, strategy="store_all").fixed_nbytes
+    with pytest.raises(BudgetError, match="proved"):
+        quick(network, strategy="checkmate", budget=fixed + (1 << 18), time_limit=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "chekmate"}, "choose from .*checkmate"),
+        ({"strategy": memplan.strategies.Strategy}, "a name or an object"),
+        ({"budget": "4 potatoes"}, "potatoes"),
+        ({"budget": 0}, "less than one byte"),
+        ({"budget": 1.5}, "share"),
+        ({"realisation": "wish"}, "'mirror'"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"costs": "roofline:abacus"}, "abacus"),
+        ({"costs": 3}, "costs must be"),
+        ({"grad_req": "perhaps"}, "perhaps"),
+        ({"grad_req": "null"}, "no argument wants a gradient"),
+        ({"label": (3,)}, "'label'"),
+        ({"type_dict": {"dta": "float16"}}, "'dta'"),
+        ({"type_dict": ["data"]}, "type_dict must be a dict"),
+        ({"grad_req": ["write"]}, "grad_req must be"),
+        ({"reserve": "much"}, "the reserve 'much' cannot be used"),
+        ({"reserve": -1}, "the reserve -1 cannot be used"),
+        ({"reserve": 0.1}, "the reserve 0.1 cannot be used"),
+        ({"ctx": "gpu"}, "ctx must be a context"),
+    ],
+)
+def test_arguments_that_cannot_be_used(network: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        quick(network, **options)
+
+
+def test_missing_and_inconsistent_shapes_name_the_argument() -> None:
+    net, _ = two_headed_net()
+    with pytest.raises(ArgumentError, match="'data' must be a tuple"):
+        memplan.plan(net, strategy="store_all", data=5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="'data'"):
+        memplan.plan(net, strategy="store_all")
+    with pytest.raises(ArgumentError, match="do not fit"):
+        memplan.plan(net, strategy="store_all", data=(4, 3))
+
+
+@pytest.mark.parametrize("thing", [42, None, "resnet", [mx.sym.Variable("data")], mx.nd.zeros(3)])
+def test_only_a_symbol_can_be_planned(thing: Any) -> None:
+    with pytest.raises(ArgumentError, match="Symbol"):
+        memplan.plan(thing, data=(2, 3))
+
+
+def test_a_gluon_block_is_told_how_to_become_a_symbol() -> None:
+    block = mx.gluon.nn.Dense(3)
+    with pytest.raises(ArgumentError, match=r"block\(mx.sym.Variable"):
+        memplan.plan(block, data=(2, 3))
+
+
+def test_an_op_without_a_gradient_is_named() -> None:
+    net = mx.sym.topk(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8), name="best")
+    net = mx.sym.MakeLoss(mx.sym.contrib.div_sqrt_dim(mx.sym.all_finite(net, name="finite")))
+    with pytest.raises(TraceError, match="'finite'"):
+        memplan.plan(net, strategy="store_all", data=(4, 8))
+
+
+def test_costs_of_another_device_or_network_are_refused(network: Any, tmp_path: Path) -> None:
+    net, shapes = network
+    graph = trace(net, shapes=shapes).graph
+    table = memplan.CostTable("gpu(Tesla T4)", {op.signature: 1e-4 for op in graph.ops})
+    assert quick(network, costs=table, strategy="store_all").costs == "measured on gpu(Tesla T4)"
+    path = tmp_path / "costs.json"
+    table.save(path)
+    assert quick(network, costs=str(path), strategy="store_all").costs.endswith("gpu(Tesla T4)")
+    with pytest.raises(CostError, match="Tesla T4"):
+        quick(network, costs=table, ctx=mx.cpu(), strategy="store_all")
+    poorer = dataclasses.replace(table, seconds=dict(list(table.seconds.items())[3:]))
+    with pytest.raises(CostError, match="lack"):
+        quick(network, costs=poorer, strategy="store_all")

@@ -1,0 +1,90 @@
+"""What a Module refuses, and how it stands after an error."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from helpers.fitting import CLASSES, NETWORKS, batches, planned
+from helpers.networks import two_headed_net
+from memplan.errors import ArgumentError, BudgetError, UsageError
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.strategies import Outcome, Status
+
+
+def test_update_without_a_step() -> None:
+    network = NETWORKS["residual"]
+    module = planned(network[0])
+    data = batches(network)
+    module.bind(data.provide_data, data.provide_label, inputs_need_grad=True)
+    module.init_params()
+    module.init_optimizer()
+    with pytest.raises(UsageError, match="training step"):
+        module.update()
+    with pytest.raises(UsageError, match="training step"):
+        module.get_input_grads()
+
+
+def test_what_is_refused() -> None:
+    net, shapes = two_headed_net()
+    module = planned(net, label_names=["early_label", "late_label"])
+    labels = [("early_label", (4, 2)), ("late_label", (4,))]
+    with pytest.raises(ArgumentError, match=r"'features_output' is no loss.*BlockGrad"):
+        module.bind(list(shapes.items()), labels)
+    module.bind(list(shapes.items()), labels, for_training=False)
+
+    network = NETWORKS["residual"]
+    data = batches(network)
+    module = planned(network[0], group2ctxs={"one": mx.cpu(0)})
+    with pytest.raises(ArgumentError, match="group2ctxs"):
+        module.bind(data.provide_data, data.provide_label)
+
+    module = planned(network[0])
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params()
+    batch = data.next()
+    module.forward(batch, is_train=True)
+    with pytest.raises(ArgumentError, match="out_grads"):
+        module.backward([mx.nd.ones((8, CLASSES))])
+
+
+def test_only_symbols_are_trained() -> None:
+    with pytest.raises(ArgumentError, match=r"HybridSequential.*TrainStep"):
+        planned(mx.gluon.nn.HybridSequential())
+
+
+class Interrupted:
+    """A strategy whose user presses Ctrl-C at first."""
+
+    presses = 1
+
+    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+        if self.presses:
+            self.presses -= 1
+            raise KeyboardInterrupt
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+
+
+def test_an_interrupt_leaves_the_module_as_it_was() -> None:
+    network = NETWORKS["residual"]
+    data = batches(network)
+    module = planned(network[0], strategy=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        module.bind(data.provide_data, data.provide_label)
+    assert not module.binded
+    assert module.symbol is network[0]
+    module.bind(data.provide_data, data.provide_label)
+    assert module.plan is not None
+
+
+def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
+    network = NETWORKS["residual"]
+    data = batches(network)
+    module = planned(network[0], budget="1 kB")
+    with pytest.raises(BudgetError) as caught:
+        module.bind(data.provide_data, data.provide_label)
+    assert caught.value.lowest_nbytes
+    assert not module.binded
+    assert module.symbol is network[0]

@@ -1,0 +1,69 @@
+"""Monitors see in a planned step what they see in MXNet's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+import memplan.mxnet
+from helpers.fitting import CLASSES, NETWORKS, batches, fit, planned
+from memplan.mxnet.realise.explicit import training_symbol
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 5)], ids=["equal", "smaller"])
+def test_monitors(sizes: tuple[int, ...]) -> None:
+    """They see every op that MXNet runs without a plan, and nothing else."""
+    network = NETWORKS["residual"]
+    seen: list[list[tuple[int, str, str]]] = []
+
+    class Monitor(mx.mon.Monitor):
+        def toc_print(self) -> None:
+            seen[-1].extend(self.toc())
+
+    for make in (mx.mod.Module, planned):
+        seen.append([])
+        fit(make, network, *sizes, monitor=Monitor(1))
+    assert [row[:2] for row in sorted(seen[0])] == [row[:2] for row in sorted(seen[1])]
+    # Gradients of data and labels are not wanted, and what lies there is not computed.
+    unlike = {"first_backward_output0", "softmax_backward_output1"}
+    stock, ours = ({row for row in rows if row[1] not in unlike} for rows in seen)
+    assert any(name.endswith("relu_output") for _, name, _ in stock)
+    assert any("bn_backward_output" in name for _, name, _ in stock)
+    assert stock == ours
+
+
+def _before(graph: TrainingGraph, op: int, again: set[int | None]) -> list[int]:
+    source = graph.ops[op].differentiates
+    return [source] if source is not None and source in again else []
+
+
+def test_monitors_of_anchors() -> None:
+    """An op that a plan adds has outputs of which no statistics can be taken."""
+    body = mx.sym.Variable("data")
+    for i in range(4):
+        norm = mx.sym.LayerNorm(body, name=f"norm{i}")
+        body = body + mx.sym.FullyConnected(mx.sym.relu(norm), num_hidden=12, name=f"fc{i}")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=CLASSES), name="softmax")
+    plan = memplan.plan(net, realisation="explicit", strategy="store_all", data=(8, 12))
+    # Its mean and deviation are recomputed, its main output is not needed again.
+    graph = plan.trace.graph
+    again = {next(op.differentiates for op in graph.ops if op.kind == "_backward_LayerNorm")}
+    steps = [i for op in range(len(graph.ops)) for i in (*_before(graph, op, again), op)]
+    schedule = Schedule.sequence(graph, steps)
+    symbol = training_symbol(plan.trace, schedule)
+    module = planned(net, plan=dataclasses.replace(plan, schedule=schedule, symbol=symbol))
+    module.bind([("data", (8, 12))], [("softmax_label", (8,))])
+    assert "anchor" in module._exec_group.execs[0].debug_str()
+    module.init_params()
+    dtypes = []
+    monitor = mx.mon.Monitor(1, stat_func=lambda array: dtypes.append(array.dtype) or array)
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward_backward(batches((net, {"data": (8, 12)})).next())
+    assert set(dtypes) == {np.float32}

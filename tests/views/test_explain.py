@@ -1,0 +1,138 @@
+"""What is alive when, and the reasons in words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
+from helpers.shown import recomputing_chain
+from memplan.errors import ArgumentError
+from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.liveness import Fate, Role, fates, live_by_role, lives, waits
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.views.explain import Reasons, at_peak, at_step, peak, why
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
+def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
+    live = [0] * len(schedule.ops)
+    for life in lives(schedule):
+        for step in range(life.step, min(life.last + 1, len(schedule.ops))):
+            live[step] += life.nbytes
+    assert tuple(live) == simulate(schedule).live_nbytes
+    by_role = live_by_role(schedule)
+    assert [sum(column) for column in zip(*by_role.values(), strict=True)] == live
+
+
+@settings(max_examples=60, deadline=None)
+@given(training_graphs().flatmap(schedules))
+def test_what_is_alive_at_the_peak_adds_up_to_the_validators(schedule: Schedule) -> None:
+    alive = at_peak(schedule)
+    assert sum(tensor.nbytes for tensor in alive) == validate(schedule).peak_nbytes
+    assert [t.nbytes for t in alive] == sorted((t.nbytes for t in alive), reverse=True)
+    for tensor in alive:
+        assert schedule.graph.ops[schedule.ops[tensor.since]].name == tensor.op
+        if tensor.reader is None:
+            assert tensor.until == len(schedule.ops)
+            assert tensor.role is Role.RESULT
+        else:
+            assert schedule.graph.ops[schedule.ops[tensor.until]].name == tensor.reader
+
+
+def test_roles_on_a_chain() -> None:
+    schedule = recomputing_chain()
+    spans = {
+        (life.step, life.last): life.role for life in lives(schedule) if life.step not in (3, 9)
+    }
+    assert spans == {
+        (0, 1): Role.PASSING,  # f0, read by f1
+        (1, 2): Role.PASSING,
+        (2, 4): Role.KEPT,  # f2, read by the loss and by b2
+        (4, 7): Role.GRADIENT,
+        (5, 6): Role.RECOMPUTED,
+        (6, 7): Role.RECOMPUTED,
+        (7, 9): Role.GRADIENT,
+        (8, 9): Role.RECOMPUTED,
+    }
+    assert fates(schedule) == (Fate.RECOMPUTED, Fate.RECOMPUTED, Fate.KEPT, Fate.KEPT)
+
+
+def in_place() -> TrainingGraph:
+    """conv, relu written over it, flatten sharing relu's memory, and the backward op of relu."""
+    ops = (
+        Op("conv", "Convolution", (), (0,), 1.0),
+        Op("relu", "Activation", (0,), (1,), 1.0, handovers=(Handover(0, 0, False),)),
+        Op("flatten", "Flatten", (1,), (2,), 1.0, handovers=(Handover(0, 0, True),)),
+        Op("fc", "FullyConnected", (2,), (3,), 1.0),
+        Op("relu_backward", "_backward", (1, 3), (4,), 1.0, False, 1, (1,)),
+    )
+    return TrainingGraph(ops, tensors(conv=8, relu=8, flatten=8, fc=2, grad=8), (4,), 4)
+
+
+def test_memory_belongs_to_who_wrote_it_last_and_aliases_only_share_it() -> None:
+    schedule = Schedule.unplanned(in_place())
+    names = [tensor.name for tensor in schedule.graph.tensors]
+    found = [(names[life.tensor], life.step, life.last) for life in lives(schedule)]
+    assert found == [("conv", 0, 0), ("relu", 1, 4), ("fc", 3, 4), ("grad", 4, 5)]
+    assert fates(schedule) == (Fate.FREED, Fate.KEPT, Fate.FREED, Fate.KEPT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6).map(unit_chain).flatmap(schedules))
+def test_waits_are_checkmates_s_where_all_outputs_have_bytes(schedule: Schedule) -> None:
+    cells = {(stage, op) for op, begin, end in waits(schedule) for stage in range(begin, end + 1)}
+    _, kept = schedule.matrices()
+    assert cells == {(int(stage), int(op)) for stage, op in zip(*kept.nonzero(), strict=True)}
+
+
+def test_why_on_a_chain() -> None:
+    schedule = recomputing_chain()
+    kept = why(schedule, "f2")
+    assert "kept to step 4, for b2" in kept
+    assert "Recomputing it for step 4 would cost 3e+03 ms" in kept  # f0 and f1 are gone, too
+    assert "for 3 ops" in kept
+    again = why(schedule, "f1")
+    assert "freed in the forward pass (last read at step 2 by f2)" in again
+    assert "Recomputed at step 6" in again
+    assert "for b1; its 4 B are not held between step 2 and step 6" in again
+    assert "for f1, itself recomputed" in why(schedule, "f0")
+    assert "a gradient, alive to step 7" in why(schedule, "b2")
+    assert "as a result" in why(schedule, "b0")
+
+
+def test_why_something_is_not_recomputed() -> None:
+    ops = (
+        Op("drop", "Dropout", (), (0,), 1.0, recomputable=False),
+        Op("relu", "Activation", (0,), (1,), 1.0),
+        Op("back", "_backward", (0, 1), (2,), 1.0, False, 1, (1,)),
+    )
+    schedule = Schedule.unplanned(TrainingGraph(ops, tensors(a=9, b=1, c=1), (2,), 2))
+    assert "It cannot be recomputed: Dropout must not run twice." in why(schedule, "drop")
+    assert "Recomputing it for step 2 would cost 1e+03 ms" in why(schedule, "relu")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
+def test_there_is_a_reason_for_every_tensor_of_every_schedule(schedule: Schedule) -> None:
+    reasons = Reasons(schedule)
+    for tensor in range(len(schedule.graph.tensors)):
+        text = reasons.of(tensor)
+        assert text.endswith(".")
+        again = len(set(schedule.ops)) < len(schedule.ops)
+        assert again or "ecomputed at" not in text
+    assert peak(schedule)
+
+
+def test_an_unknown_name_is_answered_with_close_ones() -> None:
+    with pytest.raises(ArgumentError, match=r"name: there is no .* 'los'.*'loss'"):
+        why(recomputing_chain(), "los")
+
+
+def test_a_step_that_does_not_exist() -> None:
+    with pytest.raises(ArgumentError, match="no step 10; the schedule has 10 steps"):
+        at_step(recomputing_chain(), 10)
