@@ -2,13 +2,20 @@
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: example test lint docs clean
+.PHONY: example test test-all lint docs clean
 
 example: $(STAMP)
 	$(BIN)/python examples/resnet.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# With the tests marked long, and with examples for the properties that no run has seen.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile random
+
+# Processes that run the tests.
+WORKERS ?= 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -52,6 +52,7 @@ setup(
             "hypothesis>=6.100,<7",
             "mypy>=2.4,<2.5",
             "pytest>=8,<10",
+            "pytest-xdist>=3.6,<4",
             "ruff>=0.17,<0.18",
         ],
     },

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import mxnet as mx
 import pytest
 from hypothesis import settings
 
-# Every run tries the same examples: a failure is a change's fault, never chance.
+pytest.register_assert_rewrite("helpers", "oracles")
+
+# make test tries the same examples in every run: a failure is a change's fault, never chance.
 settings.register_profile("memplan", deadline=None, derandomize=True, max_examples=200)
+# make test-all looks for new ones, by --hypothesis-profile, and prints how to see a failure again.
+settings.register_profile("random", deadline=None, max_examples=200, print_blob=True)
 settings.load_profile("memplan")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_arrive() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would the processes that tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
