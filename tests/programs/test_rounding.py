@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from itertools import pairwise
 
 import pytest
@@ -25,7 +25,7 @@ def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | Non
     """Although only one threshold of the sweep is asked for."""
     graph = unit_chain(16)
     program = StageProgram(graph, 8 * UNIT, Program("HIGHS"))
-    deadline = time.monotonic() + 60.0
+    deadline = math.inf
     solved = relaxation(program, deadline)
     assert solved is not None
     assert solved.values is not None

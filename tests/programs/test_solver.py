@@ -24,6 +24,9 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
 
+# A limit that no test waits for: one that does not end before it has failed.
+NEVER_SECONDS = 3600.0
+
 
 def hard_program(solver: str) -> Program:
     """A program that takes minutes."""
@@ -95,10 +98,8 @@ def interrupt_after(seconds: float) -> threading.Timer:
 def test_an_interrupt_stops_highs() -> None:
     program = hard_program("HIGHS")
     interrupt_after(0.5)
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        program.solve(60)
-    assert time.monotonic() - begin < 20
+        program.solve(NEVER_SECONDS)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -121,7 +122,7 @@ def test_highs_works_in_another_thread() -> None:
 
 def plan(strategy: Any, realisation: str = "mirror", **options: Any) -> memplan.Plan:
     net, shapes = residual_net(batch=16, size=32, units=6, filters=16)
-    options = {"costs": "roofline:v100", "budget": 0.6, "time_limit": 60, **options}
+    options = {"costs": "roofline:v100", "budget": 0.6, "time_limit": NEVER_SECONDS, **options}
     return memplan.plan(net, strategy=strategy, realisation=realisation, **options, **shapes)
 
 
@@ -143,11 +144,8 @@ def test_an_interrupted_plan_is_the_best_so_far(
     strategy = create(name, realisation=realisation, **fields)
     plan("store_all", budget=1.0)  # what is compiled or loaded at first use takes its time
     timer = interrupt_after(3.0)
-    begin = time.monotonic()
     made = plan(strategy, realisation, **given)
-    took = time.monotonic() - begin
     timer.cancel()
-    assert took < 40
     assert made.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert made.budget_nbytes is None or made.total_nbytes <= made.budget_nbytes
     assert made.total_nbytes < 0.6 * made.unplanned.total_nbytes

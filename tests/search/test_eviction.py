@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def test_without_drops_nothing_is_recomputed() -> None:
     search = Evictions(graph, 100 * UNIT)
     stages, _ = search.run(set())
     assert stages == [[t] for t in range(len(graph.ops))]
-    found = search.fit((), time.monotonic() + 5)
+    found = search.fit((), math.inf)
     assert found is not None
     assert found.schedule == Schedule.unplanned(graph)
     assert not found.drops
@@ -76,7 +76,7 @@ def test_evictions_are_valid_and_within_the_budget(data: st.DataObject) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.one_of(training_graphs(), small_graphs(6)))
 def test_the_least_memory_costs_at_most_a_forward_pass(graph: TrainingGraph) -> None:
-    schedule = lowest(graph, time.monotonic() + 5)
+    schedule = lowest(graph, math.inf)
     assert validate(schedule).valid
     forward = sum(op.seconds for op in graph.ops[: graph.nforward])
     assert schedule.seconds <= graph.seconds + forward

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -73,12 +72,11 @@ def test_weights_are_those_of_the_unplanned_run(api: str, tmp_path: Path) -> Non
 
 
 def test_a_worker_that_fails_ends_all() -> None:
-    since = time.monotonic()
     code, output = launch(["--timeout", "60", "--", "--api", "neither"])
     assert code == 1
     assert "invalid choice: 'neither'" in output
     assert "ended with 2" in output
-    assert time.monotonic() - since < 60
+    assert "not done after" not in output
 
 
 def test_what_does_not_end_is_ended() -> None:
