@@ -90,6 +90,7 @@ def test_without_matplotlib_the_extra_is_named(
         scripts.training.draw([], tmp_path / "picture.png")
 
 
+@pytest.mark.long
 def test_explicit_steps_are_timed() -> None:
     small = ("--size", "32", "--batch", "2", "--pairs", "1", "mobilenet0_25")
     printed = _run("benchmarks/training.py", "unplanned", *small)

@@ -170,6 +170,7 @@ def _cells(row: str) -> set[str]:
     return set(re.findall(r"\d+(?:\.\d+)?", row))
 
 
+@pytest.mark.long
 def test_the_pages_build(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="needs memplan[docs]")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]

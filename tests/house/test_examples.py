@@ -56,6 +56,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str) -> None:
     printed = run(name, TRAINED[name])
@@ -69,12 +70,14 @@ def test_training(name: str) -> None:
     assert last < first
 
 
+@pytest.mark.long
 def test_own_strategy() -> None:
     printed = run("own_strategy", "--network mobilenet0.25 --batch 8 --size 64")
     assert re.search(r"^cheap_ops +[\d.]+ MiB +feasible", printed, re.MULTILINE)
     assert re.search(r"^CheapOps ", printed, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_profile_and_plan(tmp_path: Path) -> None:
     """Measured in one process, planned in another; a table of another network is refused."""
     costs, planned = tmp_path / "costs.json", tmp_path / "planned.json"

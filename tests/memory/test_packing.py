@@ -8,9 +8,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import schedules, tensors, training_graphs
 from helpers.networks import Network, hinted_resnet, unrolled_lstm
 from helpers.schedules import random_schedule
@@ -61,7 +62,7 @@ def flaw(schedule: Schedule, found: Packing) -> str | None:
     return None
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(packed())
 def test_what_is_alive_together_lies_apart(case: tuple[Schedule, Packing]) -> None:
     schedule, found = case
@@ -155,7 +156,7 @@ def test_nothing_to_place() -> None:
     assert pack(Schedule.unplanned(graph)) == Packing(0, {})
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_no_tensor_lies_across_segments(data: st.DataObject) -> None:
     schedule = data.draw(schedules(enlarged(data.draw(training_graphs(8)), 100)))

@@ -90,6 +90,7 @@ def test_threads_and_forks_will_do(kind: Any) -> None:
     assert answer(here) == answer(there)
 
 
+@pytest.mark.long
 def test_a_cluster_of_dask_will_do() -> None:
     distributed = pytest.importorskip("distributed", reason="needs memplan[dask]")
     options: dict[str, Any] = {"strategies": ("chen_greedy", "store_all"), "budgets": (0.6, None)}

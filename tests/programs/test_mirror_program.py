@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 import mip
 import mxnet as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mxnet.gluon.model_zoo import vision
 
+from helpers.amounts import examples
 from helpers.graphs import (
     UNIT,
     in_mxnets_order,
@@ -159,7 +160,7 @@ def test_of_two_names_for_one_buffer_a_copy_may_have_one() -> None:
     check(graph, frozenset({v}), exact=False)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(flagged_graphs())
 def test_the_row_of_a_copy_that_runs_elsewhere_asks_for_nothing(
     flagged: tuple[TrainingGraph, frozenset[int]],
@@ -173,7 +174,7 @@ def test_the_row_of_a_copy_that_runs_elsewhere_asks_for_nothing(
         assert least <= TOLERANCE
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(flagged_graphs())
 def test_the_objective_is_the_time_of_the_copies(
     flagged: tuple[TrainingGraph, frozenset[int]],

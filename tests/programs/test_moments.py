@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.programs.moments import MomentProgram, Moments
@@ -30,7 +31,7 @@ def in_line(moments: Moments, candidates: list[int]) -> list[int]:
     return chosen
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_no_schedule_is_below_the_floor_or_the_bound(data: st.DataObject) -> None:
     backward = data.draw(st.booleans())
@@ -87,7 +88,7 @@ def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> Non
     assert len(bound.dropped[0]) == 1
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_refined_schedules_fit_and_cost_no_less_than_the_bound(data: st.DataObject) -> None:
     graph = data.draw(small_graphs(max_forward=4))

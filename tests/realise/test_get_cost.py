@@ -9,14 +9,8 @@ import mxnet as mx
 import pytest
 
 import memplan
-from helpers.networks import (
-    Network,
-    embedding,
-    fused_rnn,
-    hinted_resnet,
-    residual_net,
-    unrolled_lstm,
-)
+from helpers.networks import Network, hinted_resnet, residual_net, unrolled_lstm
+from helpers.special_networks import embedding, fused_rnn
 from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace.build import without_flags
 

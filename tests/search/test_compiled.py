@@ -6,9 +6,10 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import mirrored_graphs
 from helpers.networks import residual_net, unrolled_lstm
 from memplan.memory.blocks import allocate
@@ -28,7 +29,7 @@ def agree(graph: TrainingGraph, flags: frozenset[int]) -> None:
     assert cost.seconds == pytest.approx(schedule.seconds)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_on_random_graphs(data: st.DataObject) -> None:
     graph = data.draw(mirrored_graphs())

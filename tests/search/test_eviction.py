@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
@@ -59,7 +60,7 @@ def test_unit_chain_at_four_tensors() -> None:
     assert Evict().solve(unit_chain(8), 2 * UNIT).status is Status.NO_PLAN_FOUND
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_evictions_are_valid_and_within_the_budget(data: st.DataObject) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
@@ -73,7 +74,7 @@ def test_evictions_are_valid_and_within_the_budget(data: st.DataObject) -> None:
         assert backward or all(op < graph.nforward for op in outcome.schedule.recomputed)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.one_of(training_graphs(), small_graphs(6)))
 def test_the_least_memory_costs_at_most_a_forward_pass(graph: TrainingGraph) -> None:
     schedule = lowest(graph, math.inf)

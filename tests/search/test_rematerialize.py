@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
@@ -72,7 +73,7 @@ def test_cheapest_within_a_budget_and_lowest_without() -> None:
     assert cheapest(plans, 0) is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_any_choice_gives_a_valid_schedule(data: st.DataObject) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
@@ -82,7 +83,7 @@ def test_any_choice_gives_a_valid_schedule(data: st.DataObject) -> None:
     assert all(i < graph.nforward for i in schedule.recomputed)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_what_a_schedule_carries_gives_it_back(data: st.DataObject) -> None:
     """R is determined by S: of a schedule with least recomputation nothing is lost."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
@@ -42,7 +43,7 @@ from memplan.strategies.search import Search
 GRAPHS = st.one_of(training_graphs(), small_graphs(6))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(GRAPHS, st.integers(0, 10**6), st.sampled_from((0, 1, 2, 4, 16)))
 def test_the_compiled_replay_is_that_of_simulator_and_allocator(
     graph: TrainingGraph, seed: int, match_range: int
@@ -75,7 +76,7 @@ def walked(graph: TrainingGraph, seed: int, nmoves: int, *, reorder: bool = True
     return model, state, schedule
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(GRAPHS, st.integers(0, 10**6), st.booleans())
 def test_the_state_after_moves_is_that_of_its_sequence(
     graph: TrainingGraph, seed: int, reorder: bool
@@ -92,7 +93,7 @@ def test_the_state_after_moves_is_that_of_its_sequence(
     assert state.seconds[0] == pytest.approx(schedule.seconds)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(GRAPHS, st.integers(0, 10**6))
 def test_the_live_bytes_are_those_of_the_simulator(graph: TrainingGraph, seed: int) -> None:
     _, state, schedule = walked(without_aliases(graph), seed, 40)
@@ -100,7 +101,7 @@ def test_the_live_bytes_are_those_of_the_simulator(graph: TrainingGraph, seed: i
     assert tuple(state.live[:length]) == simulate(schedule).live_nbytes
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(GRAPHS, st.floats(0.5, 1.0))
 def test_the_greedy_plan_keeps_the_budget_when_it_says_so(
     graph: TrainingGraph, share: float
@@ -159,7 +160,7 @@ def test_an_alias_runs_with_the_op_that_it_follows() -> None:
     assert schedule.ops.count(1) == schedule.ops.count(0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_plans_are_valid_and_within_the_budget(data: st.DataObject) -> None:
     graph = data.draw(GRAPHS)
@@ -184,7 +185,7 @@ def test_plans_are_valid_and_within_the_budget(data: st.DataObject) -> None:
         assert once == sorted(once)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(small_graphs(), st.floats(0.4, 1.0))
 def test_nearly_optimal_on_small_graphs(graph: TrainingGraph, share: float) -> None:
     budget = int(simulate(Schedule.unplanned(graph)).peak_nbytes * share)

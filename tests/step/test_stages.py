@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import schedules, training_graphs, unit_chain
 from memplan.step.schedule import Schedule
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_stages_end_with_first_runs(data: st.DataObject) -> None:
     schedule = data.draw(schedules(data.draw(training_graphs(8))))

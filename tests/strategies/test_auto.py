@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, in_mxnets_order, mirrored_graphs, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
@@ -26,7 +27,7 @@ from memplan.strategies.auto import Auto
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
     graph = data.draw(small_graphs(max_forward=4))
@@ -80,7 +81,7 @@ def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
 
 
 @pytest.mark.parametrize("memory", ["blocks", "packed"])
-@settings(max_examples=10)
+@examples(10)
 @given(graph=training_graphs())
 def test_what_is_placed_is_kept_within_the_budget(memory: str, graph: TrainingGraph) -> None:
     unplanned = NBYTES[memory](Schedule.unplanned(graph))
@@ -129,7 +130,7 @@ def test_wrong_options_are_said() -> None:
         Auto(solver="")
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(mirrored_graphs())
 def test_what_mirroring_could_recompute_is_a_schedule_like_others(graph: TrainingGraph) -> None:
     unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.step.simulate import simulate
@@ -104,7 +105,7 @@ def test_who_keeps_less_really_recomputes(strategy: Strategy) -> None:
         assert simulate(schedule).peak_nbytes < 32 * UNIT
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_baselines_are_valid_within_the_budget_and_promise_little(data: st.DataObject) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))

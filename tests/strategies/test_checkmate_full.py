@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import UNIT, unit_chain
 from helpers.paths import ROOT
 from helpers.small_graphs import small_graphs
@@ -208,7 +209,7 @@ def _near(graph: TrainingGraph, data: st.DataObject, backward: bool) -> int:
     return data.draw(st.integers(max(0, low - 1), max(low, high - 1)))
 
 
-SMALL = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SMALL = examples(60, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

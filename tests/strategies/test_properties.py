@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import training_graphs, unit_chain
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
@@ -29,7 +30,7 @@ OPTIONS = {
     "solver": "HIGHS",
 }
 
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = examples(15, suppress_health_check=list(HealthCheck))
 
 
 def quick(name: str) -> Strategy:

@@ -10,10 +10,11 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import memplan
+from helpers.amounts import examples
 from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
 from memplan import strategies
@@ -120,7 +121,7 @@ def small_problems(draw: st.DrawFn) -> tuple[TrainingGraph, int]:
 
 
 @pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@examples(40, suppress_health_check=list(HealthCheck))
 @given(problem=small_problems())
 def test_checkmate_is_what_trying_everything_finds(
     solver: str, problem: tuple[TrainingGraph, int]
@@ -143,7 +144,7 @@ def test_checkmate_is_what_trying_everything_finds(
         assert found.schedule.seconds == optimum
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(problem=small_problems())
 def test_plans_of_random_graphs(problem: tuple[TrainingGraph, int]) -> None:
     graph, budget = problem

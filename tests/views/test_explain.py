@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.amounts import examples
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from helpers.shown import recomputing_chain
 from memplan.errors import ArgumentError
@@ -17,7 +18,7 @@ from memplan.step.validate import validate
 from memplan.views.explain import Reasons, at_peak, at_step, peak, why
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
 def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
     live = [0] * len(schedule.ops)
@@ -29,7 +30,7 @@ def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
     assert [sum(column) for column in zip(*by_role.values(), strict=True)] == live
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(training_graphs().flatmap(schedules))
 def test_what_is_alive_at_the_peak_adds_up_to_the_validators(schedule: Schedule) -> None:
     alive = at_peak(schedule)
@@ -82,7 +83,7 @@ def test_memory_belongs_to_who_wrote_it_last_and_aliases_only_share_it() -> None
     assert fates(schedule) == (Fate.FREED, Fate.KEPT, Fate.FREED, Fate.KEPT)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(2, 6).map(unit_chain).flatmap(schedules))
 def test_waits_are_checkmates_s_where_all_outputs_have_bytes(schedule: Schedule) -> None:
     cells = {(stage, op) for op, begin, end in waits(schedule) for stage in range(begin, end + 1)}
@@ -116,7 +117,7 @@ def test_why_something_is_not_recomputed() -> None:
     assert "Recomputing it for step 2 would cost 1e+03 ms" in why(schedule, "relu")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.one_of(training_graphs(), mirrored_graphs()).flatmap(schedules))
 def test_there_is_a_reason_for_every_tensor_of_every_schedule(schedule: Schedule) -> None:
     reasons = Reasons(schedule)

@@ -12,9 +12,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import memplan
+from helpers.amounts import examples
 from helpers.graphs import training_graphs, unit_chain
 from helpers.networks import residual_net
 from helpers.schedules import random_schedule
@@ -34,7 +35,7 @@ from memplan.views.report import report_html, save_report
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">&'\u2028"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(training_graphs(max_forward=12))
 def test_no_edge_of_the_layout_runs_through_another_op(graph: TrainingGraph) -> None:
     layout = forward_layout(graph)
