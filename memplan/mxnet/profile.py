@@ -165,7 +165,7 @@ def _measure(
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
         head_gradients = None
     else:
-        symbol = annotate(traced, frozenset(schedule.recomputed))
+        symbol = annotate(traced, frozenset(schedule.recomputed), for_timing=True)
         # A plan is made of ops, not of the kernels into which MXNet fuses them on a GPU.
         with variable("MXNET_USE_FUSION", "0"):
             executor = bind(traced, symbol, ctx)

@@ -168,36 +168,6 @@ def test_an_environment_that_undoes_plans_is_said(
         quick(network, strategy="store_all", budget=1.0)
 
 
-@pytest.mark.parametrize(
-    ("attrs", "changed"),
-    [
-        ({}, True),
-        ({"cudnn_off": True}, False),
-        ({"use_global_stats": True}, False),
-        ({"eps": 1e-3}, True),
-    ],
-)
-def test_batch_norm_on_cudnn_gets_the_root_of_its_momentum(
-    attrs: dict[str, Any], changed: bool
-) -> None:
-    net = mx.sym.Variable("data")
-    for i in range(6):
-        net = mx.sym.Convolution(net, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
-        net = mx.sym.BatchNorm(net, momentum=0.81, name=f"norm{i}", **attrs)
-        net = mx.sym.Activation(net, act_type="relu", name=f"relu{i}")
-    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
-    plan = memplan.plan(
-        net, strategy="memonger", costs=ROOFLINE, ctx=mx.gpu(0), data=(8, 3, 16, 16)
-    )
-    norms = [n for n in json.loads(plan.symbol.tojson())["nodes"] if n["op"] == "BatchNorm"]
-    flags = [n["attrs"].get("__force_mirroring__") == "True" for n in norms]
-    assert len(norms) == 6
-    assert any(flags)
-    for norm, is_flagged in zip(norms, flags, strict=True):
-        expected = 0.9 if changed and is_flagged else 0.81
-        assert float(norm["attrs"]["momentum"]) == pytest.approx(expected)
-
-
 def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
     for realisation, strategy in (("mirror", "memonger"), ("explicit", "chen_greedy")):
         plan = quick(network, realisation=realisation, strategy=strategy, budget=0.7)

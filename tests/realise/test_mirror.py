@@ -153,40 +153,6 @@ def test_merged_ops_are_flagged_alike() -> None:
     assert executed_ops.count("sin") == 2  # the op and its copy
 
 
-def batch_norms() -> Network:
-    body = V("data")
-    for name, options in {
-        "kept": {},
-        "usual": {"momentum": 0.81},
-        "default": {},
-        "fixed": {"use_global_stats": True},
-        "native": {"cudnn_off": True},
-    }.items():
-        body = mx.sym.sin(mx.sym.BatchNorm(body, name=name, **options))
-    return body, {"data": (4, 3, 5, 5)}
-
-
-def test_momentum_on_cudnn() -> None:
-    """Two updates by √m are one by m; only where cuDNN makes them, and only on copied ops."""
-    symbol, shapes = batch_norms()
-    traced = trace(symbol, shapes=shapes)
-    flags = frozenset(flaggable(traced.graph)) - by_name(traced, "kept")
-
-    def momenta(symbol: Symbol) -> dict[str, float]:
-        found = attributes(symbol)
-        names = ("kept", "usual", "default", "fixed", "native")
-        return {name: float(found[name].get("momentum", 0.9)) for name in names}
-
-    before = {"kept": 0.9, "usual": 0.81, "default": 0.9, "fixed": 0.9, "native": 0.9}
-    assert momenta(annotate(traced, flags)) == before
-    planned = momenta(annotate(traced, flags, cudnn=True))
-    assert planned == {**before, "usual": 0.9, "default": 0.9**0.5}
-    statistics, batch = 2.0, 5.0
-    for _ in range(2):
-        statistics = planned["usual"] * statistics + (1 - planned["usual"]) * batch
-    assert statistics == pytest.approx(0.81 * 2.0 + (1 - 0.81) * 5.0, rel=1e-12)
-
-
 def test_what_undoes_a_plan_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     symbol, shapes = residual_net()
     traced = trace(symbol, shapes=shapes)

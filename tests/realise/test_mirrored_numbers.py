@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 
 import mxnet as mx
 import pytest
 
-from helpers.executors import ops
 from helpers.networks import (
     Network,
     dropout_net,
@@ -23,7 +21,6 @@ from helpers.operator_runs import (
     SEED,
     assert_mirrored_is,
     by_name,
-    differing,
     random_flags,
     some_flags,
     training_run,
@@ -101,26 +98,6 @@ def test_outputs_keep_their_names_behind_a_reader() -> None:
     assert planned.list_outputs() == ["last_output"]
     assert planned.list_arguments() == symbol.list_arguments()
     assert_mirrored_is(training_run(symbol, traced), traced, iter([frozenset({op})]))
-
-
-@pytest.mark.parametrize("options", [{}, {"use_global_stats": True}, {"cudnn_off": True}])
-def test_copies_that_must_be_read_on_a_gpu(options: dict[str, bool]) -> None:
-    """cuDNN's BatchNorm fails, too. (Its own numbers cannot be seen here, those of a CPU can.)"""
-    symbol, shapes = shelled(lambda x: S.BatchNorm(x, name="bn", **options), IMAGE)
-    traced = trace(symbol, shapes=shapes)
-    flags = by_name(traced, "bn", "input")
-    expected = by_name(traced, "bn") if not options else frozenset()
-    assert unread_copies(traced, flags, on_gpu=True) == expected
-    assert not unread_copies(traced, flags, on_gpu=False)
-    planned = annotate(traced, flags, cudnn=True)
-    executed_ops = [op for op, _ in ops(executor_description(planned, traced))]
-    assert executed_ops.count("BatchNorm") == 2
-    unplanned, actual = training_run(symbol, traced), training_run(planned, traced)
-    assert all(name.startswith("state bn_moving") for name in differing(unplanned, actual))
-    description = executor_description(planned, traced)
-    copy = "bn_unread_mirror" if not options else "bn_mirror"
-    read = re.search(rf"=.*{copy}\(0\)", description)
-    assert bool(read) == bool(expected)
 
 
 def test_profile_needs_no_readers() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -14,25 +12,32 @@ import mxnet as mx
 
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
 from memplan.step.mirroring import mirror
 
 
-def annotate(trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False) -> mx.sym.Symbol:
+def annotate(
+    trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False, for_timing: bool = False
+) -> mx.sym.Symbol:
     """A copy of the traced network whose ops in ``flags`` carry ``force_mirroring``.
 
-    ``mirror_stage`` hints are kept. With ``cudnn``, for training on a GPU, a flagged BatchNorm
-    gets momentum √m: cuDNN updates the moving statistics in every forward call, and two updates
-    with √m on the same batch equal one with m. Where nobody would read a copy that must be read
-    (:func:`unread_copies`), an identity op does, flagged as well, which costs no memory.
+    ``mirror_stage`` hints are kept. A flagged BatchNorm gets ``cudnn_off``, unless this is
+    ``for_timing``: cuDNN updates the moving statistics in every forward call, and so twice where
+    one is recomputed; MXNet's own kernels do so once, in the backward op, on any device
+    (src/operator/nn/batch_norm.cu). Where nobody would read a copy that must be read
+    (:func:`unread_copies`, with ``cudnn`` on a GPU), an identity op does, flagged as well, which
+    costs no memory.
     """
     warn_if_overridden()
     data = json.loads(trace.symbol.tojson(remove_amp_cast=False))
     for op in flags:
         for index in trace.sources[op]:
-            attrs = data["nodes"][index].setdefault("attrs", {})
+            node = data["nodes"][index]
+            attrs = node.setdefault("attrs", {})
             attrs["__force_mirroring__"] = "True"
-            if cudnn and _updates_statistics_in_forward(data["nodes"][index]):
-                attrs["momentum"] = repr(math.sqrt(float(attrs.get("momentum", 0.9))))
+            if not for_timing and may_run_on_cudnn(node["op"], attrs):
+                attrs[CUDNN_OFF_BEFORE] = attrs.get("cudnn_off", "")
+                attrs["cudnn_off"] = "True"
     for op in sorted(unread_copies(trace, flags, on_gpu=cudnn)):
         for index in trace.sources[op]:
             _add_reader(data, index)
@@ -43,9 +48,9 @@ def annotate(trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False) -> m
 def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> frozenset[int]:
     """The flagged ops in whose copies MXNet fails, as nobody reads their main output.
 
-    MXNet then asks the operator for no output (kNullOp), which some kernels do not know: cuDNN's
-    BatchNorm; on a GPU MXNet's own Convolution (depthwise) and Deconvolution; on a CPU these two
-    where oneDNN does not compute them.
+    MXNet then asks the operator for no output (kNullOp), which some kernels do not know: on a GPU
+    MXNet's own Convolution (depthwise) and Deconvolution; on a CPU these two where oneDNN does not
+    compute them. (Nor does cuDNN's BatchNorm, which :func:`annotate` replaces.)
     """
     graph = trace.graph
     suspects = {op for op in flags if _must_be_read(trace.nodes[op], on_gpu)}
@@ -62,8 +67,6 @@ def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> fro
 
 
 def _must_be_read(node: Node, on_gpu: bool) -> bool:
-    if node.op == "BatchNorm":
-        return on_gpu and _updates_statistics_in_forward({"op": node.op, "attrs": node.attrs})
     if node.op not in ("Convolution", "Deconvolution"):
         return False
     info = node.infos.outputs[0]
@@ -86,18 +89,6 @@ def _add_reader(data: dict[str, Any], index: int) -> None:
         }
     )
     nodes[index]["name"] += "_unread"
-
-
-def _updates_statistics_in_forward(node: Mapping[str, Any]) -> bool:
-    """Is this a BatchNorm that MXNet computes with cuDNN when it trains on a GPU?"""
-    attrs = node.get("attrs", {})
-    return node["op"] == "BatchNorm" and not (
-        _is_true(attrs.get("use_global_stats")) or _is_true(attrs.get("cudnn_off"))
-    )
-
-
-def _is_true(value: str | None) -> bool:
-    return value in ("True", "true", "1")
 
 
 def warn_if_overridden() -> None:

@@ -33,7 +33,12 @@ from memplan.mxnet.trace.nnvm import (
     is_hidden,
     shape_is_known,
 )
-from memplan.mxnet.trace.operators import ignored_inputs, may_be_mirrored
+from memplan.mxnet.trace.operators import (
+    CUDNN_OFF_BEFORE,
+    ignored_inputs,
+    may_be_mirrored,
+    may_run_on_cudnn,
+)
 from memplan.mxnet.trace.probe import handovers
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.strategies import REALISATIONS
@@ -145,12 +150,17 @@ def check_symbol(net: Any) -> None:
 
 
 def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
-    """A copy of ``net`` on which no op is flagged for mirroring."""
+    """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan."""
     data = json.loads(net.tojson(remove_amp_cast=False))
     for node in data["nodes"]:
         attrs = node.get("attrs", {})
         for name in ("__force_mirroring__", "force_mirroring"):
             attrs.pop(name, None)
+        before = attrs.pop(CUDNN_OFF_BEFORE, None)
+        if before == "":
+            del attrs["cudnn_off"]
+        elif before is not None:
+            attrs["cudnn_off"] = before
     return mx.sym.load_json(json.dumps(data))
 
 
@@ -271,13 +281,28 @@ def _build(
             else:
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
     forward = depth_first(full[:noutputs])
-    repeatable = repeatable_nodes(forward) if explicit else set(filter(may_be_mirrored, forward))
+    repeatable = repeatable_nodes(forward) if explicit else _mirrorable_nodes(forward, order)
     ops = tuple(_op(node, index_of, first, node in repeatable, external) for node in order)
     if explicit:
         ops = keep_random_order(ops, order)
     heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
     nforward = sum(not node.is_variable for node in forward)
     return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
+
+
+def _mirrorable_nodes(forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
+    """The nodes of the forward pass that MXNet's mirroring computes right on any device.
+
+    A recomputed BatchNorm updates its moving statistics in its backward op only. One without such
+    an op keeps them as they were on a CPU, while cuDNN updates them: it must not be recomputed.
+    """
+    differentiated = {id(node.forward) for node in order if node.forward is not None}
+    return {
+        node
+        for node in forward
+        if may_be_mirrored(node)
+        and (id(node) in differentiated or not may_run_on_cudnn(node.op, node.attrs))
+    }
 
 
 def _op(

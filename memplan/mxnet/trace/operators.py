@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from memplan.mxnet.trace.nnvm import Node
 
@@ -52,6 +53,10 @@ _UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
 _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
 
 
+# What a BatchNorm's cudnn_off was before a mirror plan set it ("": nothing).
+CUDNN_OFF_BEFORE = "__memplan_cudnn_off_before__"
+
+
 def ignored_inputs(node: Node) -> tuple[int, ...]:
     """Positions of the inputs of which ``node`` reads only the shape."""
     if node.op.startswith(("_random_", "_sample_")) and node.op.endswith("_like"):
@@ -80,3 +85,14 @@ def may_be_mirrored(node: Node) -> bool:
     if not node.inputs and _UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")):
         return False  # its shape comes from who reads it: that of a copy cannot be inferred
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
+
+
+def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
+    """Is this a BatchNorm that cuDNN may compute, and update its moving statistics in forward?"""
+    return op == "BatchNorm" and not (
+        _is_true(attrs.get("use_global_stats")) or _is_true(attrs.get("cudnn_off"))
+    )
+
+
+def _is_true(value: str | None) -> bool:
+    return value in ("True", "true", "1")

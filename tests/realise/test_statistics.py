@@ -1,0 +1,108 @@
+"""BatchNorm's moving statistics under a mirror plan: counted once per batch, on any device.
+
+cuDNN, which updates them in every forward call, does not run here. The attribute cudnn_off keeps
+a recomputed BatchNorm away from it; what that does on a GPU was read in MXNet's source.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.trace.build import Trace, trace, without_flags
+from memplan.step.mirroring import flaggable
+from realise.test_mirror import by_name, training_run
+
+SHAPES = {"data": (4, 3, 5, 5)}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "usual": {"momentum": 0.81},
+    "default": {},
+    "channels_last": {"axis": -1},
+    "said": {"cudnn_off": False},
+    "fixed": {"use_global_stats": True},
+    "native": {"cudnn_off": True},
+}
+
+
+def network() -> mx.sym.Symbol:
+    body = mx.sym.Variable("data")
+    for name, options in KINDS.items():
+        body = mx.sym.sin(mx.sym.BatchNorm(body, name=name, **options))
+    return body
+
+
+def flagged_but_kept(traced: Trace) -> frozenset[int]:
+    return frozenset(flaggable(traced.graph)) - by_name(traced, "kept")
+
+
+def values(symbol: mx.sym.Symbol, attribute: str, default: str) -> dict[str, str]:
+    found = symbol.attr_dict()
+    return {name: found.get(name, {}).get(attribute, default) for name in KINDS}
+
+
+@pytest.mark.parametrize("cudnn", [False, True])
+def test_a_plan_for_one_device_is_right_on_the_other(cudnn: bool) -> None:
+    symbol = network()
+    traced = trace(symbol, shapes=SHAPES)
+    planned = annotate(traced, flagged_but_kept(traced), cudnn=cudnn)
+    assert values(planned, "momentum", "0.9") == values(symbol, "momentum", "0.9")
+    assert values(planned, "cudnn_off", "False") == {
+        "kept": "False",
+        "usual": "True",
+        "default": "True",
+        "channels_last": "True",
+        "said": "True",
+        "fixed": "False",  # its statistics are never updated
+        "native": "True",
+    }
+    assert training_run(planned, traced) == training_run(symbol, traced)
+
+
+def test_a_saved_plan_is_planned_again_as_the_network_it_was() -> None:
+    symbol = network()
+    traced = trace(symbol, shapes=SHAPES)
+    planned = annotate(traced, flagged_but_kept(traced), cudnn=True)
+    assert planned.tojson() != symbol.tojson()
+    assert without_flags(mx.sym.load_json(planned.tojson())).tojson() == symbol.tojson()
+
+
+def test_a_batch_norm_that_has_no_backward_op_is_not_recomputed() -> None:
+    """cuDNN would update its statistics in forward, MXNet's own kernels never do."""
+    body = mx.sym.BatchNorm(mx.sym.Variable("data"), name="frozen")
+    body = mx.sym.FullyConnected(mx.sym.sin(body), num_hidden=3, name="trained")
+    requests = {"trained_weight": "write"}
+    graph = trace(body, shapes=SHAPES, grad_req=requests).graph
+    assert {op.name: op.recomputable for op in graph.ops[: graph.nforward]}["frozen"] is False
+    graph = trace(body, shapes=SHAPES, grad_req=requests | {"frozen_beta": "write"}).graph
+    assert {op.name: op.recomputable for op in graph.ops[: graph.nforward]}["frozen"] is True
+
+
+def test_a_planned_symbol_keeps_every_momentum_on_a_gpu() -> None:
+    net = mx.sym.Variable("data")
+    for i in range(6):
+        net = mx.sym.Convolution(net, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        net = mx.sym.BatchNorm(net, momentum=0.81, name=f"norm{i}")
+        net = mx.sym.Activation(net, act_type="relu", name=f"relu{i}")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    plan = memplan.plan(
+        net, strategy="memonger", costs="roofline:v100", ctx=mx.gpu(0), data=(8, 3, 16, 16)
+    )
+    norms = [n for n in json.loads(plan.symbol.tojson())["nodes"] if n["op"] == "BatchNorm"]
+    flags = [n["attrs"].get("__force_mirroring__") == "True" for n in norms]
+    assert len(norms) == 6
+    assert any(flags)
+    assert all(float(norm["attrs"]["momentum"]) == 0.81 for norm in norms)
+    assert [norm["attrs"].get("cudnn_off") == "True" for norm in norms] == flags
+
+
+def test_a_recomputed_batch_norm_needs_no_reader() -> None:
+    """MXNet's own kernel writes whatever is asked of it; cuDNN's does not know kNullOp."""
+    traced = trace(network(), shapes=SHAPES)
+    assert not unread_copies(traced, by_name(traced, "usual"), on_gpu=True)
