@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import GraphError
+from memplan.util.files import parse_json
+from memplan.util.numbers import is_finite, is_whole
 
 if TYPE_CHECKING:
     import networkx
 
 FORMAT = "memplan.step.graph/1"
+
+# All bytes of a step together, and all elements: nine petabytes. Up to here a double is exact, and
+# the compiled kernels, which add up 64-bit integers, cannot overflow however often ops run again.
+MAX_NBYTES = 2**53
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Tensor:
     def __post_init__(self) -> None:
         for field in ("nbytes", "nelements"):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 0:
+            if not is_whole(value):
                 raise GraphError(
                     f"tensor {self.name!r}: {field} must be an integer >= 0, got {value!r}"
                 )
@@ -82,8 +89,15 @@ class Op:
     mirror_stage: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.seconds >= 0.0:
-            raise GraphError(f"op {self.name!r}: seconds must be >= 0, got {self.seconds!r}")
+        for field in ("seconds", "flops", "traffic_nbytes"):
+            value = getattr(self, field)
+            if not is_finite(value):
+                raise GraphError(
+                    f"op {self.name!r}: {field} must be >= 0 and finite, got {value!r}"
+                )
+        indices = (*self.inputs, *self.outputs, *self.after)
+        if not all(isinstance(index, int) for index in indices):
+            raise GraphError(f"op {self.name!r}: tensors and ops are named by integers: {indices}")
         for handover in self.handovers:
             if handover.input not in range(len(self.inputs)) or handover.output not in range(
                 len(self.outputs)
@@ -111,9 +125,39 @@ class TrainingGraph:
     def __post_init__(self) -> None:
         if not 0 <= self.nforward <= len(self.ops):
             raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
+        self._check_sizes()
         self._check_producers()
         self._check_order()
         self._check_handovers()
+
+    def _check_sizes(self) -> None:
+        for field in ("fixed_nbytes", "match_range"):
+            value = getattr(self, field)
+            if not is_whole(value):
+                raise GraphError(f"{field} must be an integer >= 0, got {value!r}")
+        for what, sizes in (
+            ("bytes", [self.fixed_nbytes, *(tensor.nbytes for tensor in self.tensors)]),
+            ("elements", [tensor.nelements for tensor in self.tensors]),
+        ):
+            if sum(sizes) > MAX_NBYTES:
+                raise GraphError(
+                    f"the step holds {sum(sizes)} {what}, more than {MAX_NBYTES} (2^53), beyond "
+                    f"which memplan cannot count; the largest part is {self._largest(what)}"
+                )
+        if not math.isfinite(self.seconds):
+            slowest = max(self.ops, key=lambda op: op.seconds)
+            raise GraphError(
+                f"the seconds of all ops together are too many to count; the most are those of "
+                f"op {slowest.name!r}, {slowest.seconds!r}"
+            )
+
+    def _largest(self, what: str) -> str:
+        """The tensor, or the fixed bytes, that makes the step too large."""
+        field = "nbytes" if what == "bytes" else "nelements"
+        largest = max(self.tensors, key=lambda tensor: getattr(tensor, field), default=None)
+        if largest is None or (what == "bytes" and self.fixed_nbytes > largest.nbytes):
+            return f"its arguments and gradients (fixed_nbytes), {self.fixed_nbytes}"
+        return f"tensor {largest.name!r}, {getattr(largest, field)}"
 
     def _check_producers(self) -> None:
         seen: set[int] = set()
@@ -227,7 +271,7 @@ class TrainingGraph:
     def from_json(cls, text: str) -> TrainingGraph:
         """The graph that :meth:`to_json` wrote; GraphError if the text is something else."""
         try:
-            data: Mapping[str, Any] = json.loads(text)
+            data: Mapping[str, Any] = parse_json(text)
             if data["format"] != FORMAT:
                 raise GraphError(
                     f"not a memplan graph: format is {data['format']!r}, not {FORMAT!r}"
@@ -236,7 +280,9 @@ class TrainingGraph:
             tensors = tuple(Tensor(**tensor) for tensor in data["tensors"])
             rest = {name: data[name] for name in ("nforward", "fixed_nbytes", "match_range")}
             return cls(ops, tensors, tuple(data["heads"]), **rest)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except GraphError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise GraphError(f"not a memplan graph: {error}") from error
 
     def to_networkx(self) -> networkx.DiGraph:

@@ -12,6 +12,7 @@ import numpy as np
 
 from memplan.errors import ScheduleError
 from memplan.step.graph import TrainingGraph
+from memplan.util.files import parse_json
 
 FORMAT = "memplan.step.schedule/1"
 
@@ -173,10 +174,12 @@ class Schedule:
     def from_json(cls, graph: TrainingGraph, text: str) -> Schedule:
         """The schedule of ``graph`` that :meth:`to_json` wrote; ScheduleError if it is not one."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if data["format"] != FORMAT:
                 raise ScheduleError(f"not a memplan schedule: format is {data['format']!r}")
             reads = tuple(tuple(r) for r in data["reads"])
             return cls(graph, tuple(data["ops"]), reads, tuple(data["heads"]))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except ScheduleError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f"not a memplan schedule: {error}") from error

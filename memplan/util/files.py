@@ -1,0 +1,85 @@
+"""Files: written whole or not at all, and JSON whose reader never breaks on a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+# Drafts lie beside their target as ".NAME.XXXXXXXX.memplan-draft". One older than this belongs to
+# a process that was killed while it wrote.
+DRAFT = ".memplan-draft"
+STALE_SECONDS = 3600.0
+
+# Of a draft's name, what the target's may take: file systems allow 255 bytes in all.
+_MAX_STEM = 60
+
+
+def parse_json(text: str) -> Any:
+    """What the JSON ``text`` holds; ValueError for any that is damaged, however deep it nests."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep for JSON that memplan wrote") from None
+
+
+def read_json(path: Path) -> Any:
+    """What the JSON in the file holds; OSError if it cannot be read, ValueError if damaged."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write ``text`` to ``path``, all of it or nothing; OSError if it cannot be.
+
+    The text is on the disk before it takes its place. A file that is there keeps its permissions,
+    a link stays a link to what is written, and what is no file (/dev/null) is written to, not
+    replaced. Drafts that killed processes left beside it are deleted.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        Path(path).write_text(text, encoding="utf-8")
+        return
+    _sweep(target.parent)
+    draft = target.with_name(f".{_start(target.name)}.{secrets.token_hex(8)}{DRAFT}")
+    try:
+        with draft.open("x", encoding="utf-8", newline="") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+        _flush_folder(target.parent)
+    finally:
+        # Nothing is left of it once it has been renamed.
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _start(name: str) -> str:
+    """The first bytes of ``name``, for people who meet a draft."""
+    return os.fsencode(name)[:_MAX_STEM].decode("utf-8", "ignore")
+
+
+def _flush_folder(folder: Path) -> None:
+    """Bring the new name to the disk, where the file system can (on some it cannot)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete the drafts of processes that were killed."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(f".*{DRAFT}"):
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > STALE_SECONDS:
+                    draft.unlink()

@@ -1,0 +1,18 @@
+"""What counts as a number here: no truth value, no NaN, nothing too large to compute with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeGuard
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Is ``value`` an int from 0 (not a bool, not a float)?"""
+    return type(value) is int and value >= 0
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Is ``value`` an int or float from 0 that a float can hold?"""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return bool(0 <= value <= sys.float_info.max)
