@@ -1,28 +1,22 @@
 """Steps in the order of MXNet's engine: what reads the moving statistics waits, and is waited for.
 
-The engine has one thread for ``cpu(0)``, which takes ops as they become ready. Held up by an op of
-ours, it gets step and readers together; so these tests depend on no clock.
+Held up, the engine gets step and readers together; so these tests depend on no clock.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from mxnet.base import _LIB, check_call
 
-import memplan
 import memplan.mxnet
+from helpers.held import held
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.realise.engine import _CPU, _handles
 from memplan.mxnet.trace.build import trace
 from memplan.step.schedule import Schedule
 
@@ -35,24 +29,6 @@ MODES = ["trained", "frozen"]
 
 Arrays = dict[str, Any]
 Numbers = dict[str, Any]
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Within this nothing runs on ``cpu(0)``; at its end all that was asked for has run."""
-    opened = threading.Event()
-    wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: opened.wait())
-    nothing = _handles([])
-    check_call(
-        _LIB.MXEnginePushSyncND(
-            wait, None, None, ctypes.byref(_CPU), nothing, 0, nothing, 0, None, 0, None
-        )
-    )
-    try:
-        yield
-    finally:
-        opened.set()
-        mx.nd.waitall()
 
 
 def network(mode: str) -> mx.sym.Symbol:

@@ -29,6 +29,27 @@ _CPU = _Context(1, 0)
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
 
 
+# NDArray::Reorder2DefaultAsync() const, which no function of the C API calls without a wait. An
+# MXNet without oneDNN has neither it nor other layouts. A handle is a pointer to the NDArray.
+_TO_DEFAULT_LAYOUT = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+if _TO_DEFAULT_LAYOUT is not None:
+    _TO_DEFAULT_LAYOUT.restype = None
+
+
+def to_default_layout(arrays: Sequence[NDArray]) -> None:
+    """Ask the engine to put ``arrays`` back from oneDNN's layouts, those that have one by then.
+
+    Inference leaves weights in such layouts. MXNet's training asks for this as well, but only when
+    the layer runs: an update may have been asked for by then, and finds the weight as it is. That
+    matters to nag_mom_update, which reads the weight again after writing it: it computes something
+    else where MXNet gives it a copy to read.
+    """
+    if _TO_DEFAULT_LAYOUT is not None:
+        for array in arrays:
+            if array.context.device_type != "gpu":
+                _TO_DEFAULT_LAYOUT(array.handle)
+
+
 class Marker:
     """An operation that does nothing, in the engine's order as if it read and wrote arrays.
 

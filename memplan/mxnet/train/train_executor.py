@@ -10,7 +10,7 @@ import numpy as np
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
-from memplan.mxnet.realise.engine import HiddenWrites
+from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.packed import Memory, PackedStep
 from memplan.mxnet.trace.build import Trace
@@ -68,6 +68,7 @@ class TrainExecutor:
         self._arguments = symbol.list_arguments()
         self.arg_dict = self._arrays("args", self._arguments, args)
         self.aux_dict = self._arrays("aux_states", symbol.list_auxiliary_states(), aux_states)
+        self._matrices = [array for n, array in self.arg_dict.items() if len(trace.shapes[n]) > 1]
         self.head_grads = self._head_grads()
         arrays = {**self.arg_dict, **self.head_grads}
         self._training: PackedStep | mx.executor.Executor
@@ -158,6 +159,7 @@ class TrainExecutor:
                 raise ArgumentError(f"{name!r} is no argument of the network")
             self.arg_dict[name][:] = value
         if is_train:
+            to_default_layout(self._matrices)
             self._hidden_writes.begin()
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
             self._hidden_writes.end()
