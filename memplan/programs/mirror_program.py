@@ -7,34 +7,51 @@ by one: a program with some of them is a relaxation, so its bound holds for all 
 solution that an exact replay finds within the budget is optimal.
 
 Flags leave the order of the backward ops as it is; stage k is the time from the end of backward
-op k - 1 to the end of backward op k. Notation, for a forward op u:
+op k - 1 to the end of backward op k. For forward ops u, v, x and a tensor a of op u:
 
-- F[u]: u is flagged. C[u]: its copy is executed at some time.
-- E[k, u]: the copy of u has been executed when backward op k runs.
-- O[k, a], P[k, a]: the original of tensor a, its copy, is alive while k runs.
+- F[u]: u is flagged. The only integers.
+- C[u]: the copy of u is executed at some time. Where u's own backward op asks for it, C[u] = F[u];
+  else C[u] >= F[u] + F[v] - 1 for every op v whose backward op asks for it (:func:`reasons_of`),
+  and C[u] >= F[u] + C[x] - 1 for every reader x of u.
+- E[k, u]: the copy of u has been executed when backward op k runs. As C[u], of what has been asked
+  for by then; and E[k, u] <= F[u], E[k, u] <= the sum of these F[v] and E[k, x].
+- O[k, a], P[k, a]: the original of a, its copy, is alive while op k runs. Over the backward ops
+  j >= k that read a and differentiate v (the backward op of v reads copies only if both are
+  flagged): O >= 1 - F[v], O >= 1 - F[u], P >= E[k, u] + F[v] - 1 (for v = u, P >= E[k, u]).
+  Over the ops x whose copies are pending, that is C[x] - E[k, x], and read a:
+  O >= C[x] - E[k, x] - F[u], P >= E[k, u] + C[x] - E[k, x] - 1. O = 1 if a forward op from k on
+  reads a, if op k writes it, or if it is a head. Aliases count as the tensor whose buffer they are.
+- W[k, b]: output b of op k takes over the buffer of none of its m candidates:
+  W >= the sum of their survivals - (m - 1). What b takes over saves its size, 1 - W times.
+- Row of op k: the sum of nbytes[a] (O[k, a] + P[k, a]) + gradients[k] - savings <= budget.
+- Row of the copy of u in stage k: the same at the moment at which it runs, less all of it where it
+  does not run there: savings and E as they are then, - most * (1 - (E[k, u] - E[k - 1, u])).
+
+Minimised are the seconds of the copies, the sum of seconds[u] * C[u].
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from memplan.errors import ScheduleError
-from memplan.programs.solver import BINARY, Expr, Var, new_model, solve, total
-from memplan.step.graph import Tensor, TrainingGraph
+from memplan.programs.linear import Linear
+from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, reasons_of
+from memplan.programs.solver import Program
+from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
-from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay
 
 # Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
 # around 1e-6, and op times are of that order.
 COST_SCALE = 1000.0
-# Bytes are counted in MiB in the rows, for the same reason.
-MIB = float(1 << 20)
+
+# Bytes are counted in MiB in the rows, for the same reason; in budgets, where these are smaller.
+MIB = 1 << 20
+
+NONE, ALL = Linear(), Linear(constant=1.0)
 
 
 @dataclass(frozen=True)
@@ -46,8 +63,8 @@ class _View:
     """
 
     since: int
-    executed: Mapping[int, Expr]
-    pending: Mapping[int, Expr]
+    executed: Mapping[int, Linear]
+    pending: Mapping[int, Linear]
 
 
 @dataclass(frozen=True)
@@ -61,74 +78,76 @@ class Solution:
 
 
 class MirrorProgram:
-    """A relaxation of the program, with the moments added so far.
+    """A relaxation of the program, with the moments added so far, built in ``program``.
 
     Raises ScheduleError for a graph whose base order is not the one in which MXNet runs it.
     """
 
-    def __init__(self, graph: TrainingGraph, budget_nbytes: int, *, solver: str) -> None:
+    def __init__(self, graph: TrainingGraph, budget_nbytes: int, program: Program) -> None:
         self.graph = graph
-        self.model = new_model(solver)
+        self.program = program
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
-        self.budget = self.model.add_var(name="budget", lb=0.0, ub=budget_nbytes / MIB)
-        self.flag = {u: self.model.add_var(var_type=BINARY) for u in flaggable(graph)}
-        self.consumers = _consumers(graph)
-        self.reasons = _reasons(graph, self.consumers)
-        self.aliases = _Aliases.of(graph)
-        self.gradients = _gradients(graph, self.aliases)
-        self.copied = self._copied()
-        self.model.objective = total(
-            self.scale * graph.ops[u].seconds * copied for u, copied in self.copied.items()
-        )
+        self.unit = 1.0 / min(MIB, max(1, budget_nbytes))
+        self.budget_nbytes = budget_nbytes
+        self.consumers = consumers_of(graph)
+        self.reasons = reasons_of(graph, self.consumers)
+        self.aliases = Aliases.of(graph)
+        self.gradients = gradients_of(graph, self.aliases)
         self.moments: set[tuple[int, int | None]] = set()
-        self._executed: dict[int, dict[int, Expr]] = {}
-        self._maxima: dict[Any, Expr] = {}
+        self._executed: dict[int, dict[int, Linear]] = {}
+        self._maxima: dict[Any, Linear] = {}
+        # The variables but the flags, in the order in which they were made: each is, for given
+        # flags, the largest of these sums.
+        self._derived: list[tuple[int, list[Linear]]] = []
+        self.number = {
+            u: program.variable(self._cost(u) if u in self.reasons[u] else 0.0, integer=True)
+            for u in flaggable(graph)
+        }
+        self.flag = {u: Linear.variable(number) for u, number in self.number.items()}
+        self.copied = self._copied()
 
-    def _copied(self) -> dict[int, Expr]:
-        """C[u] = F[u] where u's own backward op asks for the copy; else, for every other op v
-        whose backward op asks for it and every reader x of u:
-        C[u] >= F[u] + F[v] - 1,  C[u] >= F[u] + C[x] - 1.
-        """
-        copied: dict[int, Expr] = {}
+    def _cost(self, u: int) -> float:
+        return self.scale * self.graph.ops[u].seconds
+
+    def _is_flagged(self, u: int) -> Linear:
+        """F[u]; 0 where u cannot be flagged."""
+        return self.flag.get(u, NONE)
+
+    def _copied(self) -> dict[int, Linear]:
+        """C; ops whose copy is never asked for are left out."""
+        copied: dict[int, Linear] = {}
         for u in sorted(self.flag, reverse=True):
             if u in self.reasons[u]:
                 copied[u] = self.flag[u]
                 continue
-            users = [copied[x] for x in self.consumers[u] if x in copied]
-            users += [self.flag[v] for v in self.reasons[u] if v in self.flag]
+            users = self._users(u, self.reasons[u], copied)
             if users:
-                copied[u] = self.model.add_var(lb=0.0, ub=1.0)
-                for used in users:
-                    self.model.add_constr(copied[u] >= self.flag[u] + used - 1)
+                copied[u] = self._largest([self.flag[u] + n - 1 for n in users], self._cost(u))
         return copied
 
-    def executed(self, k: int) -> Mapping[int, Expr]:
-        """E[k, ·]; ops whose copy cannot have been executed yet are left out.
-
-        E[k, u] = F[u] once u's own backward op has asked for the copy. Before, u's copy has run
-        if and only if u is flagged and somebody has needed it, by the terms n of _copied:
-        E[k, u] >= n + F[u] - 1,  E[k, u] <= F[u],  E[k, u] <= sum of all n.
-        """
+    def executed(self, k: int) -> Mapping[int, Linear]:
+        """E[k, ·]; ops whose copy cannot have been executed yet are left out."""
         if k < self.graph.nforward:
             return {}
         if k not in self._executed:
-            result: dict[int, Expr] = {}
+            result: dict[int, Linear] = {}
             for u in sorted(self.flag, reverse=True):
                 asked = [v for v, stage in self.reasons[u].items() if stage <= k]
                 if u in asked:
                     result[u] = self.flag[u]
                     continue
-                users = [result[x] for x in self.consumers[u] if x in result]
-                users += [self.flag[v] for v in asked if v in self.flag]
+                users = self._users(u, asked, result)
                 if users:
-                    e = self.model.add_var(lb=0.0, ub=1.0)
-                    self.model.add_constr(e <= self.flag[u])
-                    self.model.add_constr(e <= total(users))
-                    for used in users:
-                        self.model.add_constr(e >= used + self.flag[u] - 1)
-                    result[u] = e
+                    result[u] = self._largest([self.flag[u] + n - 1 for n in users])
+                    self._at_most(result[u], self.flag[u])
+                    self._at_most(result[u], Linear.total(users))
             self._executed[k] = result
         return self._executed[k]
+
+    def _users(self, u: int, asked: Iterable[int], ran: Mapping[int, Linear]) -> list[Linear]:
+        """Who needs the copy of u if it is flagged: copies that ``ran``, and who has ``asked``."""
+        users = [ran[x] for x in self.consumers[u] if x in ran]
+        return users + [self.flag[v] for v in asked if v in self.flag]
 
     def add_moment(self, k: int, copy: int | None = None) -> bool:
         """Demand that what is alive fits the budget while op ``k`` runs.
@@ -148,13 +167,13 @@ class MirrorProgram:
     def _add_row_of_op(self, k: int) -> None:
         """The row for the moment at which op ``k``, forward or backward, runs in its place."""
         now = self.executed(k)
-        pending = {x: _minus(copied, now.get(x, 0)) for x, copied in self.copied.items()}
+        pending = {x: copied - now.get(x, NONE) for x, copied in self.copied.items()}
         view = _View(k, now, pending)
         differentiated = self.graph.ops[k].differentiates
-        reads_copies = 0 if differentiated is None else self.flag.get(differentiated, 0)
+        reads_copies = NONE if differentiated is None else self._is_flagged(differentiated)
         saved = self._saved(k, reads_copies, dataclasses.replace(view, since=k + 1))
-        terms = [nbytes / MIB * alive for nbytes, alive in self._live(view)]
-        self._add_row(total(terms) - saved + self.gradients[k].during_nbytes / MIB)
+        alive = Linear.total(nbytes * alive for nbytes, alive in self._live(view))
+        self._add_row(alive - saved + self.gradients[k].during_nbytes)
 
     def _add_row_of_copy(self, k: int, copy: int) -> None:
         """The row for the moment at which ``copy`` runs, where it does so in stage ``k``."""
@@ -162,32 +181,37 @@ class MirrorProgram:
         executed = dict(before)
         # Of what runs in the same stage, only what the copy reads through flagged ops is known to
         # run before it, and only what reads it to run after.
-        chain: dict[int, Expr] = {copy: 1}
+        chain = {copy: ALL}
         for u in sorted(self._ancestors(copy), reverse=True):
             if u in now:
                 users = [chain[x] + self.flag[u] - 1 for x in self.consumers[u] if x in chain]
-                chain[u] = self._at_least([*users, before.get(u, 0)])
+                chain[u] = self._at_least([*users, before.get(u, NONE)])
         executed.update(chain)
         later = {copy, *self.consumers[copy]}
         pending = {
-            x: _minus(copied, (before if x in later else now).get(x, 0))
+            x: copied - (before if x in later else now).get(x, NONE)
             for x, copied in self.copied.items()
         }
         view = _View(k, executed, pending)
         others = {x: expr for x, expr in pending.items() if x != copy}
-        saved = self._saved(copy, 1, dataclasses.replace(view, pending=others))
+        saved = self._saved(copy, ALL, dataclasses.replace(view, pending=others))
         live = self._live(view)
-        held = self.gradients[k].before_nbytes / MIB
+        held = self.gradients[k].before_nbytes
         # Where the copy does not run here, the row must hold whatever is alive.
-        most = sum(nbytes for nbytes, _ in live) / MIB + held
-        runs_here = _minus(now.get(copy, 0), before.get(copy, 0))
-        terms = [nbytes / MIB * alive for nbytes, alive in live]
-        self._add_row(total(terms) - saved + held - most * (1 - runs_here))
+        most = sum(nbytes for nbytes, _ in live) + held
+        runs_here = now.get(copy, NONE) - before.get(copy, NONE)
+        alive = Linear.total(nbytes * alive for nbytes, alive in live)
+        self._add_row(alive - saved + held - most * (1.0 - runs_here))
 
-    def _add_row(self, mib: Expr) -> None:
-        self.model.add_constr(mib - self.budget <= 0)
+    def _add_row(self, nbytes: Linear) -> None:
+        self._at_most(self.unit * nbytes, Linear(constant=self.unit * self.budget_nbytes))
 
-    def _live(self, view: _View) -> list[tuple[int, Expr]]:
+    def _at_most(self, left: Linear, right: Linear) -> None:
+        """The row left <= right."""
+        row = left - right
+        self.program.at_most(row.terms, -row.constant)
+
+    def _live(self, view: _View) -> list[tuple[int, Linear]]:
         """(bytes, alive) for every buffer of forward tensors that may be alive."""
         return [
             (self.graph.tensors[a].nbytes, alive)
@@ -196,46 +220,46 @@ class MirrorProgram:
             if a not in self.aliases.source
         ]
 
-    def _saved(self, op: int, reads_copies: Expr, after: _View) -> Expr:
-        """MiB that ``op`` saves by writing into forward tensors that die at it.
+    def _saved(self, op: int, reads_copies: Linear, after: _View) -> Linear:
+        """Bytes that ``op`` saves by writing into forward tensors that die at it.
 
         ``after`` is the view once it has read. An output with m candidates saves its size unless
         all of them survive: w >= sum of survivors - (m - 1),  saved = nbytes (1 - w). Two outputs
         that may take the same one are both taken to save: a relaxation.
         """
         graph, aliases = self.graph, self.aliases
-        only_originals = isinstance(reads_copies, int) and not reads_copies
+        only_originals = reads_copies == NONE
         candidates = self._candidates(op, only_originals)
         if not candidates:
-            return 0
+            return NONE
         original, copies = self._alive(after)
-        survives: dict[int, Expr] = {}
+        survives: dict[int, Linear] = {}
         for a in {a for sources in candidates.values() for a in sources}:
-            flag = self.flag.get(graph.producer[a], 0)
-            kept = original.get(aliases.root(a), 0)
+            flag = self._is_flagged(graph.producer[a])
+            kept = original.get(aliases.root(a), NONE)
             # The copy is read if the producer is flagged too.
             lows = [kept - reads_copies, kept - flag]
             lows += [low + reads_copies - 1 for low in self._copy_kept(a, original, copies)]
             survives[a] = self._at_least(lows)
         saved = []
         for target, sources in candidates.items():
-            kept = [total(survives[a] for a in sources) - (len(sources) - 1)]
-            saved.append(graph.tensors[target].nbytes / MIB * (1 - self._at_least(kept)))
-        return total(saved)
+            kept = Linear.total(survives[a] for a in sources) - (len(sources) - 1)
+            saved.append(graph.tensors[target].nbytes * (1.0 - self._at_least([kept])))
+        return Linear.total(saved)
 
     def _copy_kept(
-        self, a: int, original: Mapping[int, Expr], copies: Mapping[int, Expr]
-    ) -> list[Expr]:
+        self, a: int, original: Mapping[int, Linear], copies: Mapping[int, Linear]
+    ) -> list[Linear]:
         """Lower bounds on whether the buffer of the copy of tensor ``a`` survives.
 
         It is that of an original where ``a`` is an alias of a tensor whose op is not flagged.
         """
         lows = [copies[a]] if a in copies else []
-        flag = self.flag.get(self.graph.producer[a], 0)
+        flag = self._is_flagged(self.graph.producer[a])
         if a in self.aliases.source and a in copies:
             source = self.aliases.source[a]
-            owner = self.flag.get(self.graph.producer[source], 0)
-            kept = original.get(self.aliases.root(source), 0)
+            owner = self._is_flagged(self.graph.producer[source])
+            kept = original.get(self.aliases.root(source), NONE)
             lows.append(kept + flag - owner - 1)
             lows += [low + flag - 1 for low in self._copy_kept(source, original, copies)]
         return lows
@@ -282,40 +306,34 @@ class MirrorProgram:
                     stack.append(other)
         return seen
 
-    def _alive(self, view: _View) -> tuple[dict[int, Expr], dict[int, Expr]]:
-        """O[k, ·] and P[k, ·] of the tensors of forward ops, as ``view`` sees the step.
-
-        For a tensor a of op u, over the backward ops j >= k that read it and differentiate v:
-        O >= 1 - F[v] and O >= 1 - F[u] (v's backward op reads copies only if both are flagged),
-        P >= E[u] + F[v] - 1; over the copies of ops x still pending that read it:
-        O >= pending[x] - F[u],  P >= E[u] + pending[x] - 1.
-        """
+    def _alive(self, view: _View) -> tuple[dict[int, Linear], dict[int, Linear]]:
+        """O[k, ·] and P[k, ·] of the tensors of forward ops, as ``view`` sees the step."""
         graph = self.graph
-        original: dict[int, Expr] = {}
-        copies: dict[int, Expr] = {}
-        low_original: dict[int, list[Expr]] = defaultdict(list)
-        low_copy: dict[int, list[Expr]] = defaultdict(list)
+        original: dict[int, Linear] = {}
+        copies: dict[int, Linear] = {}
+        low_original: dict[int, list[Linear]] = defaultdict(list)
+        low_copy: dict[int, list[Linear]] = defaultdict(list)
         heads = frozenset(graph.heads)
         for u in range(min(view.since, graph.nforward - 1), -1, -1):
-            flag = self.flag.get(u, 0)
+            flag = self._is_flagged(u)
             ran = view.executed.get(u)
             for a in graph.ops[u].outputs:
                 if graph.tensors[a].nbytes == 0 or a in self.aliases.uncounted:
                     continue
                 lows, copy_lows = low_original[a], low_copy[a]
                 if a in heads or u == view.since:
-                    lows.append(1)
+                    lows.append(ALL)
                 for j in graph.readers[a]:
                     if j >= graph.nforward:
                         if j < view.since:
                             continue
                         v = graph.ops[j].differentiates
-                        wanted = 0 if v is None else self.flag.get(v, 0)
-                        lows += [1 - wanted, 1 - flag]
-                        copy_lows.append(1 if v == u else wanted)
+                        wanted = NONE if v is None else self._is_flagged(v)
+                        lows += [1.0 - wanted, 1.0 - flag]
+                        copy_lows.append(ALL if v == u else wanted)
                         continue
                     if j >= view.since:
-                        lows.append(1)
+                        lows.append(ALL)
                     if j in view.pending:
                         lows.append(view.pending[j] - flag)
                         copy_lows.append(view.pending[j])
@@ -324,208 +342,53 @@ class MirrorProgram:
                     copies[a] = self._at_least([ran + low - 1 for low in copy_lows])
                 if a in self.aliases.source:
                     source = self.aliases.source[a]
-                    owner = self.flag.get(graph.producer[source], 0)
+                    owner = self._is_flagged(graph.producer[source])
                     low_original[source].append(original[a])
                     if a in copies:
                         low_original[source].append(copies[a] - owner)
                         low_copy[source].append(copies[a])
         return original, copies
 
-    def _at_least(self, lows: list[Expr]) -> Expr:
+    def _at_least(self, lows: list[Linear]) -> Linear:
         """A value in [0, 1] that is at least each of ``lows``; a constant where it can be.
 
         The same for the same ``lows``: values only ever count against the budget.
         """
-        constants = [low for low in lows if isinstance(low, (int, float))]
-        floor = max([0, *constants])
-        varying = {_key(low): low for low in lows if not isinstance(low, (int, float))}
-        if floor >= 1 or not varying:
-            return min(1, floor)
+        floor = max([0.0, *(low.constant for low in lows if low.is_constant)])
+        varying = {low.key: low for low in lows if not low.is_constant}
+        if floor >= 1.0 or not varying:
+            return Linear(constant=min(1.0, floor))
         key = (floor, frozenset(varying))
         if key not in self._maxima:
-            result = self._maxima[key] = self.model.add_var(lb=float(floor), ub=1.0)
-            for low in varying.values():
-                self.model.add_constr(result >= low)
+            constant = [Linear(constant=floor)] if floor else []
+            self._maxima[key] = self._largest([*varying.values(), *constant])
         return self._maxima[key]
+
+    def _largest(self, lows: list[Linear], cost: float = 0.0) -> Linear:
+        """A new variable in [0, 1] that is at least each of ``lows``."""
+        number = self.program.variable(cost)
+        result = Linear.variable(number)
+        for low in lows:
+            self._at_most(low, result)
+        self._derived.append((number, lows))
+        return result
 
     def forbid(self, flags: frozenset[int]) -> None:
         """Exclude exactly this set of flags (an exact replay found it over the budget)."""
-        self.model.add_constr(
-            total(1 - var if u in flags else var for u, var in self.flag.items()) >= 1
-        )
+        differing = (1.0 - flag if u in flags else flag for u, flag in self.flag.items())
+        self._at_most(ALL, Linear.total(differing))
 
     def start_from(self, flags: frozenset[int]) -> None:
-        """Give the solver a first solution."""
-        self.model.start = [(var, 1.0 if u in flags else 0.0) for u, var in self.flag.items()]
+        """Give the solver a first solution: HiGHS takes only the values of all variables."""
+        values = {number: float(u in flags) for u, number in self.number.items()}
+        for number, lows in self._derived:
+            values[number] = max([0.0, *(low.value(values) for low in lows)])
+        self.program.start_from([values[number] for number in range(len(values))])
 
     def solve(self, seconds: float) -> Solution:
         """Solve the relaxation for at most ``seconds``."""
-        solved = solve(self.model, seconds)
+        solved = self.program.solve(seconds)
         flags = None
         if solved.values is not None:
-            flags = frozenset(u for u, var in self.flag.items() if solved.values[var.idx] > 0.5)
+            flags = frozenset(u for u, n in self.number.items() if solved.values[n] > 0.5)
         return Solution(flags, solved.bound / self.scale, solved.optimal, solved.infeasible)
-
-
-def _key(expr: Expr) -> tuple[tuple[tuple[int, float], ...], float]:
-    """What makes two expressions equal (python-mip's own comparison builds a constraint)."""
-    if isinstance(expr, Var):
-        return ((expr.idx, 1.0),), 0.0
-    return tuple(sorted((var.idx, factor) for var, factor in expr.expr.items())), expr.const
-
-
-def _minus(a: Expr, b: Expr) -> Expr:
-    """a - b; python-mip loses one of two terms with the same variable."""
-    return 0 if a is b else a - b
-
-
-def _consumers(graph: TrainingGraph) -> dict[int, list[int]]:
-    """For each forward op, the forward ops that depend on it."""
-    result: dict[int, list[int]] = {u: [] for u in range(graph.nforward)}
-    for x in range(graph.nforward):
-        for u in dict.fromkeys(graph.dependencies[x]):
-            result[u].append(x)
-    return result
-
-
-def _reasons(graph: TrainingGraph, consumers: Mapping[int, list[int]]) -> dict[int, dict[int, int]]:
-    """For each forward op u, when backward ops ask for its copy, if it is flagged.
-
-    ``{v: k}``: from stage k on if v, which they differentiate, is flagged. Left out where
-    another reason comes no later.
-    """
-    asked: dict[int, dict[int, int]] = {u: {} for u in range(graph.nforward)}
-    for (op, needed), stage in _stages(graph).items():
-        v = graph.ops[op].differentiates
-        if v is not None and needed < graph.nforward:
-            asked[needed][v] = min(stage, asked[needed].get(v, stage))
-    result = {}
-    for u, found in asked.items():
-        own = found.get(u, math.inf)
-        result[u] = {
-            v: stage
-            for v, stage in found.items()
-            if v == u
-            or (stage < own and not (v in consumers[u] and asked[v].get(v, math.inf) <= stage))
-        }
-    return result
-
-
-def _stages(graph: TrainingGraph) -> dict[tuple[int, int], int]:
-    """For each backward op and each op that it depends on: the stage in which it asks for it.
-
-    MXNet runs the graph depth first: an op asks for what it needs one after the other.
-    """
-    result: dict[tuple[int, int], int] = {}
-    seen: set[int] = set()
-    done = 0
-    for root in (graph.producer[head] for head in graph.heads):
-        stack = [] if root in seen else [(root, iter(graph.dependencies[root]))]
-        seen.add(root)
-        while stack:
-            op, waiting = stack[-1]
-            for needed in waiting:
-                if op >= graph.nforward:
-                    result.setdefault((op, needed), done)
-                if needed not in seen:
-                    seen.add(needed)
-                    stack.append((needed, iter(graph.dependencies[needed])))
-                    break
-            else:
-                if op != done:
-                    raise ScheduleError(
-                        f"op {graph.ops[op].name!r} comes {op}th in the graph, but MXNet would "
-                        f"run it {done}th: mirroring needs the graph in MXNet's own order"
-                    )
-                done += 1
-                stack.pop()
-    return result
-
-
-@dataclass(frozen=True)
-class _Aliases:
-    """Which tensors share the buffer of a forward tensor, whether that dies or not.
-
-    ``source[a]`` is the tensor whose buffer the forward tensor ``a`` shares. ``uncounted`` are
-    the tensors of which that cannot be told for certain; leaving them out is safe, as it only
-    makes the program more of a relaxation.
-    """
-
-    source: Mapping[int, int]
-    uncounted: frozenset[int]
-
-    @classmethod
-    def of(cls, graph: TrainingGraph) -> _Aliases:
-        source: dict[int, int] = {}
-        uncounted: set[int] = set()
-        for index, op in enumerate(graph.ops):
-            found: dict[int, set[int]] = defaultdict(set)
-            for handover in op.handovers:
-                a = op.inputs[handover.input]
-                shared = index < graph.nforward or graph.producer[a] < graph.nforward
-                if handover.alias and (shared or a in uncounted) and graph.tensors[a].nbytes:
-                    found[op.outputs[handover.output]].add(a)
-            for target, sources in found.items():
-                if index < graph.nforward and len(sources) == 1:
-                    source[target] = sources.pop()
-                else:
-                    uncounted.add(target)
-        return cls(source, frozenset(uncounted))
-
-    def root(self, a: int) -> int:
-        """The tensor that first had the buffer of ``a``."""
-        while a in self.source:
-            a = self.source[a]
-        return a
-
-
-class _Gradients(NamedTuple):
-    """Bytes of backward tensors alive right before and while an op of the unplanned step runs.
-
-    Flags change neither. ``handed_over`` are the op's outputs that take over a gradient's buffer.
-    """
-
-    before_nbytes: int
-    during_nbytes: int
-    handed_over: frozenset[int]
-
-
-class _GradientArena:
-    """Counts what :class:`_Gradients` tells, while a step is replayed."""
-
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self.tensors = tensors
-        self.sizes: list[int] = []
-        self.live = 0
-        self.requested = 0
-        self.shared: set[int] = set()
-        self.found: list[_Gradients] = []
-
-    def request(self, step: int, tensor: int) -> int:
-        self.sizes.append(self.tensors[tensor].nbytes)
-        self.requested += self.sizes[-1]
-        return len(self.sizes) - 1
-
-    def share(self, buffer: int, step: int, tensor: int) -> None:
-        self.shared.add(tensor)
-
-    def release(self, buffer: int, step: int) -> None:
-        self.live -= self.sizes[buffer]
-
-    def end_of_requests(self, step: int) -> None:
-        during = self.live + self.requested
-        self.found.append(_Gradients(self.live, during, frozenset(self.shared)))
-        self.live, self.requested, self.shared = during, 0, set()
-
-
-def _gradients(graph: TrainingGraph, aliases: _Aliases) -> list[_Gradients]:
-    """What the gradients occupy at every op, forward tensors (and what is theirs) left out."""
-    tensors = tuple(
-        Tensor(tensor.name, 0, 0)
-        if graph.producer[t] < graph.nforward or t in aliases.uncounted
-        else tensor
-        for t, tensor in enumerate(graph.tensors)
-    )
-    arena = _GradientArena(tensors)
-    replay(Schedule.unplanned(dataclasses.replace(graph, tensors=tensors)), arena)
-    return arena.found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from memplan.memory.blocks import allocate
 from memplan.programs.mirror_program import MirrorProgram
-from memplan.programs.solver import DEFAULT_SOLVER, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
 from memplan.search.flag_annealing import anneal
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
@@ -69,7 +69,9 @@ class Checkmate:
         if not flaggable(graph):
             return Outcome(Status.INFEASIBLE)
         try:
-            proved = self._solve_program(graph, budget_nbytes, known, deadline)
+            with Program(self.solver) as program:
+                mirrors = MirrorProgram(graph, budget_nbytes, program)
+                proved = self._solve_program(mirrors, known, deadline)
         except KeyboardInterrupt:
             if known.schedule is None:
                 raise
@@ -80,19 +82,17 @@ class Checkmate:
         improved = _annealed(self, start, budget_nbytes, deadline - time.monotonic())
         return replace(best_of([improved, start], budget_nbytes), lower_bound=proved.lower_bound)
 
-    def _solve_program(
-        self, graph: TrainingGraph, budget_nbytes: int, known: Outcome, deadline: float
-    ) -> Outcome:
+    def _solve_program(self, program: MirrorProgram, known: Outcome, deadline: float) -> Outcome:
         """Add moments until the program's optimum is a plan within the budget, or time is up."""
         stop = deadline - (1.0 - self.program_share) * self.time_limit
-        program = MirrorProgram(graph, budget_nbytes, solver=self.solver)
+        graph, budget_nbytes = program.graph, program.budget_nbytes
         unplanned = simulate(Schedule.unplanned(graph))
         program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
         plans = [] if known.schedule is None else [known.schedule]
         bound = 0.0
-        if plans:
-            program.start_from(flags_of(plans[0]))
         while (left := stop - time.monotonic()) > 0:
+            if known.schedule is not None:
+                program.start_from(flags_of(known.schedule))
             solution = program.solve(left)
             bound = max(bound, solution.bound_seconds)
             seconds = graph.seconds

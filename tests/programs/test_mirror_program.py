@@ -30,7 +30,9 @@ from helpers.graphs import (
 from helpers.networks import Network, unrolled_lstm
 from memplan.errors import ScheduleError
 from memplan.mxnet.trace.build import trace
-from memplan.programs.mirror_program import MIB, MirrorProgram
+from memplan.programs.linear import Linear
+from memplan.programs.mirror_program import MirrorProgram
+from memplan.programs.solver import SOLVERS, Program
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.simulate import simulate
@@ -42,26 +44,34 @@ TOLERANCE = 0.5  # bytes; the smallest tensor has four
 
 
 class Measured(MirrorProgram):
-    """A program with fixed flags; every row is given a variable to measure it."""
+    """A program with fixed flags, whose rows are measured instead of kept."""
 
     def __init__(self, graph: TrainingGraph, flags: frozenset[int]) -> None:
-        super().__init__(graph, 0, solver="HIGHS")
-        for op, var in self.flag.items():
-            var.lb = var.ub = float(op in flags)
-        self.rows: list[mip.Var] = []
+        super().__init__(graph, 0, Program())
+        fix(self, flags)
+        self.rows: list[Linear] = []
 
-    def _add_row(self, mib: mip.LinExpr) -> None:
-        row = self.model.add_var(lb=-mip.INF)
-        self.model.add_constr(mib - row <= 0)
-        self.rows.append(row)
+    def _add_row(self, nbytes: Linear) -> None:
+        self.rows.append(nbytes)
 
     def least_nbytes(self, moments: Sequence[Moment]) -> list[float]:
         """The fewest bytes that the row of every moment allows."""
         for op, copy in moments:
             assert self.add_moment(op, copy)
-        self.model.objective = mip.xsum(self.rows)
-        assert self.model.optimize(relax=True) is mip.OptimizationStatus.OPTIMAL
-        return [row.x * MIB for row in self.rows]
+        terms = Linear.total(self.rows).terms
+        variables = self.program.variables
+        self.program.model.objective = mip.LinExpr(
+            [variables[number] for number in terms], list(terms.values())
+        )
+        solved = self.program.solve(600, relax=True)
+        assert solved.values is not None
+        return [row.value(dict(enumerate(solved.values))) for row in self.rows]
+
+
+def fix(program: MirrorProgram, flags: frozenset[int]) -> None:
+    for op, number in program.number.items():
+        variable = program.program.variables[number]
+        variable.lb = variable.ub = float(op in flags)
 
 
 def check(graph: TrainingGraph, flags: frozenset[int], *, exact: bool, at_most: int = 10**6) -> int:
@@ -180,11 +190,9 @@ def test_the_objective_is_the_time_of_the_copies(
     flagged: tuple[TrainingGraph, frozenset[int]],
 ) -> None:
     graph, flags = flagged
-    program = MirrorProgram(graph, 10**6, solver="HIGHS")
-    for op, var in program.flag.items():
-        var.lb = var.ub = float(op in flags)
-    program.model.optimize(relax=True)
-    seconds = program.model.objective_value / program.scale
+    program = MirrorProgram(graph, 10**6, Program())
+    fix(program, flags)
+    seconds = program.program.solve(60, relax=True).value / program.scale
     assert seconds == pytest.approx(mirror(graph, flags).seconds - graph.seconds, abs=1e-6)
 
 
@@ -227,25 +235,19 @@ def test_real_networks(network: Callable[[], Network]) -> None:
     assert copies > 20
 
 
-def test_the_least_budget_is_the_peak_of_the_unplanned_step() -> None:
+def test_the_most_of_all_rows_is_the_peak_of_the_unplanned_step() -> None:
     graph = dataclasses.replace(unit_chain(4), heads=(4, 8))
-    program = MirrorProgram(graph, 10**6, solver="HIGHS")
-    for op in range(len(graph.ops)):
-        assert program.add_moment(op)
-        assert not program.add_moment(op)
-    for var in program.flag.values():
-        var.ub = 0.0
-    program.model.objective = program.budget
-    program.model.optimize(relax=True)
-    assert program.budget.x * MIB == pytest.approx(
-        simulate(mirror(graph, frozenset())).peak_nbytes, abs=TOLERANCE
-    )
+    program = Measured(graph, frozenset())
+    moments = [(op, None) for op in range(len(graph.ops))]
+    most = max(program.least_nbytes(moments))
+    assert most == pytest.approx(simulate(mirror(graph, frozenset())).peak_nbytes, abs=TOLERANCE)
+    assert not any(program.add_moment(op) for op, _ in moments)
 
 
-@pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
     graph = unit_chain(3)  # f0, f1, f2 and the loss may run again, at a second each
-    program = MirrorProgram(graph, 10**6, solver=solver)
+    program = MirrorProgram(graph, 10**6, Program(solver))
     found = []
     bounds = []
     for _ in range(3):
@@ -262,10 +264,10 @@ def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
     assert bounds == pytest.approx([0.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_a_budget_below_one_op_is_infeasible(solver: str) -> None:
     graph = unit_chain(3)
-    program = MirrorProgram(graph, 2 * UNIT - 1, solver=solver)
+    program = MirrorProgram(graph, 2 * UNIT - 1, Program(solver))
     program.add_moment(graph.nforward)
     solution = program.solve(10)
     assert solution.infeasible
@@ -281,5 +283,5 @@ def test_a_graph_in_another_order_is_refused() -> None:
     )
     graph = TrainingGraph(ops, tensors(a=1, b=1, c=1), heads=(2,), nforward=3)
     with pytest.raises(ScheduleError, match=r"'early' comes 1th in the graph, but .* run it 0th"):
-        MirrorProgram(graph, 100, solver="CBC")
-    assert MirrorProgram(in_mxnets_order(graph), 100, solver="CBC").add_moment(0)
+        MirrorProgram(graph, 100, Program())
+    assert MirrorProgram(in_mxnets_order(graph), 100, Program()).add_moment(0)
