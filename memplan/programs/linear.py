@@ -1,7 +1,7 @@
 """Sums of variables of a program, each with a factor, and a constant.
 
-A variable is known by its number (:meth:`memplan.programs.solver.Program.variable`). Of python-mip's own
-arithmetic nothing is used: it loses a term where a variable occurs twice.
+A variable is known by its number (:meth:`memplan.programs.solver.Program.variable`). Of
+python-mip's own arithmetic nothing is used: it loses a term where a variable occurs twice.
 """
 
 from __future__ import annotations

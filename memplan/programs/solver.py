@@ -11,10 +11,12 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,6 +45,7 @@ ROUNDING = 1e-9
 _MAY_BE_STOPPED = (1, 2, 6)
 
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+_SOLVED = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 
 # By solver, python-mip's module, the library there, and what deletes a model in it.
 _DESTRUCTORS = {
@@ -51,10 +54,6 @@ _DESTRUCTORS = {
 }
 
 Model = Any
-Expr = Any
-Var = mip.Var
-BINARY = mip.BINARY
-total = mip.xsum
 
 
 @dataclass(frozen=True)
@@ -154,38 +153,6 @@ def _load_openblas_of_mxnet() -> None:
                 ctypes.CDLL(str(library))
 
 
-def solve(model: Model, seconds: float, *, relax: bool = False) -> Solved:
-    """Minimise ``model`` for at most ``seconds``; with ``relax``, its linear relaxation.
-
-    All its variables must be bounded. A status that is not known to mean more proves nothing.
-    """
-    around = {
-        "CBC": _silence if relax else contextlib.nullcontext,
-        "HIGHS": lambda: _stoppable(model),
-    }
-    with around[model.solver_name]():
-        status = model.optimize(max_seconds=max(0.1, seconds), relax=relax)
-    infeasible = status in _INFEASIBLE
-    if model.solver_name == "HIGHS" and status == mip.OptimizationStatus.UNBOUNDED:
-        infeasible = True  # HiGHS says "unbounded or infeasible", and every variable is bounded
-    proved = status == mip.OptimizationStatus.OPTIMAL
-    feasible = proved or status == mip.OptimizationStatus.FEASIBLE
-    value = model.objective_value if model.num_solutions and feasible else None
-    if value is None:
-        values, value = None, float("inf")
-    else:
-        values = tuple(var.x for var in model.vars)
-    if relax:
-        return Solved(values, value, value if proved else 0.0, proved, infeasible)
-    bound = model.objective_bound
-    # CBC says 1e50, or the largest float, where it has no bound.
-    if infeasible or bound is None or not 0.0 < bound < 1e50:
-        bound = 0.0
-    # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
-    closed = proved and value - bound <= TOLERANCE * max(1.0, abs(value))
-    return Solved(values, value, bound, closed, infeasible)
-
-
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Keep what CBC's linear solver prints, whatever its verbosity, off the standard output."""
@@ -245,6 +212,9 @@ class Program:
         self.model.max_mip_gap = 0.1 * TOLERANCE
         self.model.max_mip_gap_abs = 0.1 * TOLERANCE
         self.variables: list[Any] = []
+        self.costs: list[float] = []
+        self.failed = False
+        self.floor = 0.0  # a lower bound on the objective, by the bounds of the variables
         self.contradicts = False  # is there a row without variables that does not hold?
 
     def __enter__(self) -> Program:
@@ -275,6 +245,8 @@ class Program:
     def variable(self, cost: float = 0.0, *, upper: float = 1.0, integer: bool = False) -> int:
         """The number of a new variable with this factor in the objective."""
         kind = mip.INTEGER if integer else mip.CONTINUOUS
+        self.costs.append(cost)
+        self.floor += min(0.0, cost * upper) if cost else 0.0
         self.variables.append(self.model.add_var(obj=cost, lb=0.0, ub=upper, var_type=kind))
         return len(self.variables) - 1
 
@@ -291,9 +263,65 @@ class Program:
         self.model.start = list(zip(self.variables, values, strict=False))
 
     def solve(self, seconds: float, *, relax: bool = False) -> Solved:
-        """:func:`solve`; what python-mip cannot do, a program without variables, included."""
+        """Minimise for at most ``seconds``; with ``relax``, the linear relaxation.
+
+        A status that is not known to mean more proves nothing. After a failure nothing is known
+        any more, as python-mip may have left integer variables continuous.
+        """
+        infeasible = Solved(None, math.inf, self.floor, False, True)
         if self.contradicts:
-            return Solved(None, float("inf"), 0.0, False, True)
-        if not self.variables:
+            return infeasible
+        if not self.variables:  # python-mip cannot solve this
             return Solved((), 0.0, 0.0, True, False)
-        return solve(self.model, seconds, relax=relax)
+        nothing = Solved(None, math.inf, self.floor, False, False)
+        if self.failed:
+            return nothing
+        deadline = time.monotonic() + seconds
+        status = self._optimize(seconds, relax=relax)
+        if status == mip.OptimizationStatus.UNBOUNDED:
+            proved = self._is_infeasible(deadline - time.monotonic(), relax=relax)
+            return infeasible if proved else nothing
+        if status in _INFEASIBLE:
+            return infeasible
+        bound = self.floor if relax else self._bound()
+        if status not in _SOLVED or not self.model.num_solutions:
+            return replace(nothing, bound=bound)
+        value = self.model.objective_value
+        values = tuple(variable.x for variable in self.variables)
+        proved = status == mip.OptimizationStatus.OPTIMAL
+        if relax:
+            return Solved(values, value, value if proved else bound, proved, False)
+        # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
+        closed = proved and value - bound <= TOLERANCE * max(1.0, abs(value))
+        return Solved(values, value, bound, closed, False)
+
+    def _optimize(self, seconds: float, *, relax: bool) -> mip.OptimizationStatus:
+        """The status after at most ``seconds``; ERROR if the solver fails."""
+        status = mip.OptimizationStatus.OTHER
+        around = {
+            "CBC": _silence if relax else contextlib.nullcontext,
+            "HIGHS": lambda: _stoppable(self.model),
+        }
+        with around[self.model.solver_name]():
+            try:
+                status = self.model.optimize(max_seconds=max(0.1, seconds), relax=relax)
+            except mip.InterfacingError:
+                status = mip.OptimizationStatus.ERROR
+        self.failed = status == mip.OptimizationStatus.ERROR
+        return status
+
+    def _is_infeasible(self, seconds: float, *, relax: bool) -> bool:
+        """Is it proved of what is unbounded or infeasible, which HiGHS does not tell apart?
+
+        Without an objective nothing is unbounded: what is infeasible then, is so.
+        """
+        self.model.objective = mip.LinExpr()
+        status = self._optimize(seconds, relax=relax)
+        self.model.objective = mip.LinExpr(self.variables, self.costs)
+        return status in _INFEASIBLE
+
+    def _bound(self) -> float:
+        """What the solver has proved, or what holds in any case."""
+        bound = self.model.objective_bound
+        # CBC says 1e50, or the largest float, where it has no bound.
+        return bound if bound is not None and self.floor < bound < 1e50 else self.floor

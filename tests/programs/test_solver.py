@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+import mip
 import pytest
 
 import memplan
@@ -19,7 +21,7 @@ from helpers.networks import residual_net
 from helpers.paths import ROOT
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
-from memplan.programs.solver import DEFAULT_SOLVER, Program, Solved
+from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program, Solved
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
@@ -87,6 +89,58 @@ def test_only_known_solvers_are_asked_for(solver: str) -> None:
         Program(solver)
     with pytest.raises(ArgumentError, match="must be one of"):
         create("checkmate", realisation="explicit", solver=solver)
+
+
+def undecided_program() -> Program:
+    """HiGHS says of it, in one word, that it is unbounded or infeasible."""
+    program = Program("HIGHS")
+    x = program.variable(-1.0, upper=math.inf)
+    ys = [program.variable(upper=10.0, integer=True) for _ in range(6)]
+    program.at_most({ys[0]: 1.0, x: -1.0}, 0.0)
+    program.at_most(dict.fromkeys(ys, 6.0), 27.0)
+    return program
+
+
+def test_what_is_unbounded_is_not_proved_infeasible() -> None:
+    program = undecided_program()
+    for relax in (False, True):
+        assert program.solve(60, relax=relax) == Solved(None, math.inf, -math.inf, False, False)
+
+
+def test_what_is_unbounded_or_infeasible_is_settled() -> None:
+    program = undecided_program()
+    program.at_most(dict.fromkeys(range(1, 7), -6.0), -25.0)  # no multiple of 6 is in between
+    assert program.solve(60).infeasible
+    assert not program.solve(60, relax=True).infeasible
+    # Its objective is there again.
+    program.at_most({0: 1.0}, 100.0)
+    assert program.solve(60, relax=True).value == pytest.approx(-100.0)
+
+
+@pytest.mark.parametrize("failure", [mip.OptimizationStatus.ERROR, mip.InterfacingError("none")])
+def test_a_failed_solve_proves_nothing(failure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("HIGHS")
+    program.variable(1.0)
+
+    def fail(**_: Any) -> Any:
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(program.model, "optimize", fail)
+        assert program.solve(60, relax=True) == Solved(None, math.inf, 0.0, False, False)
+    # python-mip may have left variables continuous: it is not asked again.
+    assert program.solve(60) == Solved(None, math.inf, 0.0, False, False)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_bounds_hold_for_negative_costs(solver: str) -> None:
+    program = hard_program(solver)
+    solved = program.solve(0.5)
+    assert solved.bound <= solved.value
+    assert solved.bound < 0.0
+    assert not solved.optimal
 
 
 def interrupt_after(seconds: float) -> threading.Timer:

@@ -91,8 +91,18 @@ def test_an_interrupt_while_a_model_is_freed_is_not_lost(
     program.close()  # again, which does nothing
 
 
-@pytest.mark.parametrize("name", ["auto", "checkmate", "checkmate_lp"])
-def test_strategies_free_their_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "realisation"),
+    [
+        ("auto", "explicit"),
+        ("checkmate", "explicit"),
+        ("checkmate_lp", "explicit"),
+        ("checkmate", "mirror"),
+    ],
+)
+def test_strategies_free_their_models(
+    name: str, realisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without any garbage collection."""
     solver_class = class_of("HIGHS")
     make, delete = solver_class.__init__, solver_class.__del__
@@ -108,7 +118,7 @@ def test_strategies_free_their_models(name: str, monkeypatch: pytest.MonkeyPatch
         delete(self)
         alive.remove(id(self))
 
-    strategy = create(name, realisation="explicit", solver="HIGHS", time_limit=10)
+    strategy = create(name, realisation=realisation, time_limit=10)
     gc.collect()
     monkeypatch.setattr(solver_class, "__init__", counted)
     monkeypatch.setattr(solver_class, "__del__", uncounted)
