@@ -13,10 +13,10 @@ import mxnet as mx
 import pytest
 
 import memplan
+from helpers.operator_runs import by_name, training_run
 from memplan.mxnet.realise.mirror import annotate, unread_copies
 from memplan.mxnet.trace.build import Trace, trace, without_flags
 from memplan.step.mirroring import flaggable
-from realise.test_mirror import by_name, training_run
 
 SHAPES = {"data": (4, 3, 5, 5)}
 
