@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,17 +14,20 @@ from hypothesis import strategies as st
 
 import memplan
 from helpers.amounts import examples
+from helpers.clock import TickingClock
 from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
 from memplan import strategies
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import trace
+from memplan.search import flag_annealing
 from memplan.search.segments import flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
+from memplan.strategies import checkmate as checkmate_module
 from memplan.strategies.base import Outcome, Status
 
 HEURISTICS = (
@@ -166,12 +168,14 @@ def test_plans_of_random_graphs(problem: tuple[TrainingGraph, int]) -> None:
             assert mirror(graph, flags_of(within)) == within
 
 
-def test_checkmate_keeps_its_time_limit(graph: TrainingGraph) -> None:
+def test_checkmate_keeps_its_time_limit(
+    graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budget = allocate(Schedule.unplanned(graph)).nbytes // 2
-    made("checkmate").solve(graph, budget)  # compiles, once
-    begin = time.monotonic()
-    dataclasses.replace(made("checkmate"), time_limit=2.0).solve(graph, budget)  # type: ignore[type-var]
-    assert time.monotonic() - begin < 1.1 * 2.0 + 1.0
+    clock = TickingClock(0.01)
+    clock.replaces_that_of(monkeypatch, checkmate_module, flag_annealing)
+    made("checkmate", 2.0).solve(graph, budget)
+    assert 20 < clock.looks < 220
 
 
 def test_brute_force_refuses_what_would_take_forever(graph: TrainingGraph) -> None:
