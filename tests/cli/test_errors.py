@@ -49,7 +49,7 @@ from memplan.mxnet.plan_file import load_plan
         (["max-batch", *NET, "--budget", "1MiB"], "N"),
         (["fly"], "fly"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: Any) -> None:
     assert culprit in error(2, *arguments)
