@@ -22,6 +22,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.util.files import write_text
 
 
 class Exit(enum.IntEnum):
@@ -167,26 +168,11 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
 
 
 def write(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, all of it or nothing; OutputError if it cannot be.
-
-    A link stays one, and what is no file (/dev/null) is written to, not replaced.
-    """
+    """Write ``text`` to ``path``, all of it or nothing; OutputError if it cannot be."""
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            _replace(path.resolve(), text)
+        write_text(path, text)
     except OSError as error:
         raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def note(text: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import click
 
 import memplan
 from memplan.cli.options import FILE, Asked, step_options
-from memplan.cli.output import Exit, check_outputs, note, show_json, write
+from memplan.cli.output import Exit, OutputError, check_outputs, note, show_json
 from memplan.cli.progress import working
+from memplan.errors import CostError
 from memplan.step.costs import CostTable
 
 SHOWN = 10
@@ -62,10 +62,10 @@ def profile(asked: Asked, output: Path | None, repeats: int, warmup: int) -> Exi
 
 
 def _save(table: CostTable, output: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / "costs.json"
-        table.save(draft)
-        write(output, draft.read_text(encoding="utf-8"))
+    try:
+        table.save(output)
+    except CostError as error:
+        raise OutputError(str(error)) from error
 
 
 def _summary(table: CostTable) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
-import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import ArgumentError
+from memplan.util.files import read_json, write_text
 
 FORMAT = "memplan.planning.cache/1"
-
-# A draft older than this belongs to a process that was killed while it wrote.
-STALE_SECONDS = 3600.0
 
 
 def digest(text: str) -> str:
@@ -55,7 +50,7 @@ class Cache:
         """The text kept as ``key``, or None."""
         path = self.path(key)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data["format"] != FORMAT:
                 raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
             text = str(data["text"])
@@ -78,28 +73,9 @@ class Cache:
     def keep(self, key: str, text: str) -> None:
         """Write the entry; a full or read-only disk is a warning, for the plan is there."""
         data = {"format": FORMAT, "key": digest(key), "checksum": digest(text), "text": text}
-        draft = None
         try:
-            self._sweep()
-            descriptor, draft = tempfile.mkstemp(".draft", dir=self.folder)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps(data))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self.path(key))
+            write_text(self.path(key), json.dumps(data))
         except OSError as error:
             warnings.warn(
                 f"a plan could not be kept in {str(self.folder)!r}: {error}", stacklevel=2
             )
-        finally:
-            # Nothing is left of it once it has been renamed.
-            if draft is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(draft)
-
-    def _sweep(self) -> None:
-        """Delete the drafts of processes that were killed."""
-        for draft in self.folder.glob("*.draft"):
-            with contextlib.suppress(OSError):
-                if time.time() - draft.stat().st_mtime > STALE_SECONDS:
-                    draft.unlink()

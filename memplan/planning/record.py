@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.errors import ScheduleError
 from memplan.planning.job import Job
@@ -16,6 +17,8 @@ from memplan.planning.plan import Attempt
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
+from memplan.util.files import parse_json
+from memplan.util.numbers import is_finite, is_whole, shown
 
 FORMAT = "memplan.attempt/2"
 
@@ -39,17 +42,21 @@ def to_json(attempt: Attempt) -> str:
 def from_json(job: Job, text: str) -> Attempt:
     """The attempt on ``job`` that :func:`to_json` wrote; ScheduleError if it is none of it."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         if data["format"] != FORMAT:
             raise ScheduleError(f"not a memplan attempt: format is {data['format']!r}")
         name, budget_nbytes = data["strategy"], data["budget_nbytes"]
-        status, seconds = Status(data["status"]), float(data["seconds"])
-        in_order = bool(data["in_order"])
+        status, seconds, in_order = Status(data["status"]), data["seconds"], data["in_order"]
+        _check_figures(name, budget_nbytes, seconds, in_order)
+        if (status in (Status.OPTIMAL, Status.FEASIBLE)) == (data["schedule"] is None):
+            raise ScheduleError(f"its status {status.value!r} and its schedule do not fit together")
         if data["schedule"] is None:
             return Attempt(name, budget_nbytes, status, None, seconds, in_order)
         schedule = Schedule.from_json(job.graph, data["schedule"])
-        bound = None if data["lower_bound"] is None else float(data["lower_bound"])
-    except (KeyError, TypeError, ValueError) as error:
+        bound = data["lower_bound"]
+        if bound is not None and not is_finite(bound):
+            raise ScheduleError(f"its lower bound is {shown(bound)}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ScheduleError(f"not a memplan attempt: {error}") from error
     found = dataclasses.replace(job, time_limit=_AT_ONCE).attempt(
         Known(status, schedule), budget_nbytes
@@ -65,6 +72,15 @@ def from_json(job: Job, text: str) -> Attempt:
         planning_seconds=seconds,
     )
     return Attempt(name, budget_nbytes, status, plan, seconds, in_order)
+
+
+def _check_figures(name: Any, budget_nbytes: Any, seconds: Any, in_order: Any) -> None:
+    if not isinstance(name, str) or not isinstance(in_order, bool):
+        raise ScheduleError(f"its strategy is {shown(name)}, its in_order {shown(in_order)}")
+    if budget_nbytes is not None and not is_whole(budget_nbytes):
+        raise ScheduleError(f"its budget is {shown(budget_nbytes)}")
+    if not is_finite(seconds):
+        raise ScheduleError(f"its seconds are {shown(seconds)}")
 
 
 # A recorded schedule that does not fit is not tightened: there is nothing else to try.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from types import MappingProxyType
 
 from memplan.errors import ArgumentError, CostError
 from memplan.step.graph import Op, TrainingGraph
+from memplan.util.files import read_json, write_text
+from memplan.util.numbers import is_finite, is_whole, shown
 
 FORMAT = "memplan.costs/1"
 
@@ -36,13 +37,17 @@ class Roofline:
 
     def __post_init__(self) -> None:
         for name in ("flops_per_second", "bytes_per_second"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not is_finite(value) or value == 0:
+                raise ArgumentError(f"{name} must be positive and finite, got {shown(value)}")
         for name in ("flops_efficiency", "bytes_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ArgumentError(f"{name} must be in (0, 1], got {getattr(self, name)!r}")
-        if not 0 <= self.launch_seconds < math.inf:
-            raise ArgumentError(f"launch_seconds must be >= 0, got {self.launch_seconds!r}")
+            value = getattr(self, name)
+            if not is_finite(value) or not 0 < value <= 1:
+                raise ArgumentError(f"{name} must be in (0, 1], got {shown(value)}")
+        if not is_finite(self.launch_seconds):
+            raise ArgumentError(
+                f"launch_seconds must be >= 0 and finite, got {shown(self.launch_seconds)}"
+            )
 
     def seconds(self, op: Op) -> float:
         """Seconds of ``op``: the longer of computing and moving its bytes, and the launch."""
@@ -104,8 +109,8 @@ class CostTable:
         if not self.device or not isinstance(self.device, str):
             raise CostError(f"device must name what was measured, got {self.device!r}")
         for signature, seconds in self.seconds.items():
-            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                raise CostError(f"{seconds!r} seconds for the op {signature}")
+            if not is_finite(seconds):
+                raise CostError(f"{shown(seconds)} seconds for the op {signature}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
@@ -116,12 +121,9 @@ class CostTable:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "seconds": dict(self.seconds),
         }
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            draft.write_text(json.dumps(data, indent=1), encoding="utf-8")
-            os.replace(draft, path)
+            write_text(path, json.dumps(data, indent=1))
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
 
     @classmethod
@@ -129,10 +131,12 @@ class CostTable:
         """The table that :meth:`save` wrote; CostError, naming the file, if it is not one."""
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data["format"] != FORMAT:
                 raise CostError(f"its format is {data['format']!r}, not {FORMAT!r}")
             shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+            if not all(is_whole(size) for shape in shapes.values() for size in shape):
+                raise CostError(f"its shapes are not made of integers: {shapes}")
             return cls(data["device"], dict(data["seconds"]), shapes)
         except OSError as error:
             raise CostError(

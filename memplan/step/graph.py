@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import GraphError
 from memplan.util.files import parse_json
-from memplan.util.numbers import is_finite, is_whole
+from memplan.util.numbers import is_finite, is_whole, shown
 
 if TYPE_CHECKING:
     import networkx
@@ -93,7 +93,7 @@ class Op:
             value = getattr(self, field)
             if not is_finite(value):
                 raise GraphError(
-                    f"op {self.name!r}: {field} must be >= 0 and finite, got {value!r}"
+                    f"op {self.name!r}: {field} must be >= 0 and finite, got {shown(value)}"
                 )
         indices = (*self.inputs, *self.outputs, *self.after)
         if not all(isinstance(index, int) for index in indices):
@@ -134,7 +134,7 @@ class TrainingGraph:
         for field in ("fixed_nbytes", "match_range"):
             value = getattr(self, field)
             if not is_whole(value):
-                raise GraphError(f"{field} must be an integer >= 0, got {value!r}")
+                raise GraphError(f"{field} must be an integer >= 0, got {shown(value)}")
         for what, sizes in (
             ("bytes", [self.fixed_nbytes, *(tensor.nbytes for tensor in self.tensors)]),
             ("elements", [tensor.nelements for tensor in self.tensors]),

@@ -16,3 +16,12 @@ def is_finite(value: Any) -> TypeGuard[float]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return bool(0 <= value <= sys.float_info.max)
+
+
+def shown(value: Any) -> str:
+    """``value`` for a message: one that would fill pages is cut, and a huge int has no text."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no int of more than 4300 digits
+        return f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -14,6 +14,7 @@ from memplan.errors import ArgumentError
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
+from memplan.util.files import write_text
 from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
 from memplan.views.explain import Reasons
@@ -34,7 +35,7 @@ def save_report(
     """Write :func:`report_html` to ``path``, and give that back; ArgumentError if it cannot be."""
     target = Path(path)
     try:
-        target.write_text(report_html(plan, others=others, title=title), encoding="utf-8")
+        write_text(target, report_html(plan, others=others, title=title))
     except OSError as error:
         raise ArgumentError(f"path: no report can be written to {path}: {error}") from error
     return target

@@ -140,12 +140,10 @@ def test_nothing_half_written_is_left(error: Any, monkeypatch: pytest.MonkeyPatc
     Path("out.json").write_text("old", encoding="utf-8")
     before = sorted(Path().iterdir())
 
-    def full(self: Path, text: str, **_: Any) -> None:
-        with self.open("w", encoding="utf-8") as file:
-            file.write(text[:10])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert "No space left" in error(7, "plan", *NET, *QUICK, "-o", "out.json")
     assert Path("out.json").read_text(encoding="utf-8") == "old"
     assert sorted(Path().iterdir()) == before

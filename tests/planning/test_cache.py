@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ import memplan
 from helpers.networks import Network, residual_net
 from helpers.paths import ROOT
 from memplan.errors import ArgumentError
-from memplan.planning import cache as cache_module
 from memplan.planning.cache import Cache, digest
 from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, create
+from memplan.util import files
 
 solved: list[int | None] = []
 
@@ -113,6 +114,17 @@ def other_schedule(path: Path) -> str:
     return rewritten(path, json.dumps({**attempt, "schedule": json.dumps(schedule)}))
 
 
+def changed(field: str, value: Any) -> Callable[[Path], str]:
+    """A right entry but for one field."""
+
+    def change(path: Path) -> str:
+        attempt = json.loads(json.loads(path.read_text(encoding="utf-8"))["text"])
+        assert field in attempt
+        return rewritten(path, json.dumps({**attempt, field: value}))
+
+    return change
+
+
 def too_large_a_schedule(path: Path) -> str:
     """The unplanned step, which does not fit."""
     net, shapes = network()
@@ -130,6 +142,17 @@ def too_large_a_schedule(path: Path) -> str:
         (lambda path: '{"format": "memplan.planning.cache/0"}', "memplan.planning.cache/0"),
         (lambda path: "[3]", "indices"),
         (lambda path: rewritten(path, "{}"), "no|not a memplan attempt"),
+        (lambda path: '{"a":' * 100_000, "nests too deep"),
+        (lambda path: rewritten(path, '{"a":' * 100_000), "nests too deep"),
+        (changed("seconds", 10**400), "its seconds are"),
+        (changed("seconds", None), "its seconds are"),
+        (changed("budget_nbytes", "1"), "its budget is"),
+        (changed("strategy", 7), "its strategy is 7"),
+        (changed("status", "infeasible"), "do not fit together"),
+        (changed("schedule", None), "do not fit together"),
+        (changed("schedule", 3), "not a memplan attempt"),
+        (changed("lower_bound", "x"), "its lower bound is"),
+        (changed("in_order", 1), "its in_order 1"),
         (other_schedule, "step 0"),
         (too_large_a_schedule, "does not fit the budget"),
     ],
@@ -249,8 +272,8 @@ def test_a_writer_that_is_killed_leaves_nothing_half_written(
         process.kill()
         process.wait()
         assert kept.find("key") in (None, *(other * 300_000 for other in "abc"))
-    monkeypatch.setattr(cache_module, "STALE_SECONDS", -1.0)
-    (tmp_path / "left.draft").write_text("half")
+    monkeypatch.setattr(files, "STALE_SECONDS", -1.0)
+    (tmp_path / f".left{files.DRAFT}").write_text("half")
     kept.keep("key", "text")
     assert kept.find("key") == "text"
     assert len(list(tmp_path.iterdir())) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,11 +49,14 @@ def test_roofline_efficiency(graph: TrainingGraph) -> None:
         {"bytes_per_second": -1},
         {"launch_seconds": -1e-6},
         {"launch_seconds": math.nan},
+        {"bytes_per_second": "900"},
+        {"flops_per_second": 10**400},
+        {"bytes_efficiency": None},
         {"flops_efficiency": 0},
         {"bytes_efficiency": 1.1},
     ],
 )
-def test_a_roofline_names_its_bad_field(bad: dict[str, float]) -> None:
+def test_a_roofline_names_its_bad_field(bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(bad))):
         Roofline(**{"flops_per_second": 1.0, "bytes_per_second": 1.0, **bad})
 
@@ -125,7 +129,7 @@ def test_a_failed_save_keeps_the_old_table(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("memplan.step.costs.os.replace", full)
+    monkeypatch.setattr("memplan.util.files.os.replace", full)
     with pytest.raises(CostError, match=r"costs\.json.*No space left"):
         CostTable("gpu(Tesla T4)", {}).save(path)
     assert CostTable.load(path) == TABLE
@@ -163,7 +167,11 @@ GOOD = {"format": "memplan.costs/1", "device": "cpu(Some CPU)", "shapes": {}, "s
         json.dumps(GOOD | {"seconds": {"conv": "fast"}}),
         json.dumps(GOOD | {"seconds": {"conv": -1}}),
         json.dumps(GOOD | {"seconds": {"conv": math.nan}}),
+        json.dumps(GOOD | {"seconds": {"conv": 10**400}}),
+        json.dumps(GOOD | {"seconds": {"conv": True}}),
+        '{"seconds": ' * 100_000,
         json.dumps(GOOD | {"shapes": {"data": 8}}),
+        json.dumps(GOOD | {"shapes": {"data": [8, "x"]}}),
         json.dumps(GOOD | {"shapes": []}),
     ],
 )
