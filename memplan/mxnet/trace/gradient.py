@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import (
-    CALL,
-    VARIABLE,
-    Entry,
-    Node,
-    Template,
-    copy_repeats,
-    depth_first,
-    gradient,
-)
+from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Node, copy_repeats, depth_first
+from memplan.mxnet.trace.op_gradient import CALL, Template, gradient
 
 # Operators whose gradient MXNet treats as known to be zero.
 ZERO_OPS = frozenset({"_zeros", "zeros_like"})

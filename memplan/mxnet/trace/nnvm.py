@@ -1,27 +1,17 @@
-"""MXNet's graph layer: symbols as lists of nodes, and the gradient of one op.
-
-Wraps the few C-API calls that MXNet's own Python does not offer. All gradients come from MXNet's
-registry; nothing here knows what an operator computes.
-"""
+"""MXNet's graph layer: symbols as lists of nodes, with the shapes and dtypes that MXNet infers."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, MXNetError, check_call
-
-from memplan.errors import TraceError
 
 VARIABLE = "null"
-CALL = "<op>"
 
 # Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters.
 NOT_FROM_JSON = frozenset({"_backward_Custom", "_backward_gather_nd"})
@@ -186,156 +176,6 @@ def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
         "attrs": VERSION,
     }
     return mx.sym.load_json(json.dumps(data))
-
-
-@dataclass(frozen=True)
-class Template:
-    """The gradient of one op, over placeholders: input i, output k of the op, output gradient k.
-
-    ``nodes`` are in depth-first order; entries in them are ("in", i), ("out", k), ("ograd", k)
-    or ("node", n, k). ``gradients[i]`` is the entry of the gradient of input i.
-    """
-
-    nodes: tuple[TemplateNode, ...]
-    gradients: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True)
-class TemplateNode:
-    """One node of a Template; ``waits`` tells whether it has a control dependency on the op.
-
-    In ``name``, CALL stands for the name of the op.
-    """
-
-    op: str
-    name: str
-    attrs: Attrs
-    inputs: tuple[tuple[Any, ...], ...]
-    waits: bool
-    noutputs: int
-
-
-def gradient(node: Node, zero_ograds: Sequence[bool]) -> Template:
-    """The gradient of ``node``'s op by MXNet's registry (pass MXGradient).
-
-    ``zero_ograds[k]`` tells whether the gradient of output k is known to be zero, which some
-    operators look at. Raises TraceError if the op has no gradient.
-    """
-    try:
-        return _gradient(
-            node.op,
-            tuple(sorted(node.attrs.items())),
-            json.dumps(node.subgraphs),
-            len(node.inputs),
-            node.noutputs,
-            tuple(zero_ograds),
-        )
-    except MXNetError as error:
-        reason = str(error).strip().splitlines()[-1].rstrip(".")
-        if all(zero_ograds) and "didn't register FGradient" in reason:
-            return _zeros(len(node.inputs))
-        raise TraceError(
-            f"op {node.name!r} ({node.op}) cannot be differentiated: {reason}. "
-            f"Wrap its output in BlockGrad, or leave it out of the training network."
-        ) from error
-
-
-def _zeros(ninputs: int) -> Template:
-    """The gradient, all zero, that an op without one has where its output gradients are zero."""
-    nodes = tuple(
-        TemplateNode(
-            op="zeros_like",
-            name=f"{CALL}_backward" if ninputs == 1 else f"{CALL}_in{i}_backward",
-            attrs=(),
-            inputs=(("in", i),),
-            waits=True,
-            noutputs=1,
-        )
-        for i in range(ninputs)
-    )
-    return Template(nodes, tuple(("node", i, 0) for i in range(ninputs)))
-
-
-@lru_cache(maxsize=4096)
-def _gradient(
-    op: str, attrs: Attrs, subgraphs: str, ninputs: int, noutputs: int, zero: tuple[bool, ...]
-) -> Template:
-    variables = [Node(VARIABLE, f"in{i}") for i in range(ninputs)]
-    call = Node(
-        op,
-        CALL,
-        dict(attrs),
-        [(v, 0) for v in variables],
-        noutputs=noutputs,
-        subgraphs=json.loads(subgraphs),
-    )
-    ys = to_symbol([(call, k) for k in range(noutputs)])
-    xs = _inputs_of(ys)
-    # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
-    # By JSON: AMP puts its own functions in the place of mx.sym's.
-    zeros = {"shape": "(1,)"}
-    ograds = to_symbol(
-        [
-            (Node("_zeros", f"ograd{k}", zeros) if z else Node(VARIABLE, f"ograd{k}"), 0)
-            for k, z in enumerate(zero)
-        ]
-    )
-    nodes, heads = from_json(_apply_gradient_pass(ys, xs, ograds).tojson(remove_amp_cast=False))
-    # The name alone does not tell: _backward_Custom has that of its op.
-    calls = [n for n in nodes if n.op == op and n.name == CALL]
-    kept = [n for n in nodes if not (n.is_variable or n in calls or n.name.startswith("ograd"))]
-    index = {id(n): i for i, n in enumerate(kept)}
-
-    def entry(item: Entry) -> tuple[Any, ...]:
-        source, k = item
-        if source in calls:
-            return ("out", k)
-        if source.name.startswith("ograd"):
-            return ("ograd", int(source.name[5:]))
-        if source.is_variable:
-            return ("in", int(source.name[2:]))
-        return ("node", index[id(source)], k)
-
-    return Template(
-        tuple(
-            TemplateNode(
-                n.op,
-                n.name,
-                tuple(n.attrs.items()),
-                tuple(map(entry, n.inputs)),
-                any(c in calls for c in n.control),
-                n.noutputs,
-            )
-            for n in kept
-        ),
-        tuple(map(entry, heads)),
-    )
-
-
-def _inputs_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """The variables of a one-op symbol, in the op's order (repeated inputs included)."""
-    first = symbol[0] if len(symbol.list_outputs()) > 1 else symbol
-    return first.get_children()
-
-
-def _apply_gradient_pass(
-    ys: mx.sym.Symbol, xs: mx.sym.Symbol, ograds: mx.sym.Symbol
-) -> mx.sym.Symbol:
-    graph = ctypes.c_void_p()
-    check_call(_LIB.NNGraphCreate(ys.handle, ctypes.byref(graph)))
-    result = ctypes.c_void_p()
-    try:
-        for name, entries in (("grad_ys", ys), ("grad_xs", xs), ("grad_ys_out_grad", ograds)):
-            check_call(_LIB.NNGraphSetNodeEntryListAttr_(graph, name.encode(), entries.handle))
-        passes = (ctypes.c_char_p * 1)(b"MXGradient")
-        check_call(_LIB.NNGraphApplyPasses(graph, 1, passes, ctypes.byref(result)))
-        symbol = ctypes.c_void_p()
-        check_call(_LIB.NNGraphGetSymbol(result, ctypes.byref(symbol)))
-        return mx.sym.Symbol(symbol)
-    finally:
-        for handle in (graph, result):
-            if handle.value:
-                check_call(_LIB.NNGraphFree(handle))
 
 
 def infer(
