@@ -17,7 +17,8 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.trace.build import Trace, complete_grad_req
+from memplan.mxnet.trace.arguments import complete_grad_req
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
 from memplan.mxnet.train.nesting import dtype_name, leaves
 

@@ -26,7 +26,8 @@ from memplan.errors import ArgumentError, CostError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import annotate, unread_copies
-from memplan.mxnet.trace.build import GradReq, Trace, trace
+from memplan.mxnet.trace.arguments import GradReq
+from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import variable
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.train_executor import TrainExecutor

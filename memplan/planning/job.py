@@ -33,7 +33,8 @@ from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.progress import tell
 
 if TYPE_CHECKING:
-    from memplan.mxnet.trace.build import GradReq, Trace
+    from memplan.mxnet.trace.arguments import GradReq
+    from memplan.mxnet.trace.build import Trace
 
 # MXNet's Symbol and Context: the core does not import MXNet.
 Symbol = Any

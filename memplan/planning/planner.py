@@ -17,7 +17,7 @@ from memplan.strategies import Strategy, create
 from memplan.util.nbytes import parse_budget
 
 if TYPE_CHECKING:
-    from memplan.mxnet.trace.build import GradReq
+    from memplan.mxnet.trace.arguments import GradReq
 
 Budget = int | float | str | None
 

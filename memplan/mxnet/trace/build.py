@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, TraceError
@@ -19,6 +18,7 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     writable,
 )
+from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
@@ -31,7 +31,6 @@ from memplan.mxnet.trace.nnvm import (
     from_json,
     infer,
     is_hidden,
-    shape_is_known,
 )
 from memplan.mxnet.trace.operators import (
     CUDNN_OFF_BEFORE,
@@ -42,8 +41,6 @@ from memplan.mxnet.trace.operators import (
 from memplan.mxnet.trace.probe import handovers
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.strategies import REALISATIONS
-
-GradReq = str | Mapping[str, str] | None
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
@@ -164,54 +161,6 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.load_json(json.dumps(data))
 
 
-def infer_arguments(
-    symbol: mx.sym.Symbol,
-    shapes: Mapping[str, Sequence[int]],
-    type_dict: Mapping[str, Any] | None,
-) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown."""
-    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    if type_dict is not None and not isinstance(type_dict, Mapping):
-        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
-    for kind, names in (("shape", shapes), ("dtype", type_dict or {})):
-        for name in names:
-            if name not in arguments and name not in states:
-                raise ArgumentError(
-                    f"a {kind} was given for {name!r}, which is no argument of the network; "
-                    f"its arguments are {_some(arguments)}"
-                )
-    given = {name: _shape(name, shape) for name, shape in shapes.items()}
-    for name, dtype in (type_dict or {}).items():
-        _check_dtype(name, dtype)
-    try:
-        found, _, found_states = symbol.infer_shape_partial(**given)
-    except MXNetError as error:
-        raise ArgumentError(
-            f"the shapes {given} do not fit the network: {_first_line(error)}"
-        ) from error
-    result = dict(zip([*arguments, *states], map(tuple, [*found, *found_states]), strict=True))
-    missing = [name for name, shape in result.items() if not shape_is_known(shape)]
-    if missing:
-        raise ArgumentError(
-            f"the shape of {_some(missing)} is unknown; name the input shapes, e.g. "
-            f"{missing[0]}=(32, 3, 224, 224), or give the Variable a shape"
-        )
-    if type_dict is None:
-        attributes = symbol.attr_dict()
-        type_dict = {
-            name: np.float32 for name in arguments if "__dtype__" not in attributes.get(name, {})
-        }
-    try:
-        types, _, state_types = symbol.infer_type_partial(**type_dict)
-    except MXNetError as error:
-        raise ArgumentError(f"the dtypes do not fit the network: {_first_line(error)}") from error
-    dtypes = dict(zip([*arguments, *states], [*types, *state_types], strict=True))
-    untyped = [name for name, dtype in dtypes.items() if dtype is None]
-    if untyped:
-        raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
-    return result, {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
-
-
 def _check_shapes(order: Sequence[Node]) -> None:
     for node in order:
         if None in node.infos.outputs:
@@ -224,43 +173,6 @@ def _check_shapes(order: Sequence[Node]) -> None:
                 f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "
                 f"use float16 or float32"
             )
-
-
-def complete_grad_req(
-    symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]], grad_req: GradReq
-) -> dict[str, str]:
-    """``write``, ``add`` or ``null`` for every argument."""
-    arguments = symbol.list_arguments()
-    if grad_req is None:
-        requests = {
-            name: "null" if name in shapes or name.endswith("label") else "write"
-            for name in arguments
-        }
-    elif isinstance(grad_req, str):
-        requests = dict.fromkeys(arguments, grad_req)
-    elif not isinstance(grad_req, Mapping):
-        raise ArgumentError(
-            f"grad_req must be 'write', 'add' or 'null', or a dict of these by argument, "
-            f"got {grad_req!r}"
-        )
-    else:
-        for name in grad_req:
-            if name not in arguments:
-                raise ArgumentError(
-                    f"grad_req names {name!r}; the arguments are {_some(arguments)}"
-                )
-        requests = {name: grad_req.get(name, "null") for name in arguments}
-    for name, request in requests.items():
-        if request not in ("write", "add", "null"):
-            raise ArgumentError(
-                f"grad_req of {name!r} is {request!r}; it must be 'write', 'add' or 'null'"
-            )
-    if all(request == "null" for request in requests.values()):
-        raise ArgumentError(
-            "no argument wants a gradient, so there is nothing to plan; see grad_req, "
-            f"or give shapes of the inputs only, not of all of {_some(arguments)}"
-        )
-    return requests
 
 
 def _build(
@@ -382,28 +294,3 @@ def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, .
         return found + [i for other in node.merged for i in stands_for(other)]
 
     return tuple(tuple(stands_for(node)) for node in order)
-
-
-def _shape(name: str, shape: Any) -> tuple[int, ...]:
-    try:
-        return tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
-        ) from None
-
-
-def _check_dtype(name: str, dtype: Any) -> None:
-    try:
-        np.dtype(dtype)
-    except TypeError:
-        raise ArgumentError(f"the dtype of {name!r} is {dtype!r}, which is none") from None
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]

@@ -15,7 +15,7 @@ from mxnet.base import NDArrayHandle
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.packed import refuse_monitor
-from memplan.mxnet.trace.build import infer_arguments
+from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view

@@ -10,7 +10,8 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.trace.build import Trace, infer_arguments, trace, without_flags
+from memplan.mxnet.trace.arguments import infer_arguments
+from memplan.mxnet.trace.build import Trace, trace, without_flags
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.planning.job import Job
