@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Sequence
+from itertools import chain, combinations
 
 import mip
 import mxnet as mx
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet.gluon.model_zoo import vision
 
@@ -36,7 +38,8 @@ from memplan.programs.solver import SOLVERS, Program
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.simulate import simulate
-from memplan.strategies.checkmate import _moments
+from memplan.strategies import Outcome, Status
+from memplan.strategies.checkmate import Checkmate, _moments
 
 Moment = tuple[int, int | None]
 
@@ -134,6 +137,25 @@ def test_rows_of_ops_in_their_place_are_exact(
 ) -> None:
     graph, flags = flagged
     check(tame(graph), flags, exact=True)
+
+
+@settings(max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.one_of(layered_graphs(max_forward=6), mirrored_graphs(max_forward=5)))
+def test_what_fits_to_the_byte_is_not_proved_infeasible(graph: TrainingGraph) -> None:
+    """With elements of one byte: a row in MiB would drown in the solver's tolerance."""
+    elements = [dataclasses.replace(t, nbytes=t.nbytes // UNIT) for t in graph.tensors]
+    graph = dataclasses.replace(graph, tensors=tuple(elements))
+    sets = chain.from_iterable(combinations(flaggable(graph), n) for n in range(len(graph.ops)))
+    peaks = [simulate(mirror(graph, frozenset(flags))).peak_nbytes for flags in sets]
+    for budget in sorted({peak for peak in peaks if peak < peaks[0]}):
+        strategy = Checkmate(time_limit=600.0, program_share=1.0)
+        with Program() as program:
+            outcome = strategy._solve_program(
+                MirrorProgram(graph, budget, program),
+                Outcome(Status.NO_PLAN_FOUND),
+                time.monotonic() + 600.0,
+            )
+        assert outcome.status is not Status.INFEASIBLE
 
 
 def test_a_copy_runs_when_it_is_asked_for_not_when_it_is_needed() -> None:

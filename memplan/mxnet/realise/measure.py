@@ -10,7 +10,8 @@ from mxnet.base import MXNetError
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.bind import bind_as_it_stands
-from memplan.mxnet.trace.build import Trace, check_symbol, infer_arguments
+from memplan.mxnet.trace.arguments import infer_arguments
+from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib
