@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-from memplan.mxnet.realise.engine import _CPU, _handles
-
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
@@ -21,12 +19,8 @@ def held() -> Iterator[None]:
     """
     opened = threading.Event()
     wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: opened.wait())
-    nothing = _handles([])
-    check_call(
-        _LIB.MXEnginePushSyncND(
-            wait, None, None, ctypes.byref(_CPU), nothing, 0, nothing, 0, None, 0, None
-        )
-    )
+    cpu = (ctypes.c_int * 2)(1, 0)  # MXNet's Context (include/mxnet/base.h)
+    check_call(_LIB.MXEnginePushSyncND(wait, None, None, cpu, None, 0, None, 0, None, 0, None))
     try:
         yield
     finally:

@@ -6,12 +6,14 @@ Held up, the engine gets step and readers together; so these tests depend on no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
+from test_packed import AROUND
 
 import memplan.mxnet
 from helpers.held import held
@@ -173,19 +175,15 @@ def test_a_step_waits_for_what_reads_the_statistics_of_before(mode: str) -> None
     assert equal(numbers(executor.aux_dict), states_by_mxnet(mode, 2))
 
 
-def test_states_may_be_parts_of_one_array() -> None:
-    """To the engine they are one; a single operation that wrote it twice would wait for itself."""
+@pytest.mark.parametrize("around", AROUND)
+def test_states_may_be_parts_of_one_array(around: str, tmp_path: Path) -> None:
+    """To the engine they are one: an operation that wrote it twice would wait for itself."""
     _, own = arrays(network("trained"))
     memory = mx.nd.ones((len(own), 8))
     executor = train_executor("trained", states=dict(zip(own, memory, strict=True)))
-    executor.forward(is_train=True)
-    values = dict(zip(own, memory.asnumpy(), strict=True))
+    data = mx.nd.array(VALUES["data"])
+    with AROUND[around](tmp_path), held():
+        executor.forward(is_train=True, data=data)
+        found = memory.copy()
+    values = dict(zip(own, found.asnumpy(), strict=True))
     assert equal(values, states_by_mxnet("trained", 1))
-
-
-def test_within_a_bundle_of_the_users() -> None:
-    step, read = by_executor("trained")
-    with held(), mx.engine.bulk(100):
-        step()
-        found = read()
-    assert equal(numbers(found), states_by_mxnet("trained", 1))

@@ -11,18 +11,12 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 
 NDArray = Any
 
-# FnProperty::kCPUPrioritized (include/mxnet/engine.h): run at once by a thread of its own, not
-# behind what the device has in hand, and bundled with nothing.
-_PRIORITIZED = ctypes.c_int(3)
-
 
 class _Context(ctypes.Structure):
     """MXNet's Context (include/mxnet/base.h)."""
 
     _fields_ = (("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32))
 
-
-_CPU = _Context(1, 0)
 
 # The engine calls a function of C in a thread of its own. This one of Python's changes nothing and
 # needs no lock, which a function written in Python would wait for.
@@ -55,21 +49,23 @@ class Marker:
 
     It waits for all earlier operations on what it ``writes``, and later ones wait for it. An array
     that it writes must not share memory with another of its arrays. It has no name, so that MXNet's
-    profiler does not record it.
+    profiler does not record it. It runs where ``ctx`` runs what it computes.
     """
 
-    def __init__(self, reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+    def __init__(
+        self, reads: Sequence[NDArray], writes: Sequence[NDArray], ctx: mx.Context
+    ) -> None:
         self._held = (list(reads), list(writes))
         self._arguments = (
             _NOTHING,
             None,
             None,
-            ctypes.byref(_CPU),
+            ctypes.byref(_Context(ctx.device_typeid, ctx.device_id)),
             _handles(reads),
             ctypes.c_int(len(reads)),
             _handles(writes),
             ctypes.c_int(len(writes)),
-            ctypes.byref(_PRIORITIZED),
+            None,
             ctypes.c_int(0),
             None,
         )
@@ -84,25 +80,31 @@ class HiddenWrites:
     An executor names to the engine what its ops read, and their outputs (src/executor/
     graph_executor.cc, InitCachedOps). BatchNorm writes its moving statistics beside its outputs.
     An op is in a step only if one of ``outputs``, those of the step, depends on it: so when these
-    are written, the states are.
+    are written, the states are. All of them are on ``ctx``.
     """
 
-    def __init__(self, states: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+    def __init__(
+        self, states: Sequence[NDArray], outputs: Sequence[NDArray], ctx: mx.Context
+    ) -> None:
         # A marker for each state, for two of them may share memory.
-        self._begin = [Marker([], [state]) for state in states]
-        done = mx.nd.zeros((1,))
-        self._end = [Marker(outputs, [done]), *(Marker([done], [state]) for state in states)]
-        if not states:
-            self._end.clear()
+        self._begin = [Marker([], [state], ctx) for state in states]
+        done = mx.nd.zeros((1,), ctx)
+        after = [Marker([done], [state], ctx) for state in states]
+        self._end = [Marker(outputs, [done], ctx), *after] if states else []
 
     def begin(self) -> None:
         """Before the step: it waits for all that was asked to read the states before."""
-        for mark in self._begin:
-            mark()
+        _bundled(self._begin)
 
     def end(self) -> None:
         """After the step: whatever reads the states from now on waits for it."""
-        for mark in self._end:
+        _bundled(self._end)
+
+
+def _bundled(marks: Sequence[Marker]) -> None:
+    """Hand ``marks`` to the engine, as one operation where it bundles: not under its profiler."""
+    with mx.engine.bulk(len(marks) + 1):
+        for mark in marks:
             mark()
 
 

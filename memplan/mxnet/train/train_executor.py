@@ -82,7 +82,7 @@ class TrainExecutor:
                 symbol_of_step, self.ctx, arrays, self.aux_dict, pool, match_range
             )
             hidden = self.aux_arrays
-        self._hidden_writes = HiddenWrites(hidden, self._training.outputs)
+        self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
