@@ -14,6 +14,8 @@ smartquotes = False  # --option stays two hyphens
 
 # Headings can be linked to; the benchmarks and the README link to files of the repository.
 myst_heading_anchors = 3
+# Pictures are <img> with a width: GitHub shows them so, too.
+myst_enable_extensions = ["html_image"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
