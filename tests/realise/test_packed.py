@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 import memplan
 from helpers import block_runs
+from helpers.around import AROUND
 from helpers.attempts import answer
 from helpers.cases import CASES
 from helpers.module_runs import module_steps
@@ -205,31 +205,6 @@ def test_gradients_outlive_their_step() -> None:
     mx.nd.waitall()
     assert sys.getrefcount(memory) == held - len(params)
     assert sys.getrefcount(memory) == 2, "a leak"
-
-
-@contextlib.contextmanager
-def profiler(tmp_path: Path) -> Iterator[None]:
-    mx.profiler.set_config(
-        profile_all=True, aggregate_stats=True, filename=str(tmp_path / "profile.json")
-    )
-    mx.profiler.set_state("run")
-    try:
-        yield
-    finally:
-        mx.nd.waitall()
-        mx.profiler.set_state("stop")
-        mx.profiler.dumps(reset=True)
-        mx.profiler.set_config(
-            profile_all=False, aggregate_stats=False, filename=str(tmp_path / "profile.json")
-        )
-
-
-AROUND: dict[str, Callable[[Path], Any]] = {
-    "profiler": profiler,
-    "record": lambda _: mx.autograd.record(),
-    "predict": lambda _: mx.autograd.predict_mode(),
-    "bulk": lambda _: mx.engine.bulk(100),
-}
 
 
 @pytest.mark.parametrize("around", AROUND)

@@ -13,9 +13,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from test_packed import AROUND
 
 import memplan.mxnet
+from helpers.around import AROUND
 from helpers.held import held
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
