@@ -59,7 +59,7 @@ STUCK = """
         "Never returns to Python, like a solver."
         def solve(self, graph, budget_nbytes):
             print("solving", flush=True)
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
 
     memplan.strategies.register("stuck", Stuck)
 
@@ -84,10 +84,8 @@ def test_the_second_interrupt_ends_even_a_solver_in_c() -> None:
         time.sleep(0.5)  # by then it is in C
         process.send_signal(signal.SIGINT)
         assert "again" in process.stderr.readline()
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        assert time.monotonic() - begin < 15
+        assert process.wait(60) == 130  # what it computes in C takes minutes
         assert "Interrupted" in process.stderr.read()
     finally:
         process.kill()
@@ -138,7 +136,7 @@ class _Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_incumbent_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = _Terminal()
+    screen, shown = _Terminal(), "planning: checkmate, best +25.0%, bound +12.5%"
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -146,8 +144,11 @@ def test_a_terminal_shows_incumbent_and_bound(monkeypatch: pytest.MonkeyPatch) -
         tell("checkmate")
         tell("", incumbent_seconds=1.25, unplanned_seconds=1.0)
         tell("", bound_seconds=1.125, unplanned_seconds=1.0)
-        time.sleep(0.3)
-    assert "planning: checkmate, best +25.0%, bound +12.5%" in screen.getvalue()
+        for _ in range(600):  # it is drawn a few times in a second
+            if shown in screen.getvalue():
+                break
+            time.sleep(0.1)
+    assert shown in screen.getvalue()
     assert not LOGGER.handlers
     assert LOGGER.level == logging.NOTSET
 
