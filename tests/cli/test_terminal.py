@@ -42,7 +42,7 @@ def test_a_reader_that_leaves_early_is_told_nothing() -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     # Python's own complaint at its exit would be of what is still to be flushed.

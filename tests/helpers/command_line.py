@@ -60,7 +60,7 @@ def process_of(*arguments: str, **environment: str) -> subprocess.CompletedProce
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

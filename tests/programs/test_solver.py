@@ -64,7 +64,7 @@ def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -233,7 +233,7 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
         "assert program.solve(5.0).values is not None\n"
         "import mxnet\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -271,7 +271,7 @@ def test_highs_works_after_a_fork_and_where_others_asked_for_threads(
     """Models of one process must ask for one number of threads; a fork has none but its own."""
     code = THREADS.replace("BEFORE", str(before))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == printed.split()

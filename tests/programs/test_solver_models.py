@@ -61,7 +61,7 @@ def test_a_model_may_be_collected_while_cffi_looks_up_a_function(solver: str) ->
         [sys.executable, "-c", COLLECTED, solver],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_dist_sync(tmp_path: Path) -> None:
     ]
     try:
         for process in reversed(processes):
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=600)
             assert process.returncode == 0, errors
     finally:
         for process in processes:

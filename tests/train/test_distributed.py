@@ -17,7 +17,7 @@ SIZES = "--layers 3 --filters 8 --batch 8 --size 16 --batches 3 --epochs 2"
 Weights = dict[str, np.ndarray]
 
 
-def launch(arguments: list[str], seconds: float = 90) -> tuple[int, str]:
+def launch(arguments: list[str], seconds: float = 600) -> tuple[int, str]:
     """Exit code and output of the launcher; whatever happens, no process of it is left."""
     launcher = subprocess.Popen(
         [sys.executable, "examples/distributed/launch.py", *arguments],
@@ -50,7 +50,7 @@ def train(api: str, folder: Path, *more: str) -> list[Weights]:
     """The weights of both workers."""
     folder.mkdir()
     arguments = ["--api", api, "--save", str(folder), "--seconds", "2", *SIZES.split(), *more]
-    code, output = launch(["--workers", "2", "--timeout", "90", "--", *arguments])
+    code, output = launch(["--workers", "2", "--timeout", "600", "--", *arguments])
     assert code == 0, output
     assert output.count(": loss ") == 2, output
     return [dict(np.load(folder / f"worker{rank}.npz")) for rank in range(2)]
