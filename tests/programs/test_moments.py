@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.programs.moments import MomentProgram, Moments
@@ -31,9 +33,12 @@ def in_line(moments: Moments, candidates: list[int]) -> list[int]:
     return chosen
 
 
+@taking(impossible=3, possible=10)
 @examples(150)
 @given(st.data())
-def test_no_schedule_is_below_the_floor_or_the_bound(data: st.DataObject) -> None:
+def test_no_schedule_is_below_the_floor_or_the_bound(
+    taken: Counter[str], data: st.DataObject
+) -> None:
     backward = data.draw(st.booleans())
     graph = data.draw(small_graphs(max_forward=4))
     oracle = ExplicitBruteForce(any_order=True, recompute_backward=backward)
@@ -51,8 +56,10 @@ def test_no_schedule_is_below_the_floor_or_the_bound(data: st.DataObject) -> Non
         several = MomentProgram(moments, chosen, budget, program).bound(60, relax=False)
     for bound in (moments.bound(budget, math.inf), several):
         if found.schedule is None:
+            taken["impossible"] += 1
             assert found.status is Status.INFEASIBLE
         else:
+            taken["possible"] += 1
             assert bound.seconds <= found.schedule.seconds + 1e-6 * graph.seconds
 
 
@@ -88,9 +95,12 @@ def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> Non
     assert len(bound.dropped[0]) == 1
 
 
+@taking(refined=5)
 @examples(60)
 @given(st.data())
-def test_refined_schedules_fit_and_cost_no_less_than_the_bound(data: st.DataObject) -> None:
+def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
+    taken: Counter[str], data: st.DataObject
+) -> None:
     graph = data.draw(small_graphs(max_forward=4))
     least = ExplicitBruteForce().solve(graph, None).schedule
     assert least is not None
@@ -102,6 +112,7 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(data: st.DataObje
         assert highest <= refined.bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
         highest = refined.bound_seconds
         if refined.schedule is not None:
+            taken["refined"] += 1
             assert validate(refined.schedule).valid
             assert simulate(refined.schedule).peak_nbytes <= budget
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
@@ -60,16 +62,21 @@ def test_unit_chain_at_four_tensors() -> None:
     assert Evict().solve(unit_chain(8), 2 * UNIT).status is Status.NO_PLAN_FOUND
 
 
+@taking(plan=5)
 @examples(60)
 @given(st.data())
-def test_evictions_are_valid_and_within_the_budget(data: st.DataObject) -> None:
+def test_evictions_are_valid_and_within_the_budget(
+    taken: Counter[str], data: st.DataObject
+) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
     backward = data.draw(st.booleans())
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
-    budget = data.draw(st.integers(high // 2, high))
+    low = simulate(lowest(graph, math.inf)).peak_nbytes
+    budget = data.draw(st.integers(max(0, low - 2), high))
     outcome = Evict(patience=10, recompute_backward=backward).solve(graph, budget)
     assert outcome.status is not Status.INFEASIBLE
     if outcome.schedule is not None:
+        taken["plan"] += 1
         assert validate(outcome.schedule, budget).valid
         assert backward or all(op < graph.nforward for op in outcome.schedule.recomputed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, in_mxnets_order, mirrored_graphs, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
@@ -69,6 +71,7 @@ def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
     budget = 8 * ALIGNMENT
     auto = Auto(time_limit=2, memory=memory).solve(graph, budget)
     assert auto.schedule is not None
+    compared = []
     for name in set(names("explicit")) - {"auto", "brute_force"}:
         blocks = name == "search" and memory == "blocks"
         options: dict[str, Any] = {"memory": memory} if blocks else {}
@@ -77,16 +80,22 @@ def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
             other = create(name, realisation="explicit", time_limit=2, **options)
         found = other.solve(graph, budget).schedule
         if found is not None and NBYTES[memory](found) <= budget:
+            compared.append(name)
             assert auto.schedule.seconds <= found.seconds + 1e-9, name
+    assert len(compared) >= 5
 
 
 @pytest.mark.parametrize("memory", ["blocks", "packed"])
+@taking(plan=1)
 @examples(10)
 @given(graph=training_graphs())
-def test_what_is_placed_is_kept_within_the_budget(memory: str, graph: TrainingGraph) -> None:
+def test_what_is_placed_is_kept_within_the_budget(
+    taken: Counter[str], memory: str, graph: TrainingGraph
+) -> None:
     unplanned = NBYTES[memory](Schedule.unplanned(graph))
     found = Auto(time_limit=0.3, memory=memory).solve(graph, max(1, unplanned * 3 // 4))
     if found.schedule is not None:
+        taken["plan"] += 1
         assert validate(found.schedule).valid
         assert NBYTES[memory](found.schedule) <= max(1, unplanned * 3 // 4)
 
@@ -130,13 +139,17 @@ def test_wrong_options_are_said() -> None:
         Auto(solver="")
 
 
+@taking(plan=5)
 @examples(20)
 @given(mirrored_graphs())
-def test_what_mirroring_could_recompute_is_a_schedule_like_others(graph: TrainingGraph) -> None:
+def test_what_mirroring_could_recompute_is_a_schedule_like_others(
+    taken: Counter[str], graph: TrainingGraph
+) -> None:
     unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
     for budget in (None, unplanned * 3 // 4):
         found = mirrored_schedule(graph, budget, match_range=2, seconds=0.05)
         if found is not None:
+            taken["plan"] += 1
             assert validate(found).valid
             assert set(found.recomputed) <= set(flaggable(graph))
 

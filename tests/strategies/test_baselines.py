@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.step.simulate import simulate
@@ -105,9 +107,12 @@ def test_who_keeps_less_really_recomputes(strategy: Strategy) -> None:
         assert simulate(schedule).peak_nbytes < 32 * UNIT
 
 
+@taking(plan=3, none=1)
 @examples(40)
 @given(st.data())
-def test_baselines_are_valid_within_the_budget_and_promise_little(data: st.DataObject) -> None:
+def test_baselines_are_valid_within_the_budget_and_promise_little(
+    taken: Counter[str], data: st.DataObject
+) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
     strategy = data.draw(st.sampled_from(BASELINES))
     lowest = strategy.solve(graph, None).schedule
@@ -119,6 +124,8 @@ def test_baselines_are_valid_within_the_budget_and_promise_little(data: st.DataO
     assert outcome.status is not Status.INFEASIBLE
     assert (outcome.schedule is None) == (outcome.status is Status.NO_PLAN_FOUND)
     if outcome.schedule is not None:
+        taken["plan"] += 1
         assert validate(outcome.schedule, budget).valid
     else:
+        taken["none"] += 1
         assert budget < peak

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, unit_chain
 from helpers.paths import ROOT
 from helpers.small_graphs import small_graphs
@@ -213,9 +215,12 @@ SMALL = examples(60, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
+@taking(plan=3, none=1)
 @SMALL
 @given(st.data())
-def test_checkmate_finds_what_brute_force_finds(solver: str, data: st.DataObject) -> None:
+def test_checkmate_finds_what_brute_force_finds(
+    taken: Counter[str], solver: str, data: st.DataObject
+) -> None:
     graph = data.draw(small_graphs(4))
     backward = data.draw(st.booleans())
     budget = _near(graph, data, backward)
@@ -223,7 +228,9 @@ def test_checkmate_finds_what_brute_force_finds(solver: str, data: st.DataObject
     options = {"solver": solver, "recompute_backward": backward}
     outcome = CheckmateFull(time_limit=20, **options).solve(graph, budget)
     assert outcome.status is exact.status
+    taken["none"] += exact.schedule is None
     if exact.schedule is not None and outcome.schedule is not None:
+        taken["plan"] += 1
         assert validate(exact.schedule, budget).valid
         assert validate(outcome.schedule, budget).valid
         assert outcome.schedule.seconds == exact.schedule.seconds
@@ -231,20 +238,25 @@ def test_checkmate_finds_what_brute_force_finds(solver: str, data: st.DataObject
         assert outcome.lower_bound == pytest.approx(exact.schedule.seconds, abs=1e-3)
 
 
+@taking(plan=3, none=1)
 @SMALL
 @given(st.data())
-def test_the_relaxation_bounds_and_its_rounding_is_valid(data: st.DataObject) -> None:
+def test_the_relaxation_bounds_and_its_rounding_is_valid(
+    taken: Counter[str], data: st.DataObject
+) -> None:
     graph = data.draw(small_graphs(4))
     budget = _near(graph, data, False)
     exact = ExplicitBruteForce().solve(graph, budget)
     outcome = CheckmateLP(solver="HIGHS").solve(graph, budget)
     if exact.schedule is None:
+        taken["none"] += 1
         assert outcome.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
         return
     assert outcome.status is not Status.INFEASIBLE
     assert outcome.lower_bound is not None
     assert outcome.lower_bound <= exact.schedule.seconds + 1e-9
     if outcome.schedule is not None:
+        taken["plan"] += 1
         assert validate(outcome.schedule, budget).valid
         assert outcome.schedule.seconds >= exact.schedule.seconds
         assert outcome.status is not Status.OPTIMAL or (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import memplan
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.clock import TickingClock
 from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
@@ -123,15 +125,17 @@ def small_problems(draw: st.DrawFn) -> tuple[TrainingGraph, int]:
 
 
 @pytest.mark.parametrize("solver", ["CBC", "HIGHS"])
+@taking(none=1, plan=2, optimal=1)
 @examples(40, suppress_health_check=list(HealthCheck))
 @given(problem=small_problems())
 def test_checkmate_is_what_trying_everything_finds(
-    solver: str, problem: tuple[TrainingGraph, int]
+    taken: Counter[str], solver: str, problem: tuple[TrainingGraph, int]
 ) -> None:
     graph, budget = problem
     best = strategies.create("brute_force").solve(graph, budget)
     found = made("checkmate", solver=solver).solve(graph, budget)
     if best.schedule is None:
+        taken["none"] += 1
         assert found.schedule is None
         assert found.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
         return
@@ -139,16 +143,19 @@ def test_checkmate_is_what_trying_everything_finds(
     optimum = best.schedule.seconds
     assert found.lower_bound is None or found.lower_bound <= optimum + 1e-6
     if found.schedule is not None:
+        taken["plan"] += 1
         assert found.schedule.seconds >= optimum
         assert allocate(found.schedule).nbytes <= budget
     if found.status is Status.OPTIMAL:
+        taken["optimal"] += 1
         assert found.schedule is not None
         assert found.schedule.seconds == optimum
 
 
+@taking(plan=10)
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(problem=small_problems())
-def test_plans_of_random_graphs(problem: tuple[TrainingGraph, int]) -> None:
+def test_plans_of_random_graphs(taken: Counter[str], problem: tuple[TrainingGraph, int]) -> None:
     graph, budget = problem
     best = strategies.create("brute_force").solve(graph, budget)
     for name in HEURISTICS:
@@ -162,6 +169,7 @@ def test_plans_of_random_graphs(problem: tuple[TrainingGraph, int]) -> None:
         if name != "anneal":
             assert (within is not None) == (allocate(least).nbytes <= budget)
         if within is not None:
+            taken["plan"] += 1
             assert best.schedule is not None
             assert best.schedule.seconds <= within.seconds
             assert allocate(within).nbytes <= budget

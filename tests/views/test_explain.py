@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from helpers.shown import recomputing_chain
 from memplan.errors import ArgumentError
@@ -30,18 +33,23 @@ def test_lives_add_up_to_the_simulation(schedule: Schedule) -> None:
     assert [sum(column) for column in zip(*by_role.values(), strict=True)] == live
 
 
+@taking(result=5, read=5)
 @examples(60)
 @given(training_graphs().flatmap(schedules))
-def test_what_is_alive_at_the_peak_adds_up_to_the_validators(schedule: Schedule) -> None:
+def test_what_is_alive_at_the_peak_adds_up_to_the_validators(
+    taken: Counter[str], schedule: Schedule
+) -> None:
     alive = at_peak(schedule)
     assert sum(tensor.nbytes for tensor in alive) == validate(schedule).peak_nbytes
     assert [t.nbytes for t in alive] == sorted((t.nbytes for t in alive), reverse=True)
     for tensor in alive:
         assert schedule.graph.ops[schedule.ops[tensor.since]].name == tensor.op
         if tensor.reader is None:
+            taken["result"] += 1
             assert tensor.until == len(schedule.ops)
             assert tensor.role is Role.RESULT
         else:
+            taken["read"] += 1
             assert schedule.graph.ops[schedule.ops[tensor.until]].name == tensor.reader
 
 
