@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 
 from memplan.mxnet.realise.explicit import PLACED
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
 
@@ -61,8 +61,8 @@ def bind_inference(
 
 
 def _placed(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    data = json.loads(symbol.tojson())
+    data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
             node.setdefault("attrs", {}).update(PLACED)
-    return mx.sym.load_json(json.dumps(data))
+    return symbol_json.load(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Set as AbstractSet
@@ -10,6 +9,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
@@ -29,7 +29,7 @@ def annotate(
     costs no memory.
     """
     warn_if_overridden()
-    data = json.loads(trace.symbol.tojson(remove_amp_cast=False))
+    data = symbol_json.parse(trace.symbol)
     for op in flags:
         for index in trace.sources[op]:
             node = data["nodes"][index]
@@ -42,7 +42,7 @@ def annotate(
         for index in trace.sources[op]:
             _add_reader(data, index)
     del data["node_row_ptr"]
-    return mx.sym.load_json(json.dumps(data))
+    return symbol_json.load(data)
 
 
 def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> frozenset[int]:

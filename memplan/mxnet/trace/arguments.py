@@ -14,6 +14,9 @@ from memplan.mxnet.trace.nnvm import shape_is_known
 
 GradReq = str | Mapping[str, str] | None
 
+# Variables that MXNet's own inference of shapes and dtypes takes for parameters of its functions.
+_TAKEN_NAMES = ("self", "partial")
+
 
 def infer_arguments(
     symbol: mx.sym.Symbol,
@@ -22,6 +25,12 @@ def infer_arguments(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown."""
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    for name in _TAKEN_NAMES:
+        if name in arguments or name in states:
+            raise ArgumentError(
+                f"a variable of the network is called {name!r}, which MXNet's infer_shape cannot "
+                "be told apart from a parameter of its own; rename the variable"
+            )
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
     for kind, names in (("shape", shapes), ("dtype", type_dict or {})):

@@ -18,6 +18,7 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     writable,
 )
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
@@ -148,7 +149,7 @@ def check_symbol(net: Any) -> None:
 
 def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan."""
-    data = json.loads(net.tojson(remove_amp_cast=False))
+    data = symbol_json.parse(net)
     for node in data["nodes"]:
         attrs = node.get("attrs", {})
         for name in ("__force_mirroring__", "force_mirroring"):
@@ -158,7 +159,7 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
             del attrs["cudnn_off"]
         elif before is not None:
             attrs["cudnn_off"] = before
-    return mx.sym.load_json(json.dumps(data))
+    return symbol_json.load(data)
 
 
 def _check_shapes(order: Sequence[Node]) -> None:

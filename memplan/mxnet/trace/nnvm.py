@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,8 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+
+from memplan.mxnet.trace import symbol_json
 
 VARIABLE = "null"
 
@@ -133,7 +134,7 @@ def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:
 
 def from_json(text: str) -> tuple[list[Node], list[Entry]]:
     """Nodes (in file order) and heads of a symbol's JSON as MXNet 1.9 writes it."""
-    data = json.loads(text)
+    data = symbol_json.parse_text(text)
     rows = data["node_row_ptr"]
     nodes: list[Node] = []
     for index, item in enumerate(data["nodes"]):
@@ -175,7 +176,7 @@ def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
         "heads": [[index[id(node)], k, 0] for node, k in heads],
         "attrs": VERSION,
     }
-    return mx.sym.load_json(json.dumps(data))
+    return symbol_json.load(data)
 
 
 def infer(

@@ -12,6 +12,7 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, noutputs, variables
 
 Parameter = Any
@@ -120,7 +121,7 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
 
 
 def _structure(symbol: mx.sym.Symbol) -> str:
-    data = json.loads(symbol.tojson(remove_amp_cast=False))
+    data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         # Without the third number, which counts how often a parameter's variable was written into.
         node["inputs"] = [entry[:2] for entry in node["inputs"]]
@@ -132,7 +133,7 @@ def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.
 
     Those that Gluon gave them may be older: of the time before a cast.
     """
-    data = json.loads(symbol.tojson(remove_amp_cast=False))
+    data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         parameter = params.get(node["name"]) if node["op"] == "null" else None
         if parameter is None:
@@ -142,4 +143,4 @@ def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.
         attrs.pop("__shape__", None)
         if parameter.shape is not None:
             attrs["__shape__"] = str(tuple(parameter.shape))
-    return mx.sym.load_json(json.dumps(data))
+    return symbol_json.load(data)

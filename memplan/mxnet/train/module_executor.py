@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from mxnet.base import NDArrayHandle
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.packed import refuse_monitor
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.plans import Plans, Request
@@ -250,7 +250,7 @@ class Executor:
 def _without_copies(callback: Callback, plan: Plan) -> Callback:
     """``callback`` but for the ops that a plan adds: it is called as without a plan."""
     known = {node.name for node in plan.trace.nodes}
-    nodes = json.loads(plan.symbol.tojson())["nodes"]
+    nodes = symbol_json.parse(plan.symbol)["nodes"]
     added = tuple(f"{n['name']}_" for n in nodes if n["op"] != VARIABLE and n["name"] not in known)
 
     def call(name: bytes, handle: Any) -> None:

@@ -1,0 +1,121 @@
+"""Names that MXNet trains are no reason to refuse a network, nor to compute it otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+from memplan.errors import ArgumentError
+from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.trace import symbol_json
+
+ODD = {
+    "beyond ASCII": "层é🦜",
+    "quotes": "q\"u'o",
+    "spaces": " a b ",
+    "escapes": "a\tb\nc\rd\\e\\u0041",
+    "controls": "\x01\x07\b\f\x1b\x7f",
+    "separators": "\u2028\xa0",
+    "brackets": "[0]{x}<op>(%s)",
+    "commas": "a,b;c:d/e",
+    "long": "x" * 300,
+    "nobody's": "",
+    # What memplan or MXNet adds to a network is called like these.
+    "copy": "squash_mirror",
+    "reader": "squash_unread",
+    "numbered": "squash_0",
+    "gradient": "squash_backward",
+    "head": "_head_grad_0",
+    "sum": "sum_grad",
+    "variable": "first_weight",
+    "other op": "second",
+}
+
+REALISATIONS = [("mirror", "memonger"), ("explicit", "checkpoint_last"), ("packed", "evict")]
+
+DATA, LABEL = ("data", (4, 6)), ("softmax_label", (4,))
+
+
+def network(name: str) -> mx.sym.Symbol:
+    """A small network, one op of which is called ``name``."""
+    body = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="first")
+    body = mx.sym.Activation(body, act_type="tanh", name="to be renamed")
+    body = mx.sym.BatchNorm(mx.sym.FullyConnected(body, num_hidden=8, name="second"), name="norm")
+    body = mx.sym.Activation(body, act_type="sigmoid", name="squash")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=4), name="softmax")
+    data = symbol_json.parse(net)
+    for node in data["nodes"]:
+        if node["name"] == "to be renamed":
+            node["name"] = name
+    return symbol_json.load(data)
+
+
+def trained(module: mx.mod.BaseModule) -> list[bytes]:
+    """Outputs, weights and statistics of two steps."""
+    module.bind([DATA], [LABEL])
+    random = np.random.default_rng(0)
+    (executor,) = module._exec_group.execs
+    for _, array in sorted(executor.arg_dict.items()):
+        array[:] = mx.nd.array(random.normal(size=array.shape))
+    module.params_initialized = True
+    module.init_optimizer(optimizer="sgd")
+    batch = mx.io.DataBatch([mx.nd.array(random.normal(size=DATA[1]))], [mx.nd.arange(4)])
+    for _ in range(2):
+        module.forward(batch, is_train=True)
+        module.backward()
+        module.update()
+    mx.nd.waitall()
+    found = {**executor.arg_dict, **executor.aux_dict}
+    inputs = (DATA[0], LABEL[0])
+    weights = [found[name].asnumpy().tobytes() for name in sorted(found) if name not in inputs]
+    return [module.get_outputs()[0].asnumpy().tobytes(), *weights]
+
+
+def test_mxnet_takes_these_names_as_they_are() -> None:
+    for name in ODD.values():
+        names = [node["name"] for node in symbol_json.parse(network(name))["nodes"]]
+        assert name in names
+        assert "to be renamed" not in names
+
+
+@pytest.mark.parametrize("name", ODD.values(), ids=ODD)
+def test_odd_names_train_as_without_a_plan(name: str, tmp_path: Path) -> None:
+    net = network(name)
+    expected = trained(mx.mod.Module(net))
+    for realisation, strategy in REALISATIONS:
+        plan = memplan.plan(
+            net, realisation=realisation, strategy=strategy, costs="roofline:cpu", data=DATA[1]
+        )
+        assert name in [op.name for op in plan.schedule.graph.ops]
+        if realisation == "mirror":
+            module: Any = mx.mod.Module(plan.symbol)
+        else:
+            module = memplan.mxnet.Module(net, plan=plan)
+            file = tmp_path / "plan.json"
+            file.write_text(plan_text(plan), encoding="utf-8")
+            assert load_plan(file).schedule == plan.schedule
+        assert trained(module) == expected, realisation
+        assert plan.report_html()
+        assert plan.explain()
+
+
+@pytest.mark.parametrize("name", ["self", "partial"])
+def test_a_name_that_mxnet_cannot_infer_by_is_said(name: str) -> None:
+    net = mx.sym.FullyConnected(
+        mx.sym.Variable("data"), weight=mx.sym.Variable(name), num_hidden=3, name="odd"
+    )
+    with pytest.raises(ArgumentError, match=f"a variable of the network is called {name!r}"):
+        memplan.plan(net, data=(2, 3))
+
+
+def test_what_mxnet_wrote_is_read_as_json_says() -> None:
+    """Where both agree, the two are the same."""
+    net = network("plain")
+    assert symbol_json.parse(net) == json.loads(net.tojson())
+    assert symbol_json.load(json.loads(net.tojson())).tojson() == net.tojson()
