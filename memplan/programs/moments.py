@@ -333,7 +333,8 @@ class MomentProgram:
 def _bits(mask: int, count: int) -> Array:
     """The lowest ``count`` bits of ``mask`` as an array, the lowest first."""
     packed = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
-    return np.unpackbits(packed, bitorder="little")[:count]
+    # NumPy would multiply bytes by a Python int above 2^32 as unsigned numbers.
+    return np.unpackbits(packed, bitorder="little")[:count].astype(np.int64)
 
 
 def _reached(start: Iterable[int], edges: Sequence[Sequence[int]]) -> set[int]:
