@@ -31,6 +31,10 @@ class TraceError(MemplanError, ValueError):
     """A network cannot be turned into a training graph; the message names the node or argument."""
 
 
+class SizeError(TraceError):
+    """An array of a network has more elements than MXNet can hold; the message names it."""
+
+
 class DependencyError(MemplanError, ImportError):
     """An optional package is missing or unusable; the message names the extra to install."""
 

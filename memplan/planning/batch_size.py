@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
 import os
 import time
@@ -11,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.errors import ArgumentError, BudgetError, ScheduleError
+from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
 from memplan.planning.cache import Cache
 from memplan.planning.job import Job, Symbol
 from memplan.planning.plan import Attempt, Comparison, Plan
@@ -75,10 +77,14 @@ class BatchSize:
 
     def to_csv(self) -> str:
         """The sizes tried as CSV: ``batch_size``, ``fits``, and the columns of a comparison."""
-        rows = Comparison(tuple(trial.attempt for trial in self.tried)).to_csv().splitlines()
-        starts = ["batch_size,fits", *(f"{t.batch_size},{int(t.fits)}" for t in self.tried)]
-        lines = [f"{start},{row}\n" for start, row in zip(starts, rows, strict=True)]
-        return "".join(lines)
+        table = Comparison(tuple(trial.attempt for trial in self.tried)).to_csv()
+        header, *rows = csv.reader(io.StringIO(table))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["batch_size", "fits", *header])
+        for trial, row in zip(self.tried, rows, strict=True):
+            writer.writerow([trial.batch_size, int(trial.fits), *row])
+        return text.getvalue()
 
 
 def max_batch_size(
@@ -231,7 +237,10 @@ class _Search:
     def _guess(self) -> int:
         """The size at which the least memory, or what ``max_overhead`` allows of it, fills up."""
         begin = time.monotonic()
-        job = self.sizes.job(FIRST_SIZE)
+        try:
+            job = self.sizes.job(FIRST_SIZE)
+        except SizeError:
+            return FIRST_SIZE
         [attempt] = run([Task(job, self.strategy, None, since=begin)], cache=self.cache)
         per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
         if attempt is not None and attempt.plan is not None:
@@ -248,7 +257,13 @@ class _Search:
         tasks: dict[int, Task] = {}
         for n in [n for n in wanted if n not in self.trials]:
             begin = time.monotonic()
-            job = self.sizes.job(n)
+            try:
+                job = self.sizes.job(n)
+            except SizeError:
+                if n == 1:
+                    raise
+                self._note(n, Attempt(self.name, self.budget_nbytes, Status.INFEASIBLE, None, 0.0))
+                continue
             start = self._carried_over(job)
             if start is not None and start.overhead <= self.most and self._holds(job, start):
                 self._note(n, job.attempt(Known(Status.FEASIBLE, start), self.budget_nbytes))
@@ -301,7 +316,7 @@ class _Search:
 
     def _error(self, size: int) -> BudgetError:
         """Why no size fits; ``size`` is the smallest that was tried."""
-        attempt = self.trials[size].attempt
+        attempt, job = self.trials[size].attempt, self.sizes.job(size)
         if attempt.plan is not None:
             return BudgetError(
                 f"batches of {size} fit in {format_nbytes(self.budget_nbytes)} only at "
@@ -309,7 +324,7 @@ class _Search:
                 proved=False,
                 lowest_nbytes=attempt.plan.total_nbytes,
             )
-        error = self.sizes.job(size).budget_error(attempt, self.strategy)
+        error = job.budget_error(attempt, self.strategy)
         tried = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
         return BudgetError(
             f"{tried}: {error}",

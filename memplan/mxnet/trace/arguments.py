@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, SizeError
 from memplan.mxnet.trace.nnvm import shape_is_known
 
 GradReq = str | Mapping[str, str] | None
+
+# MXNet's wheels are built without USE_INT64_TENSOR_SIZE.
+MAX_ELEMENTS = 2**31 - 1
 
 # Variables that MXNet's own inference of shapes and dtypes takes for parameters of its functions.
 _TAKEN_NAMES = ("self", "partial")
@@ -41,6 +45,8 @@ def infer_arguments(
                     f"its arguments are {_some(arguments)}"
                 )
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
+    for name, shape in given.items():
+        check_size(f"the array {name!r}", shape)
     for name, dtype in (type_dict or {}).items():
         _check_dtype(name, dtype)
     try:
@@ -56,6 +62,8 @@ def infer_arguments(
             f"the shape of {_some(missing)} is unknown; name the input shapes, e.g. "
             f"{missing[0]}=(32, 3, 224, 224), or give the Variable a shape"
         )
+    for name, shape in result.items():
+        check_size(f"the array {name!r}", shape)
     if type_dict is None:
         attributes = symbol.attr_dict()
         type_dict = {
@@ -70,6 +78,15 @@ def infer_arguments(
     if untyped:
         raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
     return result, {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
+
+
+def check_size(what: str, shape: Sequence[int]) -> None:
+    """SizeError where ``what`` has more elements than an array of MXNet 1.9.1 holds."""
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise SizeError(
+            f"{what} of shape {tuple(shape)} would have {math.prod(shape)} elements; MXNet 1.9.1 "
+            f"holds fewer than 2^31 in one array. Take a smaller batch or smaller inputs"
+        )
 
 
 def complete_grad_req(

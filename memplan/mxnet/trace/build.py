@@ -19,7 +19,12 @@ from memplan.mxnet.realise.rewrite import (
     writable,
 )
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments
+from memplan.mxnet.trace.arguments import (
+    GradReq,
+    check_size,
+    complete_grad_req,
+    infer_arguments,
+)
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
@@ -85,7 +90,8 @@ def trace(
     without one are float32, as in ``simple_bind``. ``grad_req`` is that of ``bind``; None means
     what Module does: a gradient for every argument but the named inputs and those called
     ``…label``. Raises ArgumentError for shapes that are missing or wrong, TraceError for a
-    network that cannot be differentiated. Costs (``seconds``) are left at 0.
+    network that cannot be differentiated, SizeError for one with an array that is too large for
+    MXNet. Costs (``seconds``) are left at 0.
 
     With ``realisation="mirror"`` the graph is that of MXNet's own executor, with "explicit" that of
     :mod:`memplan.mxnet.realise.explicit`: gradients are tensors of the graph, sums of few gradients
@@ -104,6 +110,7 @@ def trace(
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
     requests = complete_grad_req(symbol, shapes, grad_req)
     infer(heads, known_shapes, known_dtypes)
+    _check_sizes(depth_first(heads))
     merged = merge_equal_nodes(list(heads))
     wanted = [name for name, request in requests.items() if request != "null"]
     full = training_graph(merged, heads, wanted, chain_sums=explicit)
@@ -115,6 +122,7 @@ def trace(
         raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
     order = [node for node in depth_first(full) if not node.is_variable]
     _check_shapes(order)
+    _check_sizes(order)
     if explicit:
         order = explicit_order(order)
     held = {"write", "add"} if realisation == "mirror" else {"add"}
@@ -160,6 +168,12 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
         elif before is not None:
             attrs["cudnn_off"] = before
     return symbol_json.load(data)
+
+
+def _check_sizes(order: Sequence[Node]) -> None:
+    for node in order:
+        for info in filter(None, node.infos.outputs):
+            check_size(f"an output of {node.name!r} ({node.op})", info.shape)
 
 
 def _check_shapes(order: Sequence[Node]) -> None:
