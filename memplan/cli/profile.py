@@ -69,10 +69,10 @@ def _save(table: CostTable, output: Path) -> None:
 
 
 def _summary(table: CostTable) -> str:
-    """The dearest ops."""
-    dearest = sorted(table.seconds.items(), key=lambda item: -item[1])
-    lines = [f"{len(dearest)} different ops, measured on {table.device}. The dearest:", ""]
-    for signature, seconds in dearest[:SHOWN]:
+    """The most expensive ops."""
+    ranked = sorted(table.seconds.items(), key=lambda item: -item[1])
+    lines = [f"{len(ranked)} different ops, measured on {table.device}. The most expensive:", ""]
+    for signature, seconds in ranked[:SHOWN]:
         kind, _, inputs, _ = json.loads(signature)
         shapes = ["x".join(map(str, info[:-1])) for info in inputs if info]
         lines.append(f"{1e3 * seconds:10.3f} ms  {kind}  {', '.join(shapes[:3])}")

@@ -60,7 +60,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if not isinstance(symbol, mx.sym.Symbol):
             raise ArgumentError(
                 f"Module trains a Symbol, got {type(symbol).__name__}; for a Gluon block there is "
-                f"memplan.mxnet.train.train_step.TrainStep"
+                f"memplan.mxnet.gluon.TrainStep"
             )
         super().__init__(
             symbol,

@@ -94,7 +94,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 
 def _trace(data: Mapping[str, Any]) -> Trace:
-    """The trace of the network with the ops of the plan; they hang on the kind of device."""
+    """The trace of the network with the ops of the plan, which depend on the kind of device."""
     for device_type in ("cpu", "gpu"):
         traced = trace(
             mx.sym.load_json(data["network"]),

@@ -63,8 +63,8 @@ def profile(
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
-    few microseconds come out up to twice too dear. Raises CostError if MXNet cannot run the step,
-    and all that :func:`trace` raises.
+    few microseconds come out up to twice too expensive. Raises CostError if MXNet cannot run the
+    step, and all that :func:`trace` raises.
     """
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
         if not isinstance(value, int) or value < least:
@@ -121,7 +121,7 @@ def _cpu_model() -> str:
 
 
 def _gpu_model(device_id: int) -> str:
-    """By the driver, which MXNet has loaded: unlike nvidia-smi it minds CUDA_VISIBLE_DEVICES."""
+    """By the driver, which MXNet has loaded: unlike nvidia-smi it honours CUDA_VISIBLE_DEVICES."""
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

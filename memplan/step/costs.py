@@ -76,7 +76,7 @@ def _gpu(tflops: float, gb_per_second: float, flops_efficiency: float) -> Roofli
 # (DeepLearningExamples, MxNet/Classification/RN50v1.5, container 20.12): V100 384 images per
 # second at batch 96 (here 382), A100 1022 at batch 256 in TF32 (1068); on the T4, for which they
 # give inference only, 429 at batch 128 (421, of the forward pass). H100 and H200 take the A100's.
-# One number for all shapes of an op: measure (memplan.profile) where a plan hangs on seconds.
+# One number for all shapes of an op: measure (memplan.profile) where a plan depends on seconds.
 #
 # "cpu" is one Intel Xeon Platinum 8280 (ark.intel.com): 28 cores at 2.7 GHz with two AVX-512 FMA
 # units each, six channels of DDR4-2933; the clock falls under AVX-512.

@@ -1,4 +1,4 @@
-"""A second opinion on a schedule, by definition and at leisure: may it run, and what is its peak?
+"""A second opinion on a schedule, by definition and slowly: may it run, and what is its peak?
 
 Shares no code with :mod:`memplan.step.simulate`, so that each can convict the other.
 """

@@ -22,7 +22,7 @@ class Interrupt:
 
 @contextmanager
 def noticing() -> Iterator[Interrupt]:
-    """Notes a SIGINT that comes within, and hands it on: it raises KeyboardInterrupt as ever.
+    """Notes a SIGINT that comes within, and hands it on: KeyboardInterrupt is raised as without it.
 
     Only in the main thread, where Python delivers signals; elsewhere nothing is ever noticed.
     """

@@ -28,7 +28,7 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     """The Symbol that makes MXNet execute ``schedule`` of a ``trace`` made for "explicit".
 
     Its outputs are those of the network, then the gradients in the order of the arguments. It is
-    bound by :class:`memplan.mxnet.train.train_executor.TrainExecutor`. Raises ScheduleError for a
+    bound by :class:`memplan.mxnet.executor.TrainExecutor`. Raises ScheduleError for a
     schedule of another graph.
     """
     lowered = lower(trace, schedule)

@@ -149,7 +149,7 @@ def check_symbol(net: Any) -> None:
         raise ArgumentError(
             "memplan plans a Symbol, and this is a Gluon block: pass "
             "block(mx.sym.Variable('data')), ended by its loss, or train it by "
-            "memplan.mxnet.train.train_step.TrainStep"
+            "memplan.mxnet.gluon.TrainStep"
         )
     if not isinstance(net, mx.sym.Symbol):
         raise ArgumentError(f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {net!r}")

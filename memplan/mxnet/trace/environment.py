@@ -62,7 +62,8 @@ def current_match_range() -> int:
     with _LOCK:
         text = os.environ.get(MATCH_RANGE, "")
     try:
-        # MXNet takes an empty variable for an unset one, and hangs on a negative number.
+        # MXNet takes an empty variable for an unset one, and under a negative number a bind never
+        # returns.
         value = int(text) if text else DEFAULT_MATCH_RANGE
     except ValueError:
         value = -1

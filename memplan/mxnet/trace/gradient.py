@@ -18,7 +18,7 @@ from memplan.mxnet.trace.op_gradient import CALL, Template, gradient
 # Operators whose gradient MXNet treats as known to be zero.
 ZERO_OPS = frozenset({"_zeros", "zeros_like"})
 
-# add_n adds from left to right from so many terms on; 3 or 4 the other way round, unless oneDNN
+# add_n adds from left to right from this many terms on; 3 or 4 the other way round, unless oneDNN
 # does it (src/operator/tensor/elemwise_sum.h).
 LEFT_TO_RIGHT = 5
 

@@ -44,7 +44,7 @@ class TrainStep:
 
     ``step(x, y)`` returns the loss and leaves the gradients in the parameters, as
     ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those
-    of ``block``, which serves for inference, saving and exporting as ever. Every new combination
+    of ``block``, which serves for inference, saving and exporting as before. Every new combination
     of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
     memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
     frozen, moved or set anew in between. Whoever changes what a layer computes, such as the
