@@ -40,7 +40,7 @@ setup(
         "click>=8.1,<9",
         "rich>=13,<15",
     ],
-    entry_points={"console_scripts": ["memplan = memplan.cli.main:main"]},
+    entry_points={"console_scripts": ["memplan = memplan.cli.start:main"]},
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],

@@ -6,18 +6,20 @@ imported when it is first needed.
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from memplan import errors, strategies
-from memplan.errors import MemplanError
-from memplan.planning.batch_size import BatchSize, max_batch_size
-from memplan.planning.frontier import Frontier, frontier
-from memplan.planning.plan import Comparison, Plan
-from memplan.planning.planner import compare, get_cost, plan, search_plan
-from memplan.step.costs import CostTable, Roofline
-from memplan.step.graph import TrainingGraph
-from memplan.step.schedule import Schedule
-from memplan.strategies import Status
+if TYPE_CHECKING:
+    from memplan import errors, strategies
+    from memplan.errors import MemplanError
+    from memplan.planning.batch_size import BatchSize, max_batch_size
+    from memplan.planning.frontier import Frontier, frontier
+    from memplan.planning.plan import Comparison, Plan
+    from memplan.planning.planner import compare, get_cost, plan, search_plan
+    from memplan.step.costs import CostTable, Roofline
+    from memplan.step.graph import TrainingGraph
+    from memplan.step.schedule import Schedule
+    from memplan.strategies import Status
 
 __all__ = [
     "BatchSize",
@@ -42,6 +44,43 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+# Where the public names stand. Each is imported when it is first used, so that the command line is
+# there to answer Ctrl-C before the rest is loaded.
+_PLACES = {
+    "BatchSize": "memplan.planning.batch_size",
+    "Comparison": "memplan.planning.plan",
+    "CostTable": "memplan.step.costs",
+    "Frontier": "memplan.planning.frontier",
+    "MemplanError": "memplan.errors",
+    "Plan": "memplan.planning.plan",
+    "Roofline": "memplan.step.costs",
+    "Schedule": "memplan.step.schedule",
+    "Status": "memplan.strategies",
+    "TrainingGraph": "memplan.step.graph",
+    "compare": "memplan.planning.planner",
+    "frontier": "memplan.planning.frontier",
+    "get_cost": "memplan.planning.planner",
+    "max_batch_size": "memplan.planning.batch_size",
+    "plan": "memplan.planning.planner",
+    "search_plan": "memplan.planning.planner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from where it stands; the rooms ``errors`` and ``strategies``, too."""
+    if name in ("errors", "strategies"):
+        return importlib.import_module(f"memplan.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'memplan' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def profile(net: Any, **options: Any) -> CostTable:

@@ -1,6 +1,6 @@
 """``python -m memplan``: the command line."""
 
-from memplan.cli.main import main
+from memplan.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import click
 
@@ -80,8 +79,3 @@ def _show_warning() -> Callable[..., None]:
         shown.add(str(message))
 
     return show
-
-
-def main() -> NoReturn:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))

@@ -36,9 +36,9 @@ def _pair(text: str, form: str, read: Callable[[str], Any]) -> tuple[str, Any]:
 def _shape(text: str) -> tuple[int | str, ...]:
     """ "32,3,224,224" or "(32, 3, 224, 224)"; a letter stands for what is searched for."""
     parts = [part.strip() for part in text.strip("()[] ").rstrip(",").split(",")]
-    if not all(re.fullmatch(r"\d+|[A-Za-z]\w*", part) for part in parts):
+    if not all(re.fullmatch("[0-9]{1,18}|[A-Za-z][A-Za-z0-9_]*", part) for part in parts):
         raise ValueError
-    return tuple(int(part) if part.isdigit() else part for part in parts)
+    return tuple(int(part) if part[0].isdigit() else part for part in parts)
 
 
 def _request(text: str) -> str:
@@ -52,7 +52,7 @@ def parse_budget(text: str) -> str | float | None:
     text = text.strip()
     if text == "least":
         return None
-    return float(text) if re.fullmatch(r"0?\.\d+|1\.0*", text) else text
+    return float(text) if re.fullmatch(r"0?\.[0-9]+|1\.0*", text) else text
 
 
 FILE = click.Path(dir_okay=False, path_type=Path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from memplan.cli.progress import INTERRUPTED
+from memplan.cli.start import INTERRUPTED
 from memplan.errors import (
     ArgumentError,
     BudgetError,
@@ -160,7 +160,11 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
             raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
         if place in written:
             raise ArgumentError(f"{str(output)!r} is named for two outputs")
-        if not os.access(output if output.exists() else place.parent, os.W_OK):
+        try:
+            there = output.exists()
+        except OSError as error:  # such as too long a name
+            raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
+        if not os.access(output if there else place.parent, os.W_OK):
             raise OutputError(
                 f"{str(output)!r} cannot be written: its folder is missing or read-only"
             )

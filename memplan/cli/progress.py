@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from memplan.cli.start import INTERRUPTED
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.progress import LOGGER
 
 # Seconds that Python gets to leave by itself after the second Ctrl-C.
 GRACE = 1.0
-
-INTERRUPTED = 130
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -144,7 +145,9 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
         check_outputs((output,), network.files)
         options = asked.options(network)
         if budgets is not None:
-            count = budgets.isdigit() and int(budgets) < 2**10
+            # Few digits are a count, more are bytes.
+            digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
+            count = digits is not None and int(budgets) < 2**10
             options["budgets"] = (
                 int(budgets) if count else [parse_budget(b) for b in _some(budgets)]
             )

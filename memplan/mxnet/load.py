@@ -98,7 +98,7 @@ def outputs_without_loss(trace: Trace) -> list[str]:
 
 def context(text: str) -> mx.Context:
     """The context called "cpu", "gpu", "gpu:1" or "gpu(1)"; ArgumentError for anything else."""
-    found = re.fullmatch(r"(cpu|gpu)(?::(\d+)|\((\d+)\))?", text)
+    found = re.fullmatch(r"(cpu|gpu)(?::([0-9]{1,4})|\(([0-9]{1,4})\))?", text)
     if found is None:
         raise ArgumentError(f"there is no context {text!r}; it is 'cpu', 'gpu', or such as 'gpu:1'")
     return mx.Context(found[1], int(found[2] or found[3] or 0))
@@ -212,7 +212,7 @@ def _call(source: str) -> Any:
         for part in path.split("."):
             found = getattr(found, part)
         return found() if callable(found) and not isinstance(found, mx.gluon.Block) else found
-    except Exception as error:  # the user's code raises whatever it likes
+    except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
         raise ArgumentError(f"{source} failed: {type(error).__name__}: {error}{where}") from error
@@ -228,7 +228,7 @@ def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sy
                 given = [mx.sym.Variable(name) for name in labels]
                 outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
         symbol = mx.sym.Group(list(leaves(outputs)))
-    except Exception as error:  # the user's code raises whatever it likes
+    except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         raise ArgumentError(
             f"the block that {source} returned cannot be called with the inputs "
             f"{', '.join(names)}: {type(error).__name__}: {error}"

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import GraphError
 from memplan.util.files import parse_json
+from memplan.util.nbytes import MAX_NBYTES
 from memplan.util.numbers import is_finite, is_whole, shown
 
 if TYPE_CHECKING:
     import networkx
 
 FORMAT = "memplan.step.graph/1"
-
-# All bytes of a step together, and all elements: nine petabytes. Up to here a double is exact, and
-# the compiled kernels, which add up 64-bit integers, cannot overflow however often ops run again.
-MAX_NBYTES = 2**53
 
 
 @dataclass(frozen=True)

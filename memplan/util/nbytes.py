@@ -8,6 +8,11 @@ import re
 from fractions import Fraction
 
 from memplan.errors import ArgumentError
+from memplan.util.numbers import shown
+
+# All bytes of a step together, and all elements: nine petabytes. Up to here a double is exact, and
+# the compiled kernels, which add up 64-bit integers, cannot overflow however often ops run again.
+MAX_NBYTES = 2**53
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -21,6 +26,8 @@ _NBYTES_OF_UNIT = {
 
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*", re.ASCII)
 
+_MAX_DIGITS = 40
+
 _ACCEPTED = (
     "a budget is a whole number of bytes (4294967296), a string with a unit of bytes ('4GiB', "
     "'900 MB'), or a share of the unplanned step (0.6 or '60%')"
@@ -33,7 +40,7 @@ def parse_budget(budget: int | float | str | None, unplanned_total_nbytes: int) 
     An integer is bytes. A float in (0, 1], or a string such as "60%", is a share of
     ``unplanned_total_nbytes``. Another string is a number with one of the units B, KiB, MiB, GiB,
     TiB (powers of 1024), kB, MB, GB, TB (powers of 1000), or with none for bytes. Raises
-    ArgumentError for anything else and for less than one byte.
+    ArgumentError for anything else, for less than one byte and for more than MAX_NBYTES.
     """
     if budget is None:
         return None
@@ -44,11 +51,13 @@ def parse_budget(budget: int | float | str | None, unplanned_total_nbytes: int) 
     elif isinstance(budget, numbers.Integral):
         nbytes = Fraction(int(budget))
     elif isinstance(budget, numbers.Real):
-        nbytes = _share(budget, _decimal(float(budget)), unplanned_total_nbytes)
+        nbytes = _share(budget, _decimal(budget), unplanned_total_nbytes)
     else:
         raise _error(budget)
     if nbytes < 1:
         raise _error(budget, "it is less than one byte")
+    if nbytes > MAX_NBYTES:
+        raise _error(budget, "it is more than memplan can count, 8 PiB")
     return math.floor(nbytes)
 
 
@@ -66,6 +75,8 @@ def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise _error(text)
+    if len(found[1]) > _MAX_DIGITS:
+        raise _error(text, f"a number has at most {_MAX_DIGITS} digits")
     number, unit = Fraction(found[1]), found[2]
     if unit == "%":
         return _share(text, number / 100, unplanned_total_nbytes)
@@ -74,9 +85,13 @@ def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     return number * _NBYTES_OF_UNIT[unit]
 
 
-def _decimal(value: float) -> Fraction | None:
+def _decimal(value: numbers.Real) -> Fraction | None:
     """What the user wrote: 0.6 is 6/10 here, not the binary number next to it."""
-    return Fraction(repr(value)) if math.isfinite(value) else None
+    try:
+        share = float(value)
+    except OverflowError:
+        return None
+    return Fraction(repr(share)) if math.isfinite(share) else None
 
 
 def _share(budget: object, share: Fraction | None, unplanned_total_nbytes: int) -> Fraction:
@@ -90,5 +105,5 @@ def _units() -> str:
 
 
 def _error(budget: object, reason: str = "") -> ArgumentError:
-    problem = f"the budget {budget!r} cannot be used"
+    problem = f"the budget {shown(budget)} cannot be used"
     return ArgumentError(": ".join(filter(None, (problem, reason))) + f"; {_ACCEPTED}")

@@ -11,9 +11,10 @@ import pytest
 
 from helpers.graphs import unit_chain
 from memplan.errors import GraphError
-from memplan.step.graph import MAX_NBYTES, Op, Tensor, TrainingGraph
+from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.nbytes import MAX_NBYTES
 
 CHAIN = unit_chain(2)
 TOO_MANY = [-1, math.inf, math.nan, 10**400, True, "7", None]

@@ -44,6 +44,8 @@ TOTAL = 10_000_000_007
         # rounded down, and exactly: 0.1 GiB is 107374182.4 bytes
         ("0.1GiB", 107_374_182),
         ("1.9B", 1),
+        ("8192TiB", 2**53),
+        ("0" * 30 + "7", 7),
         (1.0, TOTAL),
         (0.5, TOTAL // 2),
         (np.float32(0.5), TOTAL // 2),
@@ -100,6 +102,10 @@ def test_float_and_percentage_agree(percent: int, total: int) -> None:
         [4],
         1j,
         b"4GiB",
+        "²",
+        "9007199254740993",
+        2**53 + 1,
+        "8193TiB",
     ],
 )
 def test_anything_else_is_refused(budget: object) -> None:
@@ -107,6 +113,15 @@ def test_anything_else_is_refused(budget: object) -> None:
         parse_budget(budget, TOTAL)  # type: ignore[arg-type]
     assert repr(budget) in str(caught.value)
     assert isinstance(caught.value, MemplanError)
+
+
+@pytest.mark.parametrize(
+    "budget", ["9" * 400, "9" * 5000, 10**400, 10**5000, Fraction(10**400)], ids=range(5)
+)
+def test_endless_numbers_are_refused_in_few_words(budget: object) -> None:
+    with pytest.raises(ArgumentError, match=r"^the budget .* cannot be used") as caught:
+        parse_budget(budget, TOTAL)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 500
 
 
 def test_an_unknown_unit_lists_the_units() -> None:
