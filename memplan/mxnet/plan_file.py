@@ -16,7 +16,11 @@ from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.planning.plan import Footprint, Plan
 from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies import Status
+from memplan.util.files import read_json
+from memplan.util.numbers import shown
+from memplan.util.records import plain_fields
 
 FORMAT = "memplan.plan/1"
 
@@ -64,7 +68,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
+        if not isinstance(data, dict) or "format" not in data:
+            raise ValueError("it names no format")
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
         return _plan(data)
@@ -79,31 +85,63 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
+    names = {field.name for field in dataclasses.fields(Plan)}.difference(_MADE)
+    plain = plain_fields(Plan, data, sorted(names))
     traced = _trace(data)
-    graph = traced.graph.with_seconds(data["seconds"])
-    made = {
-        "status": Status[data["status"]],
-        "symbol": mx.sym.load_json(data["symbol"]),
-        "schedule": Schedule.from_json(graph, json.dumps(data["schedule"])),
-        "trace": traced,
-        "footprint": Footprint(**data["footprint"]),
-        "unplanned": Footprint(**data["unplanned"]),
-    }
-    plain = {field.name for field in dataclasses.fields(Plan)}.difference(_MADE)
-    return Plan(**made, **{name: data[name] for name in plain})
+    schedule = _schedule(traced, data)
+    footprint = _footprint(data["footprint"])
+    counted = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes, schedule.seconds)
+    if (footprint.fixed_nbytes, footprint.peak_nbytes, footprint.seconds) != counted:
+        raise ValueError("its footprint is not that of its schedule")
+    return Plan(
+        status=Status[data["status"]],
+        symbol=_symbol(data["symbol"]),
+        schedule=schedule,
+        trace=traced,
+        footprint=footprint,
+        unplanned=_footprint(data["unplanned"]),
+        **plain,
+    )
+
+
+def _footprint(data: Mapping[str, Any]) -> Footprint:
+    names = [field.name for field in dataclasses.fields(Footprint)]
+    return Footprint(**plain_fields(Footprint, data, names))
+
+
+def _symbol(text: Any) -> mx.sym.Symbol:
+    if not isinstance(text, str):
+        raise ValueError(f"{shown(text)} is no Symbol")
+    return mx.sym.load_json(text)
+
+
+def _schedule(traced: Trace, data: Mapping[str, Any]) -> Schedule:
+    seconds = data["seconds"]
+    if not isinstance(seconds, list):
+        raise ValueError(f"'seconds' cannot be {shown(seconds)}")
+    graph = traced.graph.with_seconds(seconds)
+    return Schedule.from_json(graph, json.dumps(data["schedule"]))
 
 
 def _trace(data: Mapping[str, Any]) -> Trace:
-    """The trace of the network with the ops of the plan, which depend on the kind of device."""
+    """The trace of the network with the ops of the plan; they depend on the kind of device."""
     for device_type in ("cpu", "gpu"):
         traced = trace(
-            mx.sym.load_json(data["network"]),
+            _symbol(data["network"]),
             shapes=data["shapes"],
             type_dict=data["dtypes"],
             grad_req=data["grad_req"],
             realisation=data["realisation"],
             device_type=device_type,
         )
+        _check_same("shapes", {name: list(s) for name, s in traced.shapes.items()}, data)
+        _check_same("dtypes", dict(traced.dtypes), data)
+        _check_same("grad_req", dict(traced.grad_req), data)
         if [op.name for op in traced.graph.ops] == data["ops"]:
             return traced
     raise ValueError("the network has other ops here than where the plan was made")
+
+
+def _check_same(name: str, here: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    if here != data[name]:
+        raise ValueError(f"{name!r} are not those of its network")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,8 +129,8 @@ def complete_grad_req(
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        return tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
+        return tuple(operator.index(size) for size in shape)
+    except TypeError:
         raise ArgumentError(
             f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
         ) from None

@@ -1,0 +1,129 @@
+"""Damaged plan files: every value, changed to something else, is refused or changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from memplan.errors import ArgumentError
+from memplan.mxnet.plan_file import load_plan, plan_text
+
+# Of every kind that JSON has, and numbers that are too large, too small or no numbers.
+OTHER = [None, True, -1, 0.5, 10**400, float("nan"), "x", "", [], [[]], {}, {"x": 1}]
+
+Place = tuple[str | int, ...]
+
+
+@pytest.fixture(scope="module", params=["explicit", "packed"])
+def text(request: pytest.FixtureRequest) -> str:
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="first")
+    net = mx.sym.Activation(net, act_type="tanh", name="tanh")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    plan = memplan.plan(
+        net,
+        realisation=request.param,
+        strategy="checkpoint_last",
+        costs="roofline:cpu",
+        data=(16, 4),
+    )
+    return plan_text(plan)
+
+
+def places(data: Any, place: Place = ()) -> Iterator[Place]:
+    """Where values stand: all of an object, the first and last of a list."""
+    if place:
+        yield place
+    if isinstance(data, dict):
+        for name in data:
+            yield from places(data[name], (*place, name))
+    elif isinstance(data, list) and data:
+        for index in sorted({0, len(data) - 1}):
+            yield from places(data[index], (*place, index))
+
+
+def changed(data: Any, place: Place, value: Any) -> Any:
+    data = copy.deepcopy(data)
+    inner = data
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    return data
+
+
+def loaded(path: Path, data: Any) -> str | None:
+    """The plan in a file with ``data``, as text again; None if it is refused."""
+    path.write_text(json.dumps(data), encoding="utf-8")
+    try:
+        return plan_text(load_plan(path))
+    except ArgumentError:
+        return None
+
+
+# Values that say of a plan how it was made: nothing can tell that they were others.
+TOLD = ("strategy", "costs", "budget_nbytes", "planning_seconds", "bound_in_order", "status")
+MEASURED = ("allocated_nbytes", "reserve_nbytes", "match_range")
+
+
+def is_told(place: Place) -> bool:
+    return (
+        place[0] in (*TOLD, "unplanned")
+        or "bound" in str(place[0])
+        or place[-1] in MEASURED
+        or place[0] == "seconds"
+    )
+
+
+def test_every_value_that_is_changed_is_refused_or_changes_nothing(
+    text: str, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text)
+    assert loaded(path, data) == text
+    kept = []
+    refused = 0
+    for place in places(data):
+        for value in OTHER:
+            if (found := loaded(path, changed(data, place, value))) is None:
+                refused += 1
+            elif found != text:
+                kept.append((place, value))
+    wrong = [(place, value) for place, value in kept if not is_told(place)]
+    assert not wrong
+    # Of what is told, only values of the right kind are taken.
+    for place, value in kept:
+        before = data
+        for step in place:
+            before = before[step]
+        number = isinstance(value, int | float) and isinstance(before, int | float)
+        assert number or type(value) is type(before) or None in (value, before), (place, value)
+    assert refused > 800
+
+
+def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text)
+    for name in data:
+        less = {other: value for other, value in data.items() if other != name}
+        path.write_text(json.dumps(less), encoding="utf-8")
+        with pytest.raises(ArgumentError, match=name if name != "format" else "no format"):
+            load_plan(path)
+
+
+@pytest.mark.parametrize("text_of_file", ["[" * 10**5, '{"format":' * 10**5, "[]", "3", "\x00"])
+def test_text_that_is_no_plan(text_of_file: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text_of_file, encoding="utf-8")
+    with pytest.raises(ArgumentError, match="holds no plan that can be used"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("shape", [(2.7, 3), "23", ("2", 3), (None, 3), 5])
+def test_a_shape_is_made_of_integers(shape: Any) -> None:
+    net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4))
+    with pytest.raises(ArgumentError, match="shape of 'data' must be a tuple of integers"):
+        memplan.plan(net, data=shape)
