@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from memplan.cli.start import INTERRUPTED
+from memplan.cli import INTERRUPTED
 from memplan.errors import (
     ArgumentError,
     BudgetError,

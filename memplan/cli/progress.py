@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from memplan.cli.start import INTERRUPTED
+from memplan.cli import INTERRUPTED
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.progress import LOGGER
 

@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130
+from memplan.cli import INTERRUPTED
 
 
 def main() -> NoReturn:

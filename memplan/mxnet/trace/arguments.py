@@ -28,35 +28,49 @@ def infer_arguments(
     shapes: Mapping[str, Sequence[int]],
     type_dict: Mapping[str, Any] | None,
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown."""
+    """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown.
+
+    SizeError names an array that is too large for MXNet.
+    """
+    if type_dict is not None and not isinstance(type_dict, Mapping):
+        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
+    _check_names(symbol, shapes, type_dict or {})
+    return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, type_dict)
+
+
+def _check_names(
+    symbol: mx.sym.Symbol, shapes: Mapping[str, Any], type_dict: Mapping[str, Any]
+) -> None:
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     for name in _TAKEN_NAMES:
         if name in arguments or name in states:
             raise ArgumentError(
-                f"a variable of the network is called {name!r}, which MXNet's infer_shape cannot "
-                "be told apart from a parameter of its own; rename the variable"
+                f"a variable of the network is called {name!r}, as a parameter of MXNet's "
+                "infer_shape is, which cannot tell the two apart; rename the variable"
             )
-    if type_dict is not None and not isinstance(type_dict, Mapping):
-        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
-    for kind, names in (("shape", shapes), ("dtype", type_dict or {})):
+    for kind, names in (("shape", shapes), ("dtype", type_dict)):
         for name in names:
             if name not in arguments and name not in states:
                 raise ArgumentError(
                     f"a {kind} was given for {name!r}, which is no argument of the network; "
                     f"its arguments are {_some(arguments)}"
                 )
+
+
+def _infer_shapes(
+    symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     for name, shape in given.items():
         check_size(f"the array {name!r}", shape)
-    for name, dtype in (type_dict or {}).items():
-        _check_dtype(name, dtype)
     try:
         found, _, found_states = symbol.infer_shape_partial(**given)
     except MXNetError as error:
         raise ArgumentError(
             f"the shapes {given} do not fit the network: {_first_line(error)}"
         ) from error
-    result = dict(zip([*arguments, *states], map(tuple, [*found, *found_states]), strict=True))
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    result = dict(zip(names, map(tuple, [*found, *found_states]), strict=True))
     missing = [name for name, shape in result.items() if not shape_is_known(shape)]
     if missing:
         raise ArgumentError(
@@ -65,6 +79,13 @@ def infer_arguments(
         )
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)
+    return result
+
+
+def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) -> dict[str, str]:
+    arguments = symbol.list_arguments()
+    for name, dtype in (type_dict or {}).items():
+        _check_dtype(name, dtype)
     if type_dict is None:
         attributes = symbol.attr_dict()
         type_dict = {
@@ -74,11 +95,12 @@ def infer_arguments(
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
         raise ArgumentError(f"the dtypes do not fit the network: {_first_line(error)}") from error
-    dtypes = dict(zip([*arguments, *states], [*types, *state_types], strict=True))
+    names = (*arguments, *symbol.list_auxiliary_states())
+    dtypes = dict(zip(names, [*types, *state_types], strict=True))
     untyped = [name for name, dtype in dtypes.items() if dtype is None]
     if untyped:
         raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
-    return result, {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
+    return {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
 
 
 def check_size(what: str, shape: Sequence[int]) -> None:
