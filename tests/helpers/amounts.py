@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Examples of a property that says nothing else; the profile of make test has a part of them.
-EXAMPLES = 200
-
 
 def examples(count: int, **options: Any) -> settings:
     """``count`` examples in make test-all, in make test the share of them that its profile has."""
-    share = settings().max_examples / EXAMPLES
+    share = settings().max_examples / settings.get_profile("random").max_examples
     return settings(max_examples=max(8, round(count * share)), **options)
 
 
