@@ -44,7 +44,7 @@ def test_a_plan_that_mxnet_places_beyond_the_budget_is_tightened(network: Any) -
     unplanned = quick(network, strategy="store_all").unplanned
     held = unplanned.fixed_nbytes
     budget = held + (unplanned.peak_nbytes + unplanned.allocated_nbytes) // 2
-    plan = quick(network, strategy=OnlyThePeak(), budget=budget)
+    plan = quick(network, strategy=OnlyThePeak(), budget=budget, time_limit=600)
     assert plan.total_nbytes <= budget
     # The strategy called its answer to the tightened question optimal; of the true one it is not.
     assert plan.status is Status.FEASIBLE

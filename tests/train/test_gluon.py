@@ -93,6 +93,7 @@ def test_losses(name: str) -> None:
     assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, [])))
 
 
+@pytest.mark.long
 def test_a_network_of_the_zoo_in_a_whole_script() -> None:
     """A loader whose last batch is smaller, metrics, clipped gradients, saving and resuming."""
     random = np.random.default_rng(2)

@@ -227,6 +227,7 @@ def test_sparse_gradients(sparse_weight: bool) -> None:
     assert module._exec_group.execs[0].grad_dict["words_weight"].stype == "row_sparse"
 
 
+@pytest.mark.long
 def test_a_network_of_the_zoo_in_a_whole_script(tmp_path: Path) -> None:
     """A padded last batch, callbacks, weights of another script, uneven devices, compression."""
     net = mx.gluon.model_zoo.vision.get_model("mobilenetv2_0.25", classes=CLASSES, prefix="net_")
