@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from memplan.memory.offsets.buffers import Buffers
+from memplan.memory.offsets.placement import place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
@@ -20,14 +20,10 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 """No tensor lies across a multiple of it: an array of MXNet's has fewer than 2^31 elements."""
 
 
-# A packing within this share of the peak is good enough.
-NEAR = 0.002
-
-# The number of orders tried, times the square of the number of buffers: less than a tenth of a
-# second.
-TRIALS = 100_000_000
-
-Array = NDArray[np.int64]
+# The complete search may place this many buffers, times the sections that their lives span in
+# all: some tenths of a second at most. Where that is less than a placement for every buffer, as
+# on graphs of many thousand ops, it is not tried.
+WORK = 400_000_000
 
 
 @dataclass(frozen=True)
@@ -35,11 +31,18 @@ class Packing:
     """Where tensors lie in ``nbytes`` of memory.
 
     ``offsets[step, tensor]`` is the offset of the tensor with this index in the graph, as the op
-    at ``step`` writes it; one that takes over the buffer of an input lies where that does.
+    at ``step`` writes it; one that takes over the buffer of an input lies where that does. No
+    packing takes less than ``bound_nbytes``.
     """
 
     nbytes: int
     offsets: Mapping[tuple[int, int], int]
+    bound_nbytes: int
+
+    @property
+    def proved(self) -> bool:
+        """Whether no packing takes less."""
+        return self.nbytes == self.bound_nbytes
 
 
 class _Lifetimes:
@@ -70,98 +73,28 @@ class _Lifetimes:
 
 
 def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing:
-    """Offsets for ``schedule`` in little more memory than the peak of its live bytes.
+    """Offsets for ``schedule`` in the fewest bytes that a bounded search finds, and a bound.
 
-    Buffers are placed one by one, the largest first, each at the lowest offset that is free as
-    long as it lives (Pisarchyk and Lee 2020, arXiv:2001.03288, greedy by size). Where that needs
-    more than the peak, buffers that lie too high are placed earlier, as often as that does not
-    make it worse, until it is near or a number of trials is spent. The same schedule is always
-    packed the same way. Tensors must not be larger than ``segment_nbytes``, a multiple of
-    :data:`ALIGNMENT`.
+    Quick placements come first; where they take more than the peak of the live bytes, a complete
+    search follows, :data:`WORK` placements long (:mod:`memplan.memory.offsets.placement`). The
+    same schedule is always packed the same way. Tensors must not be larger than
+    ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:
-        return Packing(0, {})
+        return Packing(0, {}, 0)
     sizes, first, last = (
         np.array(values, dtype=np.int64)
         for values in (lifetimes.sizes, lifetimes.first, lifetimes.last)
     )
-    order = np.lexsort((first, -sizes))
-    enough = int((1.0 + NEAR) * _peak(sizes, first, last, len(schedule.ops)))
-    ntrials = max(1, TRIALS // len(sizes) ** 2)
-    offsets = _placed(sizes, first, last, order, segment_nbytes, enough, ntrials)
-    found = offsets.tolist()
-    offset_of = {key: found[buffer] for key, buffer in lifetimes.buffer_of.items()}
-    return Packing(int((offsets + sizes).max()), offset_of)
-
-
-def _peak(sizes: Array, first: Array, last: Array, nsteps: int) -> int:
-    """The most bytes alive at any step."""
-    changes = np.zeros(nsteps + 2, dtype=np.int64)
-    np.add.at(changes, first, sizes)
-    np.add.at(changes, last + 1, -sizes)
-    return int(changes.cumsum().max())
-
-
-@numba.njit(cache=True)
-def _placed(
-    sizes: Array,
-    first: Array,
-    last: Array,
-    order: Array,
-    segment_nbytes: int,
-    enough: int,
-    ntrials: int,
-) -> Array:
-    """Offsets within ``enough`` bytes, or the least of ``ntrials`` orders of placing."""
-    np.random.seed(0)
-    n = len(sizes)
-    offsets, found, high = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    total = _first_fit(sizes, first, last, order, segment_nbytes, offsets)
-    tried = order.copy()
-    for _ in range(ntrials - 1):
-        nhigh = 0
-        for k in range(1, n):
-            if offsets[order[k]] + sizes[order[k]] > enough:
-                high[nhigh] = k
-                nhigh += 1
-        if total <= enough or nhigh == 0:
-            break
-        here = high[np.random.randint(nhigh)]
-        there = np.random.randint(here)
-        tried[:] = order
-        tried[there + 1 : here + 1] = order[there:here]
-        tried[there] = order[here]
-        reached = _first_fit(sizes, first, last, tried, segment_nbytes, found)
-        if reached <= total:
-            total = reached
-            order = tried.copy()
-            offsets[:] = found
-    return offsets
-
-
-@numba.njit(cache=True)
-def _first_fit(
-    sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int, offsets: Array
-) -> int:
-    """Fill in ``offsets``; the bytes they need."""
-    placed = np.zeros(len(order), np.int64)  # by their offsets
-    total = 0
-    for count, buffer in enumerate(order):
-        size, end = sizes[buffer], 0
-        for other in placed[:count]:
-            if first[other] <= last[buffer] and first[buffer] <= last[other]:
-                if offsets[other] - end >= size:
-                    break
-                end = max(end, offsets[other] + sizes[other])
-                if end // segment_nbytes != (end + size - 1) // segment_nbytes:
-                    end = (end // segment_nbytes + 1) * segment_nbytes
-        offsets[buffer] = end
-        total = max(total, end + size)
-        place = count
-        while place > 0 and offsets[placed[place - 1]] > end:
-            placed[place] = placed[place - 1]
-            place -= 1
-        placed[place] = buffer
-    return total
+    buffers = Buffers.from_lifetimes(sizes, first, last + 1)
+    nnodes = WORK // int((buffers.last - buffers.first + 1).sum())
+    placement = place(
+        buffers,
+        segment_nbytes=segment_nbytes,
+        nnodes=nnodes if nnodes >= len(buffers) else 0,
+    )
+    offsets = placement.offsets.tolist()
+    offset_of = {key: offsets[buffer] for key, buffer in lifetimes.buffer_of.items()}
+    return Packing(placement.nbytes, offset_of, placement.bound_nbytes)

@@ -112,16 +112,16 @@ def crowded(seed: int) -> Schedule:
     return Schedule.unplanned(TrainingGraph(tuple(ops), made, (39,), 40))
 
 
-def test_other_orders_are_tried_where_the_largest_first_is_bad(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [crowded(seed) for seed in range(8)]
-    best = [pack(schedule).nbytes for schedule in made]
-    monkeypatch.setattr(packing, "TRIALS", 0)
-    first = [pack(schedule).nbytes for schedule in made]
+    best = [pack(schedule) for schedule in made]
+    monkeypatch.setattr(packing, "WORK", 0)
+    first = [pack(schedule) for schedule in made]
     peaks = [simulate(schedule).peak_nbytes for schedule in made]
-    assert all(a <= b for a, b in zip(best, first, strict=True))
-    assert sum(map(int.__eq__, best, peaks)) >= 6 > sum(map(int.__eq__, first, peaks))
+    assert [found.nbytes for found in best] == peaks
+    assert all(found.proved for found in best)
+    assert [found.proved for found in first].count(False) >= 3
+    assert [found.bound_nbytes for found in first] == peaks
 
 
 def test_the_same_schedule_is_always_packed_the_same_way() -> None:
@@ -129,7 +129,6 @@ def test_the_same_schedule_is_always_packed_the_same_way() -> None:
     found = pack(schedule)
     np.random.seed(5)
     assert pack(schedule) == found
-    assert simulate(schedule).peak_nbytes < found.nbytes, "too easy to tell"
 
 
 @pytest.mark.parametrize("alias", [False, True])
@@ -151,9 +150,9 @@ def test_a_hand_over_shares_the_offset(alias: bool) -> None:
 
 
 def test_nothing_to_place() -> None:
-    assert pack(Schedule(TrainingGraph((), (), (), 0), (), (), ())) == Packing(0, {})
+    assert pack(Schedule(TrainingGraph((), (), (), 0), (), (), ())) == Packing(0, {}, 0)
     graph = TrainingGraph((Op("a", "op", (), (0,), 1.0),), tensors(a=0), (0,), 1)
-    assert pack(Schedule.unplanned(graph)) == Packing(0, {})
+    assert pack(Schedule.unplanned(graph)) == Packing(0, {}, 0)
 
 
 @examples(30)

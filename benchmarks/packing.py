@@ -1,0 +1,143 @@
+"""Static memory allocation: how near to the least bytes buffers are packed, and how fast.
+
+    python benchmarks/packing.py FILE.csv ...
+
+FILE has the columns id, lower, upper and size, as instances of MiniMalloc (google/minimalloc) and
+idealloc (cappadokes/idealloc) have: a buffer is alive in [lower, upper). For NAME.CAPACITY.csv,
+placements within CAPACITY are asked for, else the least bytes. A row for every file:
+
+- peak: the most bytes alive at a time, which no placement can do without.
+- ratio: bytes reached by the capacity or else by the peak.
+- proved: yes (all fits within the capacity; the capacity is too small for any placement; or the
+  bytes are the least of any), or no, and the most bytes that are proved to be needed.
+- seconds: of the processor, without reading and checking; compiled before.
+
+Every placement is checked: no two buffers overlap in time and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+import time
+from bisect import bisect_left
+from pathlib import Path
+
+import numpy as np
+
+from memplan.memory.offsets.buffers import Array, Buffers
+from memplan.memory.offsets.placement import Placement, place, solve
+
+HEADS = (
+    "instance",
+    "buffers",
+    "peak",
+    "bytes reached",
+    "ratio to capacity or peak",
+    "proved",
+    "seconds",
+)
+COLUMNS = ("size", "lower", "upper")
+
+
+def read(path: Path) -> tuple[Array, Array, Array]:
+    """Sizes in bytes, and when each buffer's life begins and ends."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = csv.DictReader(lines)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            sys.exit(f"{path}: no column {', '.join(missing)}; the first line names the columns")
+        try:
+            numbers = [[int(row[name]) for name in COLUMNS] for row in rows]
+        except (TypeError, ValueError) as error:
+            sys.exit(f"{path}, line {rows.line_num}: {error}")
+    sizes, lower, upper = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+    if (sizes <= 0).any() or (lower >= upper).any():
+        sys.exit(f"{path}: every size must be positive and every lower less than its upper")
+    return sizes, lower, upper
+
+
+def overlapping(sizes: Array, lower: Array, upper: Array, offsets: Array) -> tuple[int, int] | None:
+    """Two buffers that are alive together and overlap, if there are any.
+
+    The buffers are visited as their lives begin. Those alive are kept sorted by offset: as long
+    as none overlap, a new one can overlap only the next below and the next above.
+    """
+    alive: list[tuple[int, int]] = []  # offset and buffer
+    deaths = iter(np.argsort(upper, kind="stable").tolist())
+    dying = next(deaths, None)
+    for buffer in np.argsort(lower, kind="stable").tolist():
+        while dying is not None and upper[dying] <= lower[buffer]:
+            del alive[bisect_left(alive, (int(offsets[dying]), dying))]
+            dying = next(deaths, None)
+        begin = int(offsets[buffer])
+        place = bisect_left(alive, (begin, buffer))
+        if place > 0 and alive[place - 1][0] + sizes[alive[place - 1][1]] > begin:
+            return alive[place - 1][1], buffer
+        if place < len(alive) and begin + sizes[buffer] > alive[place][0]:
+            return buffer, alive[place][1]
+        alive.insert(place, (begin, buffer))
+    return None
+
+
+def check(arrays: tuple[Array, Array, Array], found: Placement) -> None:
+    """Exit unless the placement is one, within its bytes."""
+    sizes, lower, upper = arrays
+    if (found.offsets < 0).any() or (found.offsets + sizes > found.nbytes).any():
+        sys.exit(f"A buffer lies outside of [0, {found.nbytes})")
+    if pair := overlapping(sizes, lower, upper, found.offsets):
+        sys.exit(f"Buffers {pair} overlap")
+
+
+def proof(found: Placement, capacity: int | None) -> str:
+    """The cell of what is proved."""
+    if capacity is not None and found.nbytes <= capacity:
+        return "yes: fits"
+    if capacity is not None and found.bound_nbytes > capacity:
+        return "yes: too small"
+    return "yes: least" if found.nbytes == found.bound_nbytes else f"no: {found.bound_nbytes}"
+
+
+def row(path: Path, nnodes: int) -> list[str]:
+    """The cells of a file."""
+    sizes, lower, upper = arrays = read(path)
+    match = re.fullmatch(r".*\.(\d+)\.csv", path.name)
+    capacity = int(match[1]) if match else None
+    begin = time.process_time()
+    buffers = Buffers.from_lifetimes(sizes, lower, upper)
+    found = place(buffers, capacity_nbytes=capacity, nnodes=nnodes)
+    seconds = time.process_time() - begin
+    check(arrays, found)
+    peak = buffers.peak_nbytes
+    ratio = found.nbytes / (capacity or peak or 1)
+    cells = [path.name.removesuffix(".csv"), str(len(sizes)), str(peak), str(found.nbytes)]
+    return [*cells, f"{ratio:.4f}", proof(found, capacity), f"{seconds:.2f}"]
+
+
+def compile_all() -> None:
+    """Run all that is compiled, once."""
+    ones = np.ones(3, dtype=np.int64)
+    buffers = Buffers.from_lifetimes(ones, np.arange(3), np.arange(3) + 2)
+    place(buffers, capacity_nbytes=1, nnodes=0)
+    solve(buffers, 2)
+
+
+def main() -> None:
+    """Print a row for every file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv")
+    parser.add_argument(
+        *("--placements", "-n"), type=int, default=2_000_000, help="of the search, for a size"
+    )
+    options = parser.parse_args()
+    compile_all()
+    print("|", " | ".join(HEADS), "|")
+    print("|", " | ".join("---" for _ in HEADS), "|")
+    for path in options.files:
+        print("|", " | ".join(row(path, options.placements)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

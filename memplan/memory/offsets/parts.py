@@ -1,0 +1,82 @@
+"""What is left to place, in parts that share no section, each ranked anew."""
+
+from __future__ import annotations
+
+import numba
+
+from memplan.memory.offsets.state import FAR, NONE, ZERO, State, sort
+
+
+@numba.njit(cache=True)
+def falls_apart(state: State, begin: int, end: int, placed: int) -> bool:
+    """Whether ``members[begin:end]``, one part with the buffer ``placed``, are more without."""
+    buffers, members = state.buffers, state.members
+    first, last = FAR, NONE
+    for k in range(begin, end):
+        first = min(first, buffers[members[k]].first)
+        last = max(last, buffers[members[k]].last)
+    for section in range(max(first, buffers[placed].first), min(last, buffers[placed].last)):
+        if state.spans[section] == 0:
+            return True
+    return False
+
+
+@numba.njit(cache=True)
+def divide(state: State, begin: int, end: int, owner: int, after: int) -> int:
+    """Enter the parts of ``members[begin:end]`` in the agenda before ``after``; the first entry.
+
+    A buffer without neighbours left is no part: it lies at its floor.
+    """
+    buffers, members = state.buffers, state.members
+    for k in range(begin, end):
+        buffers[members[k]].key = buffers[members[k]].first
+    sort(state, begin, end)
+    entry: int = after
+    while begin < end:
+        part_end, last = begin + 1, buffers[members[begin]].last
+        while part_end < end and (
+            not state.flags.parts or buffers[members[part_end]].first <= last
+        ):
+            last = max(last, buffers[members[part_end]].last)
+            part_end += 1
+        if part_end - begin > 1:
+            entry = _enter(state, begin, part_end, owner, entry)
+        begin = part_end
+    return entry
+
+
+@numba.njit(cache=True)
+def _enter(state: State, begin: int, end: int, owner: int, after: int) -> int:
+    """Enter ``members[begin:end]`` in the agenda, ranked by the bytes left."""
+    buffers, members = state.buffers, state.members
+    most: int = ZERO
+    for k in range(begin, end):
+        buffer = buffers[members[k]]
+        total: int = ZERO
+        for section in range(buffer.first, buffer.last + 1):
+            total = max(total, state.left_nbytes[section])
+        most = max(most, total)
+        by_total = total * len(buffers) if state.by_total else ZERO
+        buffers[members[k]].key = buffer.order - by_total
+    if state.flags.sorting and state.counts[0].nranked + end - begin <= len(state.ranked):
+        sort(state, begin, end)
+        _rank(state, begin, end)
+    number: int = state.counts[0].nagenda
+    state.counts[0].nagenda = number + 1
+    entry = state.agenda[number]
+    entry.begin, entry.end, entry.owner, entry.after = begin, end, owner, after
+    entry.highest = state.capacity - most
+    return number
+
+
+@numba.njit(cache=True)
+def _rank(state: State, begin: int, end: int) -> None:
+    """Rank ``members[begin:end]`` as they stand; their ranks of before go on the trail."""
+    length = state.counts[0].nranked
+    for k in range(begin, end):
+        buffer = state.members[k]
+        state.ranked[length].buffer = buffer
+        state.ranked[length].rank = state.buffers[buffer].rank
+        state.buffers[buffer].rank = k
+        length += 1
+    state.counts[0].nranked = length

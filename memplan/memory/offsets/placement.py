@@ -1,0 +1,156 @@
+"""Offsets of buffers in as few bytes as possible, and what is proved about them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memplan.memory.offsets.buffers import Array, Buffers
+from memplan.memory.offsets.complete import INFEASIBLE, SOLVED, UNKNOWN, search
+from memplan.memory.offsets.inferences import Inferences
+from memplan.memory.offsets.quick import first_fit, lowest_first
+from memplan.memory.offsets.state import new_state
+
+NO_SEGMENTS = 1 << 60
+"""A segment that holds everything."""
+
+ALL = Inferences()
+
+# Orders of the complete search, descending: by the fullest section of a lifetime (T), its length
+# (W), its length times the bytes (A), the bytes (Z). Moffitt 2023 has the same three.
+SEARCHED = ("TWA", "TAW", "WAT")
+
+# Orders of a pass by the lowest offset; B: by the bytes times the root of the length. Set on
+# iopddl's s, where TB gives 1.0017 of the peak, TAW 1.0021, WAT 1.007 and TWA 1.03.
+PASSES = ("TB", "TAW", "TWA", "WAT")
+
+# The complete search begins with this many placements in every order, at least with two for every
+# buffer, and doubles them. Set on MiniMalloc's A to J, which take from 400 to 10,000 in the best
+# of the orders.
+FIRST_NNODES = 500
+
+# Sizes that are tried after the first, and the part of its placements that each one gets.
+MOST_SIZES = 6
+SHARE = 0.25
+
+# More pairs of buffers alive together take too much memory and time for the complete search.
+MOST_PAIRS = 8_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """``offsets[i]`` of buffer i, within ``nbytes``; no placement takes less than ``bound``."""
+
+    offsets: Array
+    nbytes: int
+    bound_nbytes: int
+
+
+def place(
+    buffers: Buffers,
+    *,
+    capacity_nbytes: int | None = None,
+    segment_nbytes: int = NO_SEGMENTS,
+    nnodes: int = 1_000_000,
+    inferences: Inferences = ALL,
+) -> Placement:
+    """Offsets within ``capacity_nbytes``, by default in the fewest bytes; always the same ones.
+
+    No buffer lies across a multiple of ``segment_nbytes``. The complete search places ``nnodes``
+    buffers at most for the capacity or, without one, for the peak of the bytes alive; where it
+    then still does not know, a part (SHARE) of that for each larger size that it tries. So the
+    placement may need more than is asked for; ``bound_nbytes`` says whether that is proved.
+    """
+    bound = buffers.peak_nbytes
+    target = bound if capacity_nbytes is None else max(bound, capacity_nbytes)
+    best = _quick(buffers, segment_nbytes, target)
+    if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
+        return best
+    unit = math.gcd(segment_nbytes, int(np.gcd.reduce(buffers.sizes)))
+    failed = 0  # the largest size that is too small, or not solved
+    for attempt in range(1 if capacity_nbytes is not None else 1 + MOST_SIZES):
+        most = nnodes if attempt == 0 else int(SHARE * nnodes)
+        status, offsets = solve(
+            buffers, target, segment_nbytes=segment_nbytes, nnodes=most, inferences=inferences
+        )
+        if status == SOLVED:
+            best = _placement(buffers, offsets, bound)
+        else:
+            failed = target
+        if status == INFEASIBLE:
+            bound = (target // unit + 1) * unit
+            best = replace(best, bound_nbytes=bound)
+        target = (failed + best.nbytes) // 2 // unit * unit
+        if best.nbytes <= max(bound, capacity_nbytes or 0) or target <= failed:
+            break
+    return best
+
+
+def _placement(buffers: Buffers, offsets: Array, bound_nbytes: int) -> Placement:
+    return Placement(offsets, int((offsets + buffers.sizes).max(initial=0)), bound_nbytes)
+
+
+def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
+    """The best of some passes over the buffers, or the first that takes no more than enough."""
+    arguments = buffers.sizes, buffers.first, buffers.last
+    bound = buffers.peak_nbytes
+    order = np.lexsort((buffers.first, -buffers.sizes))
+    best = _placement(buffers, first_fit(*arguments, order, segment_nbytes), bound)
+    for name in PASSES:
+        if best.nbytes <= enough:
+            break
+        order = np.argsort(_ranks(buffers, name))
+        found = lowest_first(*arguments, order, segment_nbytes)
+        best = min(best, _placement(buffers, found, bound), key=lambda option: option.nbytes)
+    return best
+
+
+def _ranks(buffers: Buffers, name: str) -> Array:
+    """The place of every buffer in an order; see SEARCHED."""
+    width = buffers.last - buffers.first + 1
+    keys = {
+        "T": buffers.totals,
+        "W": width,
+        "A": width * buffers.sizes,
+        "Z": buffers.sizes,
+        "B": (np.sqrt(width) * buffers.sizes).astype(np.int64),
+    }
+    order = np.lexsort([-keys[key] for key in reversed(name)])
+    ranks = np.empty(len(buffers), dtype=np.int64)
+    ranks[order] = np.arange(len(buffers))
+    return ranks
+
+
+def solve(
+    buffers: Buffers,
+    capacity_nbytes: int,
+    *,
+    segment_nbytes: int = NO_SEGMENTS,
+    nnodes: int = 1_000_000,
+    inferences: Inferences = ALL,
+) -> tuple[int, Array]:
+    """A status and, if that is SOLVED, offsets: of a complete search in several orders in turn.
+
+    INFEASIBLE is proved; UNKNOWN: ``nnodes`` placements of a buffer were not enough. An order may
+    be lucky where another one is not, by a factor of thousands: all begin with few placements,
+    and get twice as many in every round.
+    """
+    most = max(FIRST_NNODES, 2 * len(buffers))
+    while True:
+        for name in SEARCHED:
+            most = min(most, nnodes)
+            state = new_state(
+                buffers,
+                _ranks(buffers, name),
+                by_total=name.startswith("T"),
+                capacity_nbytes=capacity_nbytes,
+                segment_nbytes=segment_nbytes,
+                inferences=inferences,
+            )
+            status = search(state, most)
+            nnodes -= most
+            if status != UNKNOWN or nnodes <= 0:
+                return status, state.buffers["floor"].copy()
+        most *= 2

@@ -1,0 +1,166 @@
+"""Offsets of buffers: the search agrees with brute force, whatever it may conclude."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.memory.offsets.buffers import Buffers
+from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
+from memplan.memory.offsets.inferences import Inferences
+from memplan.memory.offsets.placement import place, solve
+from oracles.offsets import Buffer, flaw, least_nbytes, peak
+
+NAMES = [field.name for field in dataclasses.fields(Inferences)]
+
+
+def arrays(buffers: list[Buffer]) -> Buffers:
+    sizes, lower, upper = np.array(buffers, dtype=np.int64).reshape(-1, 3).T
+    return Buffers.from_lifetimes(sizes, lower, upper)
+
+
+def crowd(seed: int, count: int) -> list[Buffer]:
+    """Few sizes and short lives, so that there are twins, parts and ties."""
+    rng = random.Random(seed)
+    lower = [rng.randrange(6) for _ in range(count)]
+    return [Buffer(rng.randint(1, 7), at, at + rng.randint(1, 4)) for at in lower]
+
+
+def cut(seed: int, count: int, time: int, height: int) -> list[Buffer]:
+    """A rectangle of time and memory cut into buffers, which take all of it."""
+    rng = random.Random(seed)
+    rectangles = [(0, time, 0, height)]
+    while len(rectangles) < count:
+        rectangle = max(rectangles, key=lambda r: (r[1] - r[0]) * (r[3] - r[2]) * rng.random())
+        rectangles.remove(rectangle)
+        left, right, bottom, top = rectangle
+        if right - left > 1 and (top - bottom < 2 or rng.random() < 0.5):
+            middle = rng.randrange(left + 1, right)
+            rectangles += [(left, middle, bottom, top), (middle, right, bottom, top)]
+        elif top - bottom > 1:
+            middle = rng.randrange(bottom + 1, top)
+            rectangles += [(left, right, bottom, middle), (left, right, middle, top)]
+        else:
+            rectangles.append(rectangle)
+    rng.shuffle(rectangles)
+    return [Buffer(top - bottom, left, right) for left, right, bottom, top in rectangles]
+
+
+lifetimes = st.builds(
+    lambda size, lower, duration: Buffer(size, lower, lower + duration),
+    *(st.integers(1, 9), st.integers(0, 7), st.integers(1, 5)),
+)
+
+
+@given(st.lists(lifetimes, min_size=1, max_size=9))
+def test_sections_keep_who_meets_whom(buffers: list[Buffer]) -> None:
+    sections = arrays(buffers)
+    starts, others = sections.neighbours
+    for one, buffer in enumerate(buffers):
+        expected = [k for k, other in enumerate(buffers) if k != one and buffer.meets(other)]
+        assert others[starts[one] : starts[one + 1]].tolist() == expected
+    assert sections.peak_nbytes == peak(buffers)
+    spans = list(zip(sections.first.tolist(), sections.last.tolist(), strict=True))
+    alive = [
+        {k for k, (first, last) in enumerate(spans) if first <= section <= last}
+        for section in range(len(sections.live_nbytes))
+    ]
+    assert not any(one <= other for one, other in permutations(alive, 2))
+
+
+# The peak is 7 bytes, and 8 are needed.
+WITH_GAP = [
+    *(Buffer(4, 0, 3), Buffer(1, 3, 7), Buffer(1, 2, 6), Buffer(4, 5, 8)),
+    *(Buffer(2, 2, 5), Buffer(3, 7, 9), Buffer(3, 0, 1)),
+]
+MIRRORED = [Buffer(size, -upper, -lower) for size, lower, upper in WITH_GAP]
+BELOW_ANOTHER = [*WITH_GAP, Buffer(3, -1, 10)]
+WITH_TWINS = [*WITH_GAP, Buffer(1, 9, 12), Buffer(1, 9, 12), Buffer(3, 11, 13)]
+GAPS = [WITH_GAP, MIRRORED, BELOW_ANOTHER, WITH_TWINS]
+
+
+@pytest.mark.parametrize("buffers", GAPS, ids=["plain", "mirrored", "below another", "twins"])
+def test_the_least_is_found_and_proved(buffers: list[Buffer]) -> None:
+    found = place(arrays(buffers))
+    assert found.nbytes == found.bound_nbytes == least_nbytes(buffers) == peak(buffers) + 1
+    assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
+
+
+def choices(**fixed: bool) -> list[Inferences]:
+    """All choices of inferences with some of them fixed."""
+    free = [name for name in NAMES if name not in fixed]
+    return [
+        Inferences(**fixed, **dict(zip(free, values, strict=True)))
+        for values in product([True, False], repeat=len(free))
+    ]
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_every_choice_of_inferences_agrees(canonical: bool) -> None:
+    """On what is feasible, to the last byte, and on what is not."""
+    for buffers in [*GAPS, crowd(1, 7), crowd(2, 7), cut(1, 8, 6, 9), cut(2, 8, 5, 7)]:
+        least = least_nbytes(buffers)
+        for inferences in choices(canonical=canonical):
+            status, offsets = solve(arrays(buffers), least, inferences=inferences)
+            assert status == SOLVED, inferences
+            assert flaw(buffers, offsets.tolist(), least) is None, inferences
+            status, _ = solve(arrays(buffers), least - 1, inferences=inferences)
+            assert status == INFEASIBLE, inferences
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 24), st.sampled_from(choices()))
+def test_what_fits_is_never_proved_infeasible(
+    seed: int, count: int, inferences: Inferences
+) -> None:
+    buffers = cut(seed, count, 12, 20)
+    status, offsets = solve(arrays(buffers), 20, nnodes=3000, inferences=inferences)
+    assert status != INFEASIBLE
+    if status == SOLVED:
+        assert flaw(buffers, offsets.tolist(), 20) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rectangles_cut_into_many_buffers_are_put_together_again(seed: int) -> None:
+    buffers = cut(seed, 50, 60, 100)
+    assert place(arrays(buffers), nnodes=0).nbytes > 100, "too easy to tell"
+    found = place(arrays(buffers))
+    assert found.nbytes == found.bound_nbytes == 100
+    assert flaw(buffers, found.offsets.tolist(), 100) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(lifetimes, min_size=1, max_size=6), st.integers(9, 12))
+def test_no_buffer_lies_across_segments(buffers: list[Buffer], segment: int) -> None:
+    found = place(arrays(buffers), segment_nbytes=segment)
+    assert found.nbytes == least_nbytes(buffers, segment)
+    assert flaw(buffers, found.offsets.tolist(), found.nbytes, segment) is None
+
+
+def test_a_capacity_is_enough() -> None:
+    buffers = cut(3, 50, 60, 100)
+    found = place(arrays(buffers), capacity_nbytes=103)
+    assert 100 <= found.nbytes <= 103
+    assert found.bound_nbytes == 100
+
+
+def test_a_capacity_that_is_too_small_is_proved_so() -> None:
+    found = place(arrays(WITH_GAP), capacity_nbytes=7)
+    assert found.nbytes == found.bound_nbytes == 8
+    assert place(arrays(WITH_GAP), capacity_nbytes=3).bound_nbytes == 8
+
+
+def test_without_placements_to_spend_nothing_is_proved() -> None:
+    found = place(arrays(WITH_GAP), nnodes=0)
+    assert (found.nbytes, found.bound_nbytes) == (8, 7)
+
+
+def test_nothing_to_place() -> None:
+    found = place(arrays([]))
+    assert (len(found.offsets), found.nbytes, found.bound_nbytes) == (0, 0, 0)

@@ -1,0 +1,1 @@
+"""What tests compare with: slow, plain, and written without the code that they judge."""

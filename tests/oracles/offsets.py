@@ -1,0 +1,63 @@
+"""Offsets of buffers, judged and found without any code of memplan's."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import NamedTuple
+
+
+class Buffer(NamedTuple):
+    """``size`` bytes in [lower, upper) of time."""
+
+    size: int
+    lower: int
+    upper: int
+
+    def meets(self, other: Buffer) -> bool:
+        """Whether both are alive at some time."""
+        return self.lower < other.upper and other.lower < self.upper
+
+
+def flaw(buffers: list[Buffer], offsets: list[int], nbytes: int, segment: int = 0) -> str | None:
+    """What is wrong with a placement within ``nbytes``, if anything."""
+    for buffer, offset in zip(buffers, offsets, strict=True):
+        if offset < 0 or offset + buffer.size > nbytes:
+            return f"{buffer} at {offset} leaves {nbytes} bytes"
+        if segment and offset // segment != (offset + buffer.size - 1) // segment:
+            return f"{buffer} at {offset} lies across a multiple of {segment}"
+    for (one, a), (other, b) in combinations(zip(buffers, offsets, strict=True), 2):
+        if one.meets(other) and a < b + other.size and b < a + one.size:
+            return f"{one} at {a} overlaps {other} at {b}"
+    return None
+
+
+def peak(buffers: list[Buffer]) -> int:
+    """The most bytes alive at a time."""
+    return max(
+        (sum(b.size for b in buffers if b.lower <= time.lower < b.upper) for time in buffers),
+        default=0,
+    )
+
+
+def least_nbytes(buffers: list[Buffer], segment: int = 0) -> int:
+    """The fewest bytes of any placement: every order of letting buffers fall on each other.
+
+    Buffers of the best placement, dropped by ascending offset, come to lie no higher than there.
+    """
+    least = sum(buffer.size for buffer in buffers) + len(buffers) * segment
+
+    def drop(left: list[Buffer], fallen: list[tuple[int, Buffer]], nbytes: int) -> None:
+        nonlocal least
+        if not left:
+            least = nbytes
+        for place, buffer in enumerate(left):
+            offset = max((top for top, other in fallen if buffer.meets(other)), default=0)
+            if segment and offset // segment != (offset + buffer.size - 1) // segment:
+                offset = -(-offset // segment) * segment
+            top = offset + buffer.size
+            if max(nbytes, top) < least:
+                rest = left[:place] + left[place + 1 :]
+                drop(rest, [*fallen, (top, buffer)], max(nbytes, top))
+
+    drop(buffers, [], 0)
+    return least
