@@ -62,7 +62,7 @@ def refine(
             for t, dropped in zip(bound.ops, bound.dropped, strict=True)
             for a in dropped
         }
-        stages, _ = evictions.run(drops)
+        stages = evictions.stages(drops)
         found = evictions.fit(drops, deadline)
         yield Refined(None if found is None else found.schedule, highest)
         if found is not None and found.schedule.seconds < cheapest:

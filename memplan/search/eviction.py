@@ -2,30 +2,57 @@
 
 A decision is a drop (a, r): tensor a is not carried to its read by the first execution of op r.
 If it is recomputed on the way, it stays from then on; with the drop (a, -r) it does not, and is
-recomputed for r. What to drop is chosen where the peak is, by seconds of recomputation per byte,
-as Kirisame et al. 2021 (Dynamic Tensor Rematerialization, arXiv:2006.09616) do online; the search
-then takes some drops back and chooses again. Nothing is proved.
+recomputed for r. What to drop is chosen where the peak is, by seconds of recomputation per byte
+(:mod:`memplan.search.kernels.greedy`); the search then takes some drops back and chooses again.
+Nothing is proved.
 """
 
 from __future__ import annotations
 
+import copy
 import random
-import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, chain
+from itertools import pairwise
 from typing import NamedTuple
 
-from memplan.search.rematerialize import closure, repeatable
+import numpy as np
+
+from memplan.search.kernels.arrays import Array, graph_arrays
+from memplan.search.kernels.greedy import (
+    FITS,
+    FULL,
+    ONCE,
+    STUCK,
+    TWICE,
+    DropState,
+    drop_arrays,
+    drop_state,
+    fit,
+    run,
+)
+from memplan.search.kernels.replay import UNLIMITED, ReplayMemory, replay_memory
+from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
 
 Drop = tuple[int, int]
 
 # The share of drops that a step of the search takes back.
 SHARES = (0.01, 0.03, 0.1, 0.3)
+
+# At this many peaks tensors are dropped between two looks at the clock.
+PEAKS_BETWEEN_LOOKS_AT_THE_CLOCK = 8
+
+# There is room for sequences of this many times the ops at first, and of as many more as it takes.
+ROOM = 4
+
+# The least memory is looked for until this share of it is all that is open.
+NEAR = 0.005
+PATIENCE_AT_LEAST = 20
 
 
 class Found(NamedTuple):
@@ -35,24 +62,49 @@ class Found(NamedTuple):
     drops: frozenset[Drop]
 
 
+class _Plan(NamedTuple):
+    """Drops that keep the budget, as bits of each read; the ops that run then; seconds."""
+
+    dropped: Array
+    ops: Array
+    seconds: float
+
+
 class Evictions:
-    """Turns drops into schedules, and chooses drops, within ``budget_nbytes``."""
+    """Turns drops into schedules, and chooses drops, within ``budget_nbytes``.
+
+    Deadlines are times of time.monotonic(), or stops, which then say whether the clock cut.
+    """
 
     def __init__(
         self, graph: TrainingGraph, budget_nbytes: int, *, recompute_backward: bool = False
     ) -> None:
         self.graph = graph
-        self.budget_nbytes = budget_nbytes
-        again = repeatable(graph, backward=recompute_backward)
-        heads = frozenset(graph.heads)
-        end = len(graph.ops)
-        self.readers = [
-            (*readers, end) if a in heads else readers for a, readers in enumerate(graph.readers)
-        ]
-        self.fixed = [
-            not again[graph.producer[a]] or not tensor.nbytes
-            for a, tensor in enumerate(graph.tensors)
-        ]
+        self.budget_nbytes = _counted(budget_nbytes)
+        self._arrays = drop_arrays(graph, repeatable(graph, backward=recompute_backward))
+        self._graph_arrays = graph_arrays(graph)
+        ends = self._arrays.first_read.tolist()
+        reads = self._arrays.reads.tolist()
+        self.readers = [tuple(reads[i:j]) for i, j in pairwise(ends)]
+        # The drop of each read and of what is recomputed before it, in ascending order.
+        owners = np.repeat(np.arange(len(graph.tensors)), np.diff(self._arrays.first_read))
+        self._drops: list[Drop] = sorted(
+            (int(a), sign * r) for a, r in zip(owners, reads, strict=True) for sign in (1, -1)
+        )
+        place = {(int(a), r): k for k, (a, r) in enumerate(zip(owners, reads, strict=True))}
+        self._places = np.array([place[a, abs(r)] for a, r in self._drops], dtype=np.int64)
+        self._bits = np.array([ONCE if r >= 0 else TWICE for _, r in self._drops], dtype=np.int8)
+        self._number = {drop: k for k, drop in enumerate(self._drops)}
+        self._state, self._memory = self._room(ROOM * len(graph.ops) + 1)
+
+    def _room(self, capacity: int) -> tuple[DropState, ReplayMemory]:
+        return drop_state(self._arrays, capacity), replay_memory(self._graph_arrays, capacity)
+
+    def within(self, budget_nbytes: int) -> Evictions:
+        """The same for another budget, with what takes time to make; one at a time may run."""
+        result = copy.copy(self)
+        result.budget_nbytes = _counted(budget_nbytes)
+        return result
 
     def next_read(self, a: int, t: int) -> int | None:
         """The first read of ``a`` by a first execution after stage ``t``."""
@@ -70,118 +122,107 @@ class Evictions:
             (a, r)
             for a, readers in enumerate(self.readers)
             for r in readers
-            if not self.fixed[a]
+            if not self._arrays.fixed[a]
             and r < len(self.graph.ops)
             and any(a not in retained[t] for t in range(self._last_read(a, r) + 1, r + 1))
         }
 
-    def run(self, drops: AbstractSet[Drop]) -> tuple[list[list[int]], list[set[int]]]:
-        """For every stage, the ops that run with these drops, and the tensors there before it."""
-        graph = self.graph
-        present: set[int] = set()
-        before: list[set[int]] = []
-        stages: list[list[int]] = []
-        again: set[tuple[int, int | None]] = set()
-        for t in range(len(graph.ops)):
-            before.append(set(present))
-            stages.append(closure(graph, (t,), present))
-            for i in stages[-1]:
-                present.update(graph.ops[i].outputs)
-            touched = {a for i in stages[-1] for a in graph.ops[i].inputs}
-            touched.update(a for i in stages[-1] for a in graph.ops[i].outputs)
-            for i in stages[-1][:-1]:
-                again.update((a, self.next_read(a, t)) for a in graph.ops[i].outputs)
-            for a in touched:
-                r = self.next_read(a, t)
-                if not self.fixed[a] and (
-                    r is None or ((a, r) in drops and ((a, r) not in again or (a, -r) in drops))
-                ):
-                    present.discard(a)
-        return stages, before
+    def stages(self, drops: AbstractSet[Drop]) -> list[list[int]]:
+        """For every stage, the ops that run with these drops."""
+        self._state.dropped[:] = self._dropped(drops)
+        while run(self._arrays, self._state) < 0:
+            self._grow()
+        ends = [0, *self._state.ends.tolist()]
+        ops = self._state.ops.tolist()
+        return [ops[i:j] for i, j in pairwise(ends)]
 
-    def fit(self, drops: Collection[Drop], deadline: float) -> Found | None:
-        """Drop more until the budget is met; None if that fails, or time is up."""
-        chosen = set(drops)
-        while time.monotonic() < deadline:
-            stages, before = self.run(chosen)
-            schedule = Schedule.sequence(self.graph, chain.from_iterable(stages))
-            live = simulate(schedule).live_nbytes
-            peak = max(live, default=0)
-            if peak <= self.budget_nbytes:
-                return Found(schedule, frozenset(chosen))
-            ends = list(accumulate(map(len, stages)))
-            t = bisect_right(ends, live.index(peak))
-            idle = self._idle(stages[t], live.index(peak) - ends[t], before[t])
-            more = self._cheapest_drops(t, idle, before, peak - self.budget_nbytes, chosen)
-            if not more:
-                return None
-            chosen |= more
-        return None
-
-    def _idle(self, stage_ops: Sequence[int], step: int, before: AbstractSet[int]) -> set[int]:
-        """What is there at ``step`` (from the end) of a stage, but not read in the rest of it."""
-        ops = self.graph.ops
-        written = {a for i in stage_ops[:step] for a in ops[i].outputs}
-        return (written | before).difference(*(ops[i].inputs for i in stage_ops[step:]))
-
-    def _cheapest_drops(
-        self,
-        t: int,
-        idle: Collection[int],
-        before: Sequence[AbstractSet[int]],
-        excess: int,
-        chosen: AbstractSet[Drop],
-    ) -> set[Drop]:
-        """Drops of what is ``idle`` in stage ``t``, until ``excess`` bytes are free there."""
-        graph = self.graph
-        ranked = []
-        for a in idle:
-            r = self.next_read(a, t)
-            if self.fixed[a] or r is None or r >= len(graph.ops) or (a, -r) in chosen:
-                continue
-            if (a, r) in chosen:
-                r = -r
-            again = closure(graph, (graph.producer[a],), before[abs(r)])
-            seconds = sum(graph.ops[i].seconds for i in again)
-            ranked.append((seconds / graph.tensors[a].nbytes, (a, r)))
-        result: set[Drop] = set()
-        for _, (a, r) in sorted(ranked):
-            result.add((a, r))
-            excess -= graph.tensors[a].nbytes
-            if excess <= 0:
-                break
+    def _dropped(self, drops: Iterable[Drop]) -> Array:
+        """The bits of each read."""
+        numbers = [self._number[drop] for drop in drops if drop in self._number]
+        result = np.zeros(len(self._arrays.reads), dtype=np.int8)
+        np.bitwise_or.at(result, self._places[numbers], self._bits[numbers])
         return result
 
-    def improve(self, found: Found, deadline: float, *, patience: int, seed: int = 0) -> Found:
-        """Take some drops back, choose again, keep what is no dearer.
+    def _grow(self) -> None:
+        """Make room for longer sequences, with the same drops."""
+        state, self._memory = self._room(2 * len(self._state.ops))
+        state.dropped[:] = self._state.dropped
+        self._state = state
 
-        Ends at ``deadline``, or after ``patience`` attempts in a row without a cheaper schedule.
+    def fit(self, drops: Collection[Drop], deadline: float | Stop) -> Found | None:
+        """Drop more until the budget is met; None if that fails, or time is up."""
+        plan = self._fit(self._dropped(drops), Stop.at(deadline))
+        return None if plan is None else self._found(plan)
+
+    def _fit(self, dropped: Array, stop: Stop) -> _Plan | None:
+        self._state.dropped[:] = dropped
+        while not stop.is_over():
+            end, length, seconds = fit(
+                *(self._arrays, self._graph_arrays, self._state, self._memory),
+                *(self.budget_nbytes, PEAKS_BETWEEN_LOOKS_AT_THE_CLOCK),
+            )
+            if end == FITS:
+                state = self._state
+                return _Plan(state.dropped.copy(), state.ops[:length].copy(), seconds)
+            if end == STUCK:
+                return None
+            if end == FULL:
+                self._grow()
+        return None
+
+    def _found(self, plan: _Plan) -> Found:
+        schedule = Schedule.sequence(self.graph, plan.ops.tolist())
+        return Found(schedule, frozenset(self._drops[k] for k in self._chosen(plan.dropped)))
+
+    def _chosen(self, dropped: Array) -> Array:
+        """The numbers of the drops with these bits."""
+        return np.flatnonzero(dropped[self._places] & self._bits)
+
+    def improve(
+        self, found: Found, deadline: float | Stop, *, patience: int, seed: int = 0
+    ) -> Found:
+        """Take some drops back, choose again, keep what is no more expensive.
+
+        Ends after ``patience`` attempts in a row without a cheaper schedule, or at ``deadline``.
         """
-        draw = random.Random(seed)
+        stop, draw = Stop.at(deadline), random.Random(seed)
+        first = best = _Plan(
+            self._dropped(found.drops), np.array(found.schedule.ops), found.schedule.seconds
+        )
         stalled = 0
-        while found.drops and stalled < patience and time.monotonic() < deadline:
+        while stalled < patience and best.dropped.any() and not stop.is_over():
             share = draw.choice(SHARES)
-            left = {drop for drop in sorted(found.drops) if draw.random() > share}
-            other = self.fit(left, deadline)
+            chosen = self._chosen(best.dropped)
+            left = chosen[[draw.random() > share for _ in chosen]]
+            dropped = np.zeros_like(best.dropped)
+            np.bitwise_or.at(dropped, self._places[left], self._bits[left])
+            other = self._fit(dropped, stop)
             stalled += 1
-            if other is not None and other.schedule.seconds <= found.schedule.seconds:
-                if other.schedule.seconds < found.schedule.seconds:
+            if other is not None and other.seconds <= best.seconds:
+                if other.seconds < best.seconds:
                     stalled = 0
-                found = other
-        return found
+                best = other
+        return found if best is first else self._found(best)
 
 
-def lowest(graph: TrainingGraph, deadline: float) -> Schedule:
+def _counted(budget_nbytes: int) -> int:
+    """The same budget, as large as compiled code can count."""
+    return max(-1, min(budget_nbytes, UNLIMITED))
+
+
+def lowest(graph: TrainingGraph, deadline: float | Stop) -> Schedule:
     """The least memory found at no more than the seconds of one extra forward pass."""
+    stop = Stop.at(deadline)
     most_seconds = graph.seconds + graph.forward_seconds
     best = Schedule.unplanned(graph)
     low, high = 0, simulate(best).peak_nbytes
-    while high - low > max(1.0, 0.005 * high) and time.monotonic() < deadline:
+    evictions = Evictions(graph, high)
+    while high - low > max(1.0, NEAR * high) and not stop.is_over():
         middle = (low + high) // 2
-        search = Evictions(graph, middle)
-        found = search.fit((), deadline)
+        search = evictions.within(middle)
+        found = search.fit((), stop)
         if found is not None and found.schedule.seconds > most_seconds:
-            found = search.improve(found, deadline, patience=20)
+            found = search.improve(found, stop, patience=PATIENCE_AT_LEAST)
         if found is None or found.schedule.seconds > most_seconds:
             low = middle
         else:

@@ -6,15 +6,18 @@ constraint describes; replaying its allocator takes milliseconds, so it is simpl
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-import time
+from collections.abc import Iterator
 
-from memplan.search.kernels.flags import Array, Cost, Evaluator
+from memplan.search.kernels.arrays import Array
+from memplan.search.kernels.mirroring import Cost, Evaluator
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
+from memplan.util.stop import Stop
 
 # Cost is overhead (extra seconds / unplanned seconds) plus this for every 100% over the budget.
 PENALTY = 1.0
@@ -29,43 +32,86 @@ def anneal(
     start: frozenset[int],
     budget_nbytes: int | None,
     *,
-    seconds: float,
+    seconds: float | Stop,
+    moves: int | None = None,
     seed: int = 0,
 ) -> Schedule | None:
     """The cheapest mirrored schedule met whose blocks fit the budget, or None if none did.
 
-    Without a budget: the one with the fewest bytes. Runs for about ``seconds``, or until an
-    interrupt, which is raised only if none was met yet.
+    Without a budget: the one with the fewest bytes. Makes this many ``moves`` in at most
+    ``seconds``: the same seed gives the same schedule, unless the clock has hurried it, which a
+    stop says. Without ``moves`` it takes all of the time. An interrupt ends it, and is raised only
+    if no schedule was met yet.
     """
+    stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
     evaluate = Evaluator(graph)
-    candidates = evaluate.flaggable
-    if not candidates:
+    if not evaluate.flaggable:
         return None
-    rng = random.Random(seed)
-    begin = time.monotonic()
-    current = evaluate.flags(start)
-    cost, fits = _cost(evaluate(current), graph.seconds, budget_nbytes)
-    best, best_cost = (current, cost) if fits else (None, math.inf)
+    search = _Search(evaluate, start, budget_nbytes, graph.seconds, seed)
     try:
-        while (elapsed := time.monotonic() - begin) < seconds:
-            temperature = HOT * (COLD / HOT) ** (elapsed / seconds)
-            for _ in range(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK):
-                other = _neighbour(current, candidates, rng)
-                other_cost, fits = _cost(evaluate(other), graph.seconds, budget_nbytes)
-                if fits and other_cost < best_cost:
-                    best, best_cost = other, other_cost
-                if other_cost <= cost or rng.random() < math.exp((cost - other_cost) / temperature):
-                    current, cost = other, other_cost
-            if budget_nbytes is not None and best is not None:
-                # Within the budget the cost is the overhead.
-                found = (1.0 + best_cost) * graph.seconds
-                tell("annealing", incumbent_seconds=found, unplanned_seconds=graph.seconds)
+        for temperature in _temperatures(moves, stop):
+            search.move(temperature)
     except KeyboardInterrupt:
-        if best is None:
+        if search.best is None:
             raise
-    if best is None:
+    if search.best is None:
         return None
-    return mirror(graph, frozenset(int(op) for op in best.nonzero()[0]))
+    return mirror(graph, frozenset(int(op) for op in search.best.nonzero()[0]))
+
+
+def _temperatures(moves: int | None, stop: Stop) -> Iterator[float]:
+    """The temperature of each move: it falls with the moves, or the time if that goes faster."""
+    total = stop.seconds_left
+    for made in itertools.count() if moves is None else range(moves):
+        if made % MOVES_BETWEEN_LOOKS_AT_THE_CLOCK == 0:
+            if stop.is_over():
+                return
+            progress = 0.0 if moves is None else made / moves
+            by_clock = 1.0 - stop.seconds_left / total
+            if made and by_clock > progress:
+                stop.cut()
+                progress = by_clock
+            temperature = HOT * (COLD / HOT) ** progress
+        yield temperature
+
+
+class _Search:
+    """The flags of now, and the best so far."""
+
+    def __init__(
+        self,
+        evaluate: Evaluator,
+        start: frozenset[int],
+        budget_nbytes: int | None,
+        unplanned_seconds: float,
+        seed: int,
+    ) -> None:
+        self.evaluate, self.budget_nbytes = evaluate, budget_nbytes
+        self.unplanned_seconds = unplanned_seconds
+        self.random = random.Random(seed)
+        self.current = evaluate.flags(start)
+        self.cost, fits = self._cost(self.current)
+        self.best: Array | None = self.current if fits else None
+        self.best_cost = self.cost if fits else math.inf
+
+    def _cost(self, flags: Array) -> tuple[float, bool]:
+        return _cost(self.evaluate(flags), self.unplanned_seconds, self.budget_nbytes)
+
+    def move(self, temperature: float) -> None:
+        """Try a random change."""
+        other = _neighbour(self.current, self.evaluate.flaggable, self.random)
+        cost, fits = self._cost(other)
+        if fits and cost < self.best_cost:
+            self.best, self.best_cost = other, cost
+            self._tell()
+        if cost <= self.cost or self.random.random() < math.exp((self.cost - cost) / temperature):
+            self.current, self.cost = other, cost
+
+    def _tell(self) -> None:
+        if self.budget_nbytes is not None:
+            # Within the budget the cost is the overhead.
+            seconds = (1.0 + self.best_cost) * self.unplanned_seconds
+            tell("annealing", incumbent_seconds=seconds, unplanned_seconds=self.unplanned_seconds)
 
 
 def _cost(cost: Cost, unplanned_seconds: float, budget_nbytes: int | None) -> tuple[float, bool]:

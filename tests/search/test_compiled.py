@@ -14,7 +14,7 @@ from helpers.graphs import mirrored_graphs
 from helpers.networks import residual_net, unrolled_lstm
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import trace
-from memplan.search.kernels.flags import Evaluator
+from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.simulate import simulate

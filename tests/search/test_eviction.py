@@ -13,8 +13,8 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
-from memplan.search.eviction import Evictions, lowest
-from memplan.step.graph import TrainingGraph
+from memplan.search.eviction import ROOM, Evictions, lowest
+from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -25,7 +25,7 @@ from memplan.strategies.evict import Evict
 def test_without_drops_nothing_is_recomputed() -> None:
     graph = unit_chain(8)
     search = Evictions(graph, 100 * UNIT)
-    stages, _ = search.run(set())
+    stages = search.stages(set())
     assert stages == [[t] for t in range(len(graph.ops))]
     found = search.fit((), math.inf)
     assert found is not None
@@ -35,23 +35,48 @@ def test_without_drops_nothing_is_recomputed() -> None:
 
 def test_what_is_dropped_is_recomputed_for_its_reader() -> None:
     graph = unit_chain(3)  # f0 f1 f2 loss b2 b1 b0
-    stages, _ = Evictions(graph, 100 * UNIT).run({(1, 5)})
+    stages = Evictions(graph, 100 * UNIT).stages({(1, 5)})
     assert stages == [[0], [1], [2], [3], [4], [1, 5], [6]]
 
 
 def test_what_is_recomputed_on_the_way_stays_unless_it_is_dropped_again() -> None:
     graph = unit_chain(3)
     search = Evictions(graph, 100 * UNIT)
-    assert search.run({(1, 5), (0, 6)})[0][5:] == [[0, 1, 5], [6]]
-    assert search.run({(1, 5), (0, 6), (0, -6)})[0][5:] == [[0, 1, 5], [0, 6]]
+    assert search.stages({(1, 5), (0, 6)})[5:] == [[0, 1, 5], [6]]
+    assert search.stages({(1, 5), (0, 6), (0, -6)})[5:] == [[0, 1, 5], [0, 6]]
 
 
 def test_drops_are_read_off_what_is_carried() -> None:
     graph = unit_chain(3)
     search = Evictions(graph, 100 * UNIT)
     drops = {(1, 5), (0, 6)}
-    ops = [op for stage in search.run(drops)[0] for op in stage]
+    ops = [op for stage in search.stages(drops) for op in stage]
     assert search.drops_of(carried_tensors(Schedule.sequence(graph, ops))) == drops
+
+
+def test_what_is_cheapest_per_byte_is_dropped() -> None:
+    """f0 and f1 wait for the last op; f1 is as large, but cheaper to compute again."""
+    ops = (
+        Op("f0", "op", (), (0,), 5.0),
+        Op("f1", "op", (), (1,), 1.0),
+        Op("f2", "op", (), (2,), 9.0),
+        Op("f3", "op", (2,), (3,), 9.0),
+        Op("last", "op", (0, 1, 3), (4,), 1.0),
+    )
+    sizes = (2, 2, 3, 1, 1)
+    tensors = tuple(Tensor(str(i), n, n) for i, n in enumerate(sizes))
+    found = Evictions(TrainingGraph(ops, tensors, (4,), 5), 6).fit((), math.inf)
+    assert found is not None
+    assert found.schedule.ops == (0, 1, 2, 3, 1, 4)
+
+
+def test_room_is_made_for_long_sequences() -> None:
+    """Within three tensors a chain runs its first ops many times more than there is room for."""
+    graph = unit_chain(24)
+    found = Evictions(graph, 3 * UNIT).fit((), math.inf)
+    assert found is not None
+    assert len(found.schedule.ops) > ROOM * len(graph.ops)
+    assert simulate(found.schedule).peak_nbytes <= 3 * UNIT
 
 
 def test_unit_chain_at_four_tensors() -> None:

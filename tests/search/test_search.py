@@ -19,21 +19,15 @@ from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
-from memplan.search import sequence_search as local_search
-from memplan.search.kernels.greedy import evict
-from memplan.search.kernels.moves import expand, propose
+from memplan.search import rounds
+from memplan.search.kernels.annealing import expand
+from memplan.search.kernels.model import sequence_model
+from memplan.search.kernels.moves import propose
 from memplan.search.kernels.replay import Replayer
-from memplan.search.kernels.sequence import (
-    CHANGES,
-    EXCESS,
-    LENGTH,
-    OP,
-    load,
-    sequence_model,
-    sequence_state,
-    undo,
-)
+from memplan.search.kernels.sequence import load, undo
+from memplan.search.kernels.state import CHANGES, EXCESS, LENGTH, OP, sequence_state
 from memplan.search.rematerialize import repeatable
+from memplan.search.sequence_search import compile_search
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -42,6 +36,7 @@ from memplan.strategies import Status
 from memplan.strategies import search as search_strategy
 from memplan.strategies.explicit_brute_force import ExplicitBruteForce
 from memplan.strategies.search import Search
+from memplan.util import stop
 
 GRAPHS = st.one_of(training_graphs(), small_graphs(6))
 
@@ -102,43 +97,6 @@ def test_the_live_bytes_are_those_of_the_simulator(graph: TrainingGraph, seed: i
     _, state, schedule = walked(without_aliases(graph), seed, 40)
     length = state.totals[LENGTH] - 1
     assert tuple(state.live[:length]) == simulate(schedule).live_nbytes
-
-
-@examples(60)
-@given(GRAPHS, st.floats(0.5, 1.0))
-def test_the_greedy_plan_keeps_the_budget_when_it_says_so(
-    graph: TrainingGraph, share: float
-) -> None:
-    graph = without_aliases(graph)
-    model = sequence_model(graph, repeatable(graph), reorder=True)
-    capacity = 4 * len(graph.ops) + 100
-    state = sequence_state(model, capacity, 0)
-    budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
-    load(model, state, np.arange(len(model.seconds)), len(model.seconds), budget)
-    evict(model, state, 1000)
-    room = np.zeros(capacity, dtype=np.int64)
-    schedule = Schedule.sequence(graph, room[: expand(model, state, room)].tolist())
-    assert (state.totals[EXCESS] == 0) == (simulate(schedule).peak_nbytes <= budget)
-    assert set(schedule.recomputed) <= set(np.flatnonzero(repeatable(graph)))
-
-
-def test_the_greedy_plan_drops_what_is_cheapest_per_byte() -> None:
-    """f0 and f1 wait for the last op; f1 is as large, but cheaper to compute again."""
-    ops = (
-        Op("f0", "op", (), (0,), 5.0),
-        Op("f1", "op", (), (1,), 1.0),
-        Op("f2", "op", (), (2,), 9.0),
-        Op("f3", "op", (2,), (3,), 9.0),
-        Op("last", "op", (0, 1, 3), (4,), 1.0),
-    )
-    sizes = (2, 2, 3, 1, 1)
-    tensors = tuple(Tensor(str(i), n, n) for i, n in enumerate(sizes))
-    graph = TrainingGraph(ops, tensors, (4,), 5)
-    model = sequence_model(graph, (True,) * 5, reorder=True)
-    state = sequence_state(model, 100, 0)
-    load(model, state, np.arange(6), 6, 6)
-    assert evict(model, state, 10) is False
-    assert list(state.steps[OP, : state.totals[LENGTH]]) == [0, 1, 2, 3, 1, 4, 5]
 
 
 def without_aliases(graph: TrainingGraph) -> TrainingGraph:
@@ -243,8 +201,9 @@ def test_never_worse_than_its_start() -> None:
 
 
 def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_search()  # which anneals, too
     calls = 0
-    anneal = local_search.anneal
+    anneal = rounds.anneal
 
     def interrupted(*arguments: Any) -> None:
         nonlocal calls
@@ -253,16 +212,16 @@ def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         anneal(*arguments)
 
-    monkeypatch.setattr(local_search, "anneal", interrupted)
+    monkeypatch.setattr(rounds, "anneal", interrupted)
     outcome = Search(rounds=100).solve(unit_chain(8), 6 * UNIT)
     assert calls == 3
     assert outcome.status is Status.FEASIBLE
 
 
 def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_search.compile_search()  # which looks at the clock, too
+    compile_search()  # which looks at the clock, too
     clock = TickingClock(0.01)
-    clock.replaces_that_of(monkeypatch, local_search, search_strategy)
+    clock.replaces_that_of(monkeypatch, rounds, stop, search_strategy)
     Search(time_limit=0.5).solve(unit_chain(40), 6 * UNIT)
     assert 40 < clock.looks < 60
 

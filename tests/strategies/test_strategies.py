@@ -23,7 +23,6 @@ from memplan import strategies
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import trace
-from memplan.search import flag_annealing
 from memplan.search.segments import flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
@@ -31,6 +30,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import checkmate as checkmate_module
 from memplan.strategies.base import Outcome, Status
+from memplan.util import stop
 
 HEURISTICS = (
     "store_all",
@@ -181,7 +181,7 @@ def test_checkmate_keeps_its_time_limit(
 ) -> None:
     budget = allocate(Schedule.unplanned(graph)).nbytes // 2
     clock = TickingClock(0.01)
-    clock.replaces_that_of(monkeypatch, checkmate_module, flag_annealing)
+    clock.replaces_that_of(monkeypatch, checkmate_module, stop)
     made("checkmate", 2.0).solve(graph, budget)
     assert 20 < clock.looks < 220
 

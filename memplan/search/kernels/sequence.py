@@ -4,211 +4,37 @@ Every step reads the latest execution, so a sequence is all there is to decide: 
 the life of what it writes and may lengthen that of what it reads. Both are ranges of steps that
 end where the run is, which makes a change cheap. An output that takes over a dying input is
 counted once at its step, the discount of the step.
-
-An op whose one output is an alias of its one input (reshape) runs with the op that writes it:
-what compiled code calls an op is such a group, and there is one more, which ends the sequence and
-reads the heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-import numba
-import numpy as np
-
-from memplan.search.kernels.replay import Array, ragged, ragged_lists
-from memplan.step.graph import Op, TrainingGraph
-
-# Lists of an op, as rows of SequenceModel.start.
-READ, WRITTEN, HANDED, BEFORE, AFTER, MEMBERS = range(6)
-# Rows of SequenceModel.tensors.
-WRITER, NBYTES, READERS, READERS_END = range(4)
-# Rows of SequenceState.steps: the op, its run before and after this one, and the discount.
-OP, EARLIER, LATER, DISCOUNT = range(4)
-# Rows of SequenceState.runs.
-FIRST, LAST = range(2)
-# Places in SequenceState.totals: steps, bytes over the budget summed over steps, the budget, the
-# changes since the state was last accepted.
-LENGTH, EXCESS, BUDGET, CHANGES = range(4)
-# Kinds of changes.
-INSERTED, REMOVED, MOVED = range(3)
-
-# A random move makes fewer changes, and an op has fewer hand-overs or tensors, than this.
-MOST_CHANGES = 64
-
-
-class SequenceModel(NamedTuple):
-    """Groups of ops as flat arrays: ``flat[start[k, v]:start[k, v + 1]]`` is list k of group v.
-
-    ``readers`` are those of each tensor; ``edges`` all (tensor, reader) whose tensor may be
-    recomputed. ``written_nbytes`` and ``repeatable`` are by group, ``seconds`` too.
-    """
-
-    start: Array
-    flat: Array
-    tensors: Array
-    readers: Array
-    written_nbytes: Array
-    seconds: Array
-    repeatable: Array
-    edges: Array
+from memplan.search.kernels.model import (
+    HANDED,
+    NBYTES,
+    READ,
+    READERS,
+    READERS_END,
+    WRITER,
+    WRITTEN,
+)
+from memplan.search.kernels.state import (
+    BUDGET,
+    CHANGES,
+    DISCOUNT,
+    EARLIER,
+    EXCESS,
+    FIRST,
+    INSERTED,
+    LAST,
+    LATER,
+    LENGTH,
+    OP,
+    REMOVED,
+)
+from memplan.util.compiled import compiled
 
 
-class SequenceState(NamedTuple):
-    """A sequence, with room for more: see the names of rows and places above."""
-
-    steps: Array
-    live: Array
-    runs: Array
-    totals: Array
-    seconds: Array
-    changes: Array
-    scratch: Array
-    random: Array
-
-
-def groups(graph: TrainingGraph, again: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
-    """Ops with the aliases of what they write, in base order.
-
-    With ``adjacent`` only those that directly follow.
-    """
-    leader = list(range(len(graph.ops)))
-    result: dict[int, list[int]] = {}
-    for index, op in enumerate(graph.ops):
-        source = _aliased(graph, index)
-        if source is not None:
-            first = leader[source]
-            follows = result[first][-1] == index - 1 or not adjacent
-            waits = set(op.after) <= {*result[first], *graph.dependencies[first]}
-            if follows and waits and again[index] >= again[first]:
-                leader[index] = first
-                result[first].append(index)
-                continue
-        result[index] = [index]
-    return list(result.values())
-
-
-def _aliased(graph: TrainingGraph, index: int) -> int | None:
-    """The op whose output op ``index`` does nothing but alias."""
-    op = graph.ops[index]
-    alias = len(op.handovers) == 1 and op.handovers[0].alias
-    if not alias or len(op.inputs) != 1 or len(op.outputs) != 1:
-        return None
-    if not graph.tensors[op.inputs[0]].nbytes or not graph.tensors[op.outputs[0]].nbytes:
-        return None
-    return graph.producer[op.inputs[0]]
-
-
-def sequence_model(
-    graph: TrainingGraph, again: tuple[bool, ...], *, reorder: bool
-) -> SequenceModel:
-    """``graph`` as the search sees it; ``again`` says which ops may run again.
-
-    Without ``reorder`` the ops keep their base order; with it, those forward ops that must not
-    run again do, among themselves.
-    """
-    members = groups(graph, again, adjacent=not reorder)
-    calls = [graph.ops[ops[0]] for ops in members]
-    written_by = [(v, a) for v, call in enumerate(calls) for a in call.outputs]
-    sized = [(v, a) for v, a in written_by if graph.tensors[a].nbytes]
-    number = {a: i for i, (_, a) in enumerate(sized)}
-    for ops in members:
-        for op in ops[1:]:
-            number[graph.ops[op].outputs[0]] = number[graph.ops[op].inputs[0]]
-    read = [
-        _distinct(number[a] for a in row if a in number)
-        for row in (*(call.inputs for call in calls), graph.heads)
-    ]
-    written = [[number[a] for a in call.outputs if a in number] for call in calls]
-    handed = [_handed(call, number) for call in calls]
-    before = _predecessors(graph, members, again, reorder)
-    readers = _reversed(read, len(sized))
-    nbytes = [graph.tensors[a].nbytes for _, a in sized]
-    repeatable = [*(again[ops[0]] for ops in members), False]
-    reader_start, reader_flat = ragged(readers)
-    after = _reversed(before, len(before))
-    start, flat = ragged_lists([read, [*written, []], [*handed, []], before, after, [*members, []]])
-    edges = [(a, v) for a, row in enumerate(readers) if repeatable[sized[a][0]] for v in row]
-    return SequenceModel(
-        start,
-        flat,
-        np.array(
-            [[v for v, _ in sized], nbytes, reader_start[:-1], reader_start[1:]], dtype=np.int64
-        ),
-        reader_flat,
-        np.array([*(sum(nbytes[a] for a in row) for row in written), 0], dtype=np.int64),
-        np.array([sum(graph.ops[op].seconds for op in ops) for ops in [*members, []]], dtype=float),
-        np.array(repeatable),
-        np.array(edges, dtype=np.int64).reshape(-1, 2),
-    )
-
-
-def _reversed(rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """For each of ``count`` values, the rows in which it is."""
-    result: list[list[int]] = [[] for _ in range(count)]
-    for index, row in enumerate(rows):
-        for value in row:
-            result[value].append(index)
-    return result
-
-
-def _handed(call: Op, number: Mapping[int, int]) -> list[int]:
-    """Pairs of tensors: the second may take over the buffer of the first, which is read once."""
-    inputs = [number.get(a) for a in call.inputs]
-    pairs = [(inputs[h.input], number.get(call.outputs[h.output])) for h in call.handovers]
-    return [
-        t
-        for source, output in pairs
-        if source is not None and output is not None and inputs.count(source) == 1
-        for t in (source, output)
-    ]
-
-
-def _distinct(values: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(values))
-
-
-def _predecessors(
-    graph: TrainingGraph,
-    members: list[list[int]],
-    again: tuple[bool, ...],
-    reorder: bool,
-) -> list[list[int]]:
-    """For each group, and for the end, the groups that must have run before it first runs."""
-    group_of = {op: v for v, ops in enumerate(members) for op in ops}
-    result = []
-    once: int | None = None
-    for v, ops in enumerate(members):
-        found = {group_of[u] for op in ops for u in graph.dependencies[op]} - {v}
-        if not reorder and v:
-            found.add(v - 1)
-        elif ops[0] < graph.nforward and not again[ops[0]]:
-            found |= set() if once is None else {once}
-            once = v
-        result.append(sorted(found))
-    return [*result, list(range(len(members)))]
-
-
-def sequence_state(model: SequenceModel, capacity: int, seed: int) -> SequenceState:
-    """A state with room for ``capacity`` steps, empty."""
-    nops = len(model.seconds)
-    mixed = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64 or 1
-    widest = int(np.max(np.diff(model.start[: HANDED + 1])))
-    return SequenceState(
-        np.zeros((4, capacity), dtype=np.int64),
-        np.zeros(capacity, dtype=np.int64),
-        np.zeros((2, nops), dtype=np.int64),
-        np.zeros(4, dtype=np.int64),
-        np.zeros(1),
-        np.zeros((MOST_CHANGES, 3), dtype=np.int64),
-        np.zeros((2, 2 * widest + 2), dtype=np.int64),
-        np.array([mixed], dtype=np.uint64),
-    )
-
-
-@numba.njit(cache=True)
+@compiled
 def latest(state, op, gap):  # type: ignore[no-untyped-def]
     """The last run of ``op`` before ``gap``, or -1."""
     step = state.runs[LAST, op]
@@ -217,7 +43,7 @@ def latest(state, op, gap):  # type: ignore[no-untyped-def]
     return step
 
 
-@numba.njit(cache=True)
+@compiled
 def last_read(model, state, tensor, after, end):  # type: ignore[no-untyped-def]
     """The last step between ``after`` and ``end``, both excluded, that reads; else ``after``."""
     found = after
@@ -226,7 +52,7 @@ def last_read(model, state, tensor, after, end):  # type: ignore[no-untyped-def]
     return found
 
 
-@numba.njit(cache=True)
+@compiled
 def _life(model, state, tensor, gap):  # type: ignore[no-untyped-def]
     """The run that writes what a step at ``gap`` would read of ``tensor``, and the next run."""
     op = model.tensors[WRITER, tensor]
@@ -238,7 +64,7 @@ def _life(model, state, tensor, gap):  # type: ignore[no-untyped-def]
     return step, end
 
 
-@numba.njit(cache=True)
+@compiled
 def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
     """Add ``nbytes`` to the bytes alive at steps ``begin`` to ``end - 1``."""
     budget = state.totals[BUDGET]
@@ -252,7 +78,7 @@ def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
     state.totals[EXCESS] += more
 
 
-@numba.njit(cache=True)
+@compiled
 def _discount(model, state, step):  # type: ignore[no-untyped-def]
     """Bytes of outputs at ``step`` that take over the buffers of inputs."""
     op = state.steps[OP, step]
@@ -279,7 +105,7 @@ def _discount(model, state, step):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(cache=True)
+@compiled
 def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
     op = state.steps[OP, step]
     if model.start[HANDED, op] < model.start[HANDED, op + 1]:
@@ -289,7 +115,7 @@ def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
             state.steps[DISCOUNT, step] = discount
 
 
-@numba.njit(cache=True)
+@compiled
 def _open(row, place, length, first, by):  # type: ignore[no-untyped-def]
     """Move ``row[place:length]`` up by a place; what is ``first`` or more grows by ``by``."""
     for step in range(length, place, -1):
@@ -297,7 +123,7 @@ def _open(row, place, length, first, by):  # type: ignore[no-untyped-def]
         row[step] = value + by * (value >= first)
 
 
-@numba.njit(cache=True)
+@compiled
 def _close(row, place, length, first, by):  # type: ignore[no-untyped-def]
     """Move ``row[place + 1:length]`` down by a place; what is ``first`` or more grows by ``by``."""
     for step in range(place, length - 1):
@@ -305,14 +131,14 @@ def _close(row, place, length, first, by):  # type: ignore[no-untyped-def]
         row[step] = value + by * (value >= first)
 
 
-@numba.njit(cache=True)
+@compiled
 def _renumber(row, length, first, by):  # type: ignore[no-untyped-def]
     for i in range(length):
         value = row[i]
         row[i] = value + by * (value >= first)
 
 
-@numba.njit(cache=True)
+@compiled
 def _shift(state, place, by):  # type: ignore[no-untyped-def]
     """Open (by = 1) a step at ``place``, or close the one there (by = -1)."""
     steps, length = state.steps, state.totals[LENGTH]
@@ -335,24 +161,69 @@ def _shift(state, place, by):  # type: ignore[no-untyped-def]
     state.totals[LENGTH] = length + by
 
 
-@numba.njit(cache=True)
+@compiled
+def _link(steps, runs, length, op, gap, earlier, later):  # type: ignore[no-untyped-def]
+    """Enter the run of ``op`` at the new step ``gap`` between its runs before and after."""
+    steps[OP, gap] = op
+    steps[EARLIER, gap] = earlier
+    steps[LATER, gap] = later
+    steps[DISCOUNT, gap] = 0
+    if earlier >= 0:
+        steps[LATER, earlier] = gap
+    else:
+        runs[FIRST, op] = gap
+    if later < length:
+        steps[EARLIER, later] = gap
+    else:
+        runs[LAST, op] = gap
+
+
+@compiled
+def _unlink(steps, runs, length, op, earlier, later):  # type: ignore[no-untyped-def]
+    """Forget the run of ``op`` between these."""
+    if earlier >= 0:
+        steps[LATER, earlier] = later
+    else:
+        runs[FIRST, op] = later if later < length else -1
+    if later < length:
+        steps[EARLIER, later] = earlier
+    else:
+        runs[LAST, op] = earlier
+
+
+@compiled
+def _count_inputs(model, state, op, gap, ndirty):  # type: ignore[no-untyped-def]
+    """Keep what ``op`` reads alive up to ``gap``; bytes more there, steps to look at again."""
+    dirty, live = state.scratch[1], 0
+    for i in range(model.start[READ, op], model.start[READ, op + 1]):
+        tensor = model.flat[i]
+        written, rewritten = _life(model, state, tensor, gap)
+        end = last_read(model, state, tensor, written, rewritten)
+        if end < gap:
+            add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
+            live += model.tensors[NBYTES, tensor]
+            dirty[ndirty] = end
+            ndirty += 1
+    return live, ndirty
+
+
+@compiled
 def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     """Run ``op`` before the step ``gap``.
 
     If it has no run before, what it writes is counted already from step ``orphaned`` on.
     """
-    tensors, flat, dirty = model.tensors, model.flat, state.scratch[1]
-    length = state.totals[LENGTH]
+    flat, dirty, totals = model.flat, state.scratch[1], state.totals
     earlier = latest(state, op, gap)
     later = state.runs[FIRST, op] if earlier < 0 else state.steps[LATER, earlier]
     if later < 0:
-        later = length
+        later = totals[LENGTH]
     live = state.live[gap] + state.steps[DISCOUNT, gap]
     live -= model.written_nbytes[state.steps[OP, gap]]
     ndirty = 0
     for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
         tensor = flat[i]
-        nbytes = tensors[NBYTES, tensor]
+        nbytes = model.tensors[NBYTES, tensor]
         if last_read(model, state, tensor, gap - 1, later) < gap:
             continue
         if earlier >= 0:
@@ -366,47 +237,25 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
             live -= nbytes
         else:
             add_bytes(state, gap, orphaned, nbytes)
-    for i in range(model.start[READ, op], model.start[READ, op + 1]):
-        tensor = flat[i]
-        written, rewritten = _life(model, state, tensor, gap)
-        end = last_read(model, state, tensor, written, rewritten)
-        if end < gap:
-            add_bytes(state, end + 1, gap, tensors[NBYTES, tensor])
-            live += tensors[NBYTES, tensor]
-            dirty[ndirty] = end
-            ndirty += 1
-    live += model.written_nbytes[op]
+    more, ndirty = _count_inputs(model, state, op, gap, ndirty)
+    live += more + model.written_nbytes[op]
     _shift(state, gap, 1)
-    steps = state.steps
-    later += 1
-    steps[OP, gap] = op
-    steps[EARLIER, gap] = earlier
-    steps[LATER, gap] = later
-    steps[DISCOUNT, gap] = 0
-    if earlier >= 0:
-        steps[LATER, earlier] = gap
-    else:
-        state.runs[FIRST, op] = gap
-    if later < state.totals[LENGTH]:
-        steps[EARLIER, later] = gap
-    else:
-        state.runs[LAST, op] = gap
+    _link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
     state.live[gap] = live
-    state.totals[EXCESS] += max(live - state.totals[BUDGET], 0)
+    totals[EXCESS] += max(live - totals[BUDGET], 0)
     state.seconds[0] += model.seconds[op]
     _renew_discount(model, state, gap)
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] + (dirty[i] >= gap))
 
 
-@numba.njit(cache=True)
+@compiled
 def remove(model, state, step):  # type: ignore[no-untyped-def]
     """Take out the run at ``step``.
 
     Of a first run that is read, what it writes stays counted: it must be inserted again.
     """
     tensors, flat, dirty, steps = model.tensors, model.flat, state.scratch[1], state.steps
-    length = state.totals[LENGTH]
     op, earlier, later = steps[OP, step], steps[EARLIER, step], steps[LATER, step]
     ndirty = 0
     if earlier >= 0:
@@ -425,22 +274,16 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
             add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
             dirty[ndirty] = end
             ndirty += 1
-    state.totals[EXCESS] -= max(state.live[step] - state.totals[BUDGET], 0)
+    totals = state.totals
+    totals[EXCESS] -= max(state.live[step] - totals[BUDGET], 0)
     state.seconds[0] -= model.seconds[op]
-    if earlier >= 0:
-        steps[LATER, earlier] = later
-    else:
-        state.runs[FIRST, op] = later if later < length else -1
-    if later < length:
-        steps[EARLIER, later] = earlier
-    else:
-        state.runs[LAST, op] = earlier
+    _unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
     _shift(state, step, -1)
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] - (dirty[i] > step))
 
 
-@numba.njit(cache=True)
+@compiled
 def move(model, state, step, gap):  # type: ignore[no-untyped-def]
     """Put the run at ``step`` before the step ``gap``; where it is then."""
     op = state.steps[OP, step]
@@ -451,7 +294,7 @@ def move(model, state, step, gap):  # type: ignore[no-untyped-def]
     return gap
 
 
-@numba.njit(cache=True)
+@compiled
 def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-untyped-def]
     """Make ``sequence[:length]`` the state's; the last step is the end."""
     steps, runs = state.steps, state.runs
@@ -484,7 +327,7 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
         _renew_discount(model, state, step)
 
 
-@numba.njit(cache=True)
+@compiled
 def rebudget(state, budget_nbytes):  # type: ignore[no-untyped-def]
     """Count the excess over another budget."""
     state.totals[BUDGET] = budget_nbytes
@@ -494,7 +337,7 @@ def rebudget(state, budget_nbytes):  # type: ignore[no-untyped-def]
     state.totals[EXCESS] = excess
 
 
-@numba.njit(cache=True)
+@compiled
 def log_change(state, kind, what, where):  # type: ignore[no-untyped-def]
     """Remember a change: (INSERTED, step), (REMOVED, op, step) or (MOVED, from, to)."""
     count = state.totals[CHANGES]
@@ -504,7 +347,7 @@ def log_change(state, kind, what, where):  # type: ignore[no-untyped-def]
     state.totals[CHANGES] = count + 1
 
 
-@numba.njit(cache=True)
+@compiled
 def undo(model, state):  # type: ignore[no-untyped-def]
     """Take back all changes since the last accepted state."""
     while state.totals[CHANGES] > 0:

@@ -1,0 +1,160 @@
+"""A graph as the search over sequences sees it: groups of ops, and who reads what.
+
+An op whose one output is an alias of its one input (reshape) runs with the op that writes it:
+what compiled code calls an op is such a group, and there is one more, which ends the sequence and
+reads the heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memplan.search.kernels.arrays import Array, ragged, ragged_lists
+from memplan.step.graph import Op, TrainingGraph
+
+# Lists of an op, as rows of SequenceModel.start.
+READ, WRITTEN, HANDED, BEFORE, AFTER, MEMBERS = range(6)
+# Rows of SequenceModel.tensors.
+WRITER, NBYTES, READERS, READERS_END = range(4)
+
+
+class SequenceModel(NamedTuple):
+    """Groups of ops as flat arrays: ``flat[start[k, v]:start[k, v + 1]]`` is list k of group v.
+
+    ``readers`` are those of each tensor; ``edges`` all (tensor, reader) whose tensor may be
+    recomputed. ``written_nbytes`` and ``repeatable`` are by group, ``seconds`` too.
+    """
+
+    start: Array
+    flat: Array
+    tensors: Array
+    readers: Array
+    written_nbytes: Array
+    seconds: Array
+    repeatable: Array
+    edges: Array
+
+
+def groups(graph: TrainingGraph, again: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
+    """Ops with the aliases of what they write, in base order.
+
+    With ``adjacent`` only those that directly follow.
+    """
+    leader = list(range(len(graph.ops)))
+    result: dict[int, list[int]] = {}
+    for index, op in enumerate(graph.ops):
+        source = _aliased(graph, index)
+        if source is not None:
+            first = leader[source]
+            follows = result[first][-1] == index - 1 or not adjacent
+            waits = set(op.after) <= {*result[first], *graph.dependencies[first]}
+            if follows and waits and again[index] >= again[first]:
+                leader[index] = first
+                result[first].append(index)
+                continue
+        result[index] = [index]
+    return list(result.values())
+
+
+def _aliased(graph: TrainingGraph, index: int) -> int | None:
+    """The op whose output op ``index`` does nothing but alias."""
+    op = graph.ops[index]
+    alias = len(op.handovers) == 1 and op.handovers[0].alias
+    if not alias or len(op.inputs) != 1 or len(op.outputs) != 1:
+        return None
+    if not graph.tensors[op.inputs[0]].nbytes or not graph.tensors[op.outputs[0]].nbytes:
+        return None
+    return graph.producer[op.inputs[0]]
+
+
+def sequence_model(
+    graph: TrainingGraph, again: tuple[bool, ...], *, reorder: bool
+) -> SequenceModel:
+    """``graph`` as the search sees it; ``again`` says which ops may run again.
+
+    Without ``reorder`` the ops keep their base order; with it, those forward ops that must not
+    run again do, among themselves.
+    """
+    members = groups(graph, again, adjacent=not reorder)
+    calls = [graph.ops[ops[0]] for ops in members]
+    written_by = [(v, a) for v, call in enumerate(calls) for a in call.outputs]
+    sized = [(v, a) for v, a in written_by if graph.tensors[a].nbytes]
+    number = {a: i for i, (_, a) in enumerate(sized)}
+    for ops in members:
+        for op in ops[1:]:
+            number[graph.ops[op].outputs[0]] = number[graph.ops[op].inputs[0]]
+    read = [
+        _distinct(number[a] for a in row if a in number)
+        for row in (*(call.inputs for call in calls), graph.heads)
+    ]
+    written = [[number[a] for a in call.outputs if a in number] for call in calls]
+    handed = [_handed(call, number) for call in calls]
+    before = _predecessors(graph, members, again, reorder)
+    readers = _reversed(read, len(sized))
+    nbytes = [graph.tensors[a].nbytes for _, a in sized]
+    repeatable = [*(again[ops[0]] for ops in members), False]
+    reader_start, reader_flat = ragged(readers)
+    after = _reversed(before, len(before))
+    start, flat = ragged_lists([read, [*written, []], [*handed, []], before, after, [*members, []]])
+    edges = [(a, v) for a, row in enumerate(readers) if repeatable[sized[a][0]] for v in row]
+    return SequenceModel(
+        start,
+        flat,
+        np.array(
+            [[v for v, _ in sized], nbytes, reader_start[:-1], reader_start[1:]], dtype=np.int64
+        ),
+        reader_flat,
+        np.array([*(sum(nbytes[a] for a in row) for row in written), 0], dtype=np.int64),
+        np.array([sum(graph.ops[op].seconds for op in ops) for ops in [*members, []]], dtype=float),
+        np.array(repeatable),
+        np.array(edges, dtype=np.int64).reshape(-1, 2),
+    )
+
+
+def _reversed(rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """For each of ``count`` values, the rows in which it is."""
+    result: list[list[int]] = [[] for _ in range(count)]
+    for index, row in enumerate(rows):
+        for value in row:
+            result[value].append(index)
+    return result
+
+
+def _handed(call: Op, number: Mapping[int, int]) -> list[int]:
+    """Pairs of tensors: the second may take over the buffer of the first, which is read once."""
+    inputs = [number.get(a) for a in call.inputs]
+    pairs = [(inputs[h.input], number.get(call.outputs[h.output])) for h in call.handovers]
+    return [
+        t
+        for source, output in pairs
+        if source is not None and output is not None and inputs.count(source) == 1
+        for t in (source, output)
+    ]
+
+
+def _distinct(values: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(values))
+
+
+def _predecessors(
+    graph: TrainingGraph,
+    members: list[list[int]],
+    again: tuple[bool, ...],
+    reorder: bool,
+) -> list[list[int]]:
+    """For each group, and for the end, the groups that must have run before it first runs."""
+    group_of = {op: v for v, ops in enumerate(members) for op in ops}
+    result = []
+    once: int | None = None
+    for v, ops in enumerate(members):
+        found = {group_of[u] for op in ops for u in graph.dependencies[op]} - {v}
+        if not reorder and v:
+            found.add(v - 1)
+        elif ops[0] < graph.nforward and not again[ops[0]]:
+            found |= set() if once is None else {once}
+            once = v
+        result.append(sorted(found))
+    return [*result, list(range(len(members)))]

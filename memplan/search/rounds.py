@@ -1,0 +1,310 @@
+"""Rounds of annealing over sequences of executions, and the best sequence that they have found."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from memplan.search.buffers import carried_tensors
+from memplan.search.eviction import Evictions
+from memplan.search.kernels.annealing import (
+    BEST_LENGTH,
+    BEST_NBYTES,
+    BEST_SECONDS,
+    LIVE,
+    Best,
+    Task,
+    anneal,
+    expand,
+)
+from memplan.search.kernels.arrays import Array, graph_arrays
+from memplan.search.kernels.model import BEFORE, sequence_model
+from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
+from memplan.search.kernels.sequence import load
+from memplan.search.kernels.state import LENGTH, OP, sequence_state
+from memplan.search.rematerialize import repeatable
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.util.progress import tell
+from memplan.util.stop import Stop
+
+# A round makes so many moves for every op, times its length.
+MOVES_PER_OP = 2000
+# Temperatures of a round are in units of the mean time of an op; each falls to this share.
+COLD = 0.1
+# A short round first; then again and again these, each time longer.
+FIRST_ROUND = 0.05
+LENGTHEN = 1.5
+# In the search for the fewest bytes: what the overhead counts in units of relative bytes, and
+# the temperature, over the number of ops.
+SECONDS_AT_LEAST = 0.02
+LEAST_HOT = 0.1
+# What MXNet allocates changes by jumps: annealing in blocks is so much hotter.
+BLOCKS_HOTTER = 4.0
+# Where time is too short for a round, it is used to improve the best at this temperature.
+SHORT_HOT = 0.04
+# So many moves show how fast moves are.
+TRIAL_MOVES = 64
+# The search in blocks leaves out tensors of less than this share of the budget.
+SMALL_SHARE = 2e-4
+# Between two looks at the clock about so many seconds pass.
+CHUNK_SECONDS = 0.1
+
+
+class Round(NamedTuple):
+    """How a round anneals: from the best sequence, or from the first; how hot, how long."""
+
+    from_best: bool
+    hot: float
+    length: float
+
+
+ROUNDS = (
+    Round(False, 0.3, 0.5),
+    Round(False, 0.15, 1.0),
+    Round(False, 0.5, 1.0),
+    Round(True, 0.1, 1.0),
+)
+
+
+def rounds_to_make(limit: int | None) -> Iterator[Round]:
+    """The rounds of a search, at most ``limit``, at least the first."""
+    yield Round(True, 0.04, FIRST_ROUND)
+    for done in itertools.count(1) if limit is None else range(1, limit):
+        cycle, place = divmod(done - 1, len(ROUNDS))
+        yield ROUNDS[place]._replace(length=ROUNDS[place].length * LENGTHEN**cycle)
+
+
+class Rules(NamedTuple):
+    """What a schedule may do, and what counts: ``match_ranges`` of MXNet's blocks, or live bytes
+    if there are none.
+    """
+
+    recompute_backward: bool
+    reorder: bool
+    match_ranges: tuple[int, ...]
+
+
+class Rounds:
+    """Rounds over one graph. The best sequence so far is :meth:`best`, in ``found``.
+
+    ``first`` is what a round begins with that does not begin with the best. How many moves a round
+    makes is decided by its kind; ``stop`` says whether the clock had to shorten one.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        rules: Rules,
+        *,
+        seed: int,
+        stop: Stop,
+        enough_seconds: float = 0.0,
+    ) -> None:
+        self.graph, self.stop = graph, stop
+        self.match_ranges = tuple(min(m, UNLIMITED) for m in rules.match_ranges)
+        self.enough_seconds = enough_seconds
+        again = repeatable(graph, backward=rules.recompute_backward)
+        self.model = sequence_model(graph, again, reorder=rules.reorder)
+        self.nops = len(self.model.seconds)
+        self.capacity = 4 * len(graph.ops) + 1000
+        self.state = sequence_state(self.model, self.capacity, seed)
+        self.arrays = graph_arrays(graph)
+        self.memory = replay_memory(self.arrays, self.capacity)
+        self.room = np.zeros(self.capacity, dtype=np.int64)
+        self.evictions = Evictions(graph, 0, recompute_backward=rules.recompute_backward)
+        self.found = self.nothing()
+        self.first = self.unplanned = np.arange(self.nops)
+        self.unit = max(graph.seconds, 1e-300)
+        self.weight = 1.0
+        self.moves_per_second: dict[int, float] = {}
+
+    def nothing(self) -> Best:
+        """Room for a best sequence."""
+        return Best(np.zeros(self.capacity, dtype=np.int64), np.array([0.0, np.inf, np.inf]))
+
+    def best(self) -> Schedule | None:
+        """The best schedule so far within the budget."""
+        sequence = best_sequence(self.found)
+        return self.schedule(sequence) if len(sequence) else None
+
+    def schedule(self, sequence: Array) -> Schedule:
+        """The schedule of a sequence."""
+        return Schedule.sequence(self.graph, self._ops(sequence).tolist())
+
+    def _ops(self, sequence: Array) -> Array:
+        load(self.model, self.state, sequence, len(sequence), UNLIMITED)
+        return self.room[: expand(self.model, self.state, self.room)].copy()
+
+    def nbytes(self, sequence: Array) -> tuple[int, int]:
+        """The bytes that count, and the match range by which they are the least (or LIVE)."""
+        if not self.match_ranges:
+            return self.live_peak(sequence), LIVE
+        ops = self._ops(sequence)
+        return min(
+            (int(replay(self.arrays, self.memory, ops, len(ops), m, UNLIMITED)[0]), m)
+            for m in self.match_ranges
+        )
+
+    def live_peak(self, sequence: Array) -> int:
+        """The peak of live bytes."""
+        ops = self._ops(sequence)
+        return int(replay(self.arrays, self.memory, ops, len(ops), 0, UNLIMITED)[1])
+
+    def seconds(self, sequence: Array) -> float:
+        """The seconds that the ops of a sequence take."""
+        return float(self.model.seconds[sequence].sum())
+
+    def start_from(self, schedule: Schedule, budget_nbytes: int | None) -> None:
+        """Begin with ``schedule``, as far as the rules allow it."""
+        sequence = self._grouped(schedule)
+        if self._legal(sequence):
+            self.first = sequence
+            self.offer(sequence, budget_nbytes)
+
+    def _grouped(self, schedule: Schedule) -> Array:
+        """The groups that ``schedule`` runs, by their first ops, and the end."""
+        start, flat = self.model.start, self.model.flat
+        group = {int(flat[start[-1, v]]): v for v in range(self.nops - 1)}
+        steps = [group[op] for op in schedule.ops if op in group]
+        return np.array([*steps, self.nops - 1], dtype=np.int64)
+
+    def _legal(self, sequence: Array) -> bool:
+        """May ops run in this order, as often as this, and is there room for it?"""
+        if len(sequence) > self.capacity // 2:
+            return False
+        start, ran = self.model.start[BEFORE], np.zeros(self.nops, dtype=bool)
+        for v in sequence:
+            if ran[v] and not self.model.repeatable[v]:
+                return False
+            if not ran[self.model.flat[start[v] : start[v + 1]]].all():
+                return False
+            ran[v] = True
+        return True
+
+    def offer(self, sequence: Array, budget_nbytes: int | None) -> None:
+        """Remember ``sequence`` if it is the best so far."""
+        nbytes, seconds = self.nbytes(sequence)[0], self.seconds(sequence)
+        figures = self.found.figures
+        if budget_nbytes is None:
+            better = (nbytes, seconds) < (figures[BEST_NBYTES], figures[BEST_SECONDS])
+        else:
+            better = nbytes <= budget_nbytes and seconds < figures[BEST_SECONDS]
+        if better:
+            self.found.sequence[: len(sequence)] = sequence
+            figures[:] = len(sequence), seconds, nbytes
+
+    def evict(self, budget_nbytes: int, stop: Stop) -> Array | None:
+        """The first sequence, with drops until its live bytes are within the budget."""
+        drops = set()
+        if self.first is not self.unplanned:
+            drops = self.evictions.drops_of(carried_tensors(self.schedule(self.first)))
+        found = self.evictions.within(budget_nbytes).fit(drops, stop)
+        if found is None:
+            return None
+        sequence = self._grouped(found.schedule)
+        return sequence if self._legal(sequence) else None
+
+    def start_of(self, kind: Round, best: Best) -> Array:
+        """What a round begins with."""
+        sequence = best_sequence(best)
+        return sequence if kind.from_best and len(sequence) else self.first
+
+    def round(
+        self,
+        kind: Round,
+        budget_nbytes: int,
+        *,
+        match_range: int = LIVE,
+        shrink: float = 0.0,
+        best: Best | None = None,
+        stop: Stop | None = None,
+    ) -> Array:
+        """Anneal, with fewer moves, and from the best, if time is short; where that ends.
+
+        A ``best`` of its own is where a round puts what it finds.
+        """
+        stop = self.stop if stop is None else stop
+        best = self.found if best is None else best
+        if match_range not in self.moves_per_second:
+            self.moves_per_second[match_range] = np.inf
+            trial = Round(kind.from_best, 0.01, TRIAL_MOVES / MOVES_PER_OP / self.nops)
+            self.round(trial, budget_nbytes, match_range=match_range, best=best)
+        moves = self._moves(kind, match_range, stop)
+        if moves < self._moves_of(kind) and not kind.from_best:
+            kind = kind._replace(from_best=True, hot=SHORT_HOT)
+        hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
+        review = min(2000, max(100, moves // 400))
+        task = Task(self.unit, match_range, shrink, False, hot, COLD * hot, moves, review)
+        return self._anneal(self.start_of(kind, best), budget_nbytes, task, best, stop)
+
+    def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:
+        """A round in which only the bytes of blocks count, and seconds a little."""
+        nbytes, match_range = self.nbytes(sequence)
+        if match_range not in self.moves_per_second:
+            trial = kind._replace(length=0.0)
+            self.round(trial, nbytes, match_range=match_range, best=self.nothing())
+        moves = self._moves(kind, match_range, stop)
+        hot = (0.3 if kind.from_best else 1.0) * LEAST_HOT / self.nops
+        unit = self.unit / SECONDS_AT_LEAST
+        task = Task(unit, match_range, 0.0, True, hot, COLD * hot, moves, moves)
+        self.weight = 1.0
+        self._anneal(sequence, nbytes // 2, task, self.found, stop)
+
+    def _moves_of(self, kind: Round) -> int:
+        return int(max(TRIAL_MOVES, kind.length * MOVES_PER_OP * self.nops))
+
+    def _moves(self, kind: Round, match_range: int, stop: Stop) -> int:
+        """The moves of a round: those of its kind, or as many as there is time for."""
+        moves = self._moves_of(kind)
+        most = max(TRIAL_MOVES, stop.seconds_left * self.moves_per_second[match_range])
+        if moves > most:
+            stop.cut()
+            moves = int(most)
+        return moves
+
+    def _anneal(
+        self, sequence: Array, budget_nbytes: int, task: Task, best: Best, stop: Stop
+    ) -> Array:
+        """Make the moves of ``task``, and look at the clock from time to time; where that ends."""
+        large = self.arrays
+        if task.match_range != LIVE:
+            large = graph_arrays(self.graph, int(SMALL_SHARE * budget_nbytes) + 1)
+        load(self.model, self.state, sequence, len(sequence), budget_nbytes)
+        control = np.array([self.weight, 0.0, 0.0, 0.0, np.inf, np.inf])
+        left = task.moves
+        while left > 0 and not stop.is_over():
+            begin = time.monotonic()
+            speed = self.moves_per_second[task.match_range]
+            chunk = min(left, int(max(20, min(left, CHUNK_SECONDS * speed))))
+            anneal(
+                *(self.model, self.state, large, self.arrays, self.memory, self.room),
+                *(task, best, control, chunk),
+            )
+            left -= chunk
+            speed = chunk / max(1e-6, time.monotonic() - begin)
+            self.moves_per_second[task.match_range] = speed
+            if best is self.found:
+                self._tell()
+                if self.is_enough():
+                    break
+        self.weight = control[0]
+        return self.state.steps[OP, : self.state.totals[LENGTH]].copy()
+
+    def is_enough(self) -> bool:
+        """Is the best one so cheap that no other one can be cheaper?"""
+        return bool(self.found.figures[BEST_SECONDS] <= self.enough_seconds)
+
+    def _tell(self) -> None:
+        if self.found.figures[BEST_LENGTH]:
+            seconds = float(self.found.figures[BEST_SECONDS])
+            tell("search", incumbent_seconds=seconds, unplanned_seconds=self.graph.seconds)
+
+
+def best_sequence(best: Best) -> Array:
+    """The sequence in ``best``, empty if there is none."""
+    return best.sequence[: int(best.figures[BEST_LENGTH])].copy()

@@ -1,0 +1,137 @@
+"""Compiled code: never stale, and right at the edges of what it counts."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.graphs import unit_chain
+from memplan.errors import GraphError
+from memplan.memory.blocks import allocate
+from memplan.search import kernels
+from memplan.search.eviction import Evictions
+from memplan.search.flag_annealing import anneal
+from memplan.search.kernels.mirroring import Evaluator
+from memplan.search.kernels.replay import Replayer
+from memplan.search.sequence_search import Rules, search
+from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
+
+
+def run_in(folder: Path) -> str:
+    code = "import b; print(b.twice(1), 'from', 'disk' if b.twice.stats.cache_hits else 'source')"
+    command = [sys.executable, "-c", code]
+    path = f"{folder}:{Path(kernels.__file__).parents[3]}"
+    environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_an_edit_in_another_file_is_seen(tmp_path: Path) -> None:
+    head = "from memplan.util.compiled import compiled\n"
+    source = head + "@compiled\ndef add(x):\n    return x + {}\n"
+    (tmp_path / "a.py").write_text(source.format(1))
+    call = "from a import add\n@compiled\ndef twice(x):\n    return add(add(x))\n"
+    (tmp_path / "b.py").write_text(head + call)
+    assert run_in(tmp_path) == "3 from source"
+    assert run_in(tmp_path) == "3 from disk"
+    (tmp_path / "a.py").write_text(source.format(10))
+    assert run_in(tmp_path) == "21 from source"
+
+
+def test_compiled_code_uses_its_own_folder_only() -> None:
+    folder = Path(kernels.__file__).parent
+    ncompiled = 0
+    for found in pkgutil.iter_modules([str(folder)]):
+        module = importlib.import_module(f"{kernels.__name__}.{found.name}")
+        for function in vars(module).values():
+            if hasattr(function, "py_func") and function.py_func.__module__ == module.__name__:
+                ncompiled += 1
+                code = function.py_func.__code__
+                for name in code.co_names:
+                    value = function.py_func.__globals__.get(name)
+                    if hasattr(value, "py_func"):
+                        assert Path(value.py_func.__code__.co_filename).parent == folder
+    assert ncompiled > 40
+
+
+def heads_only() -> TrainingGraph:
+    """Ops that write nothing."""
+    return TrainingGraph((Op("a", "op", (), ()), Op("b", "op", (), ())), (), (), 1)
+
+
+@pytest.mark.parametrize("graph", [TrainingGraph((), (), (), 0), heads_only()])
+@pytest.mark.parametrize("budget", [None, 0])
+def test_a_graph_without_tensors(graph: TrainingGraph, budget: int | None) -> None:
+    unplanned = Schedule.unplanned(graph)
+    for match_ranges in ((), (1, 16)):
+        rules = Rules(False, True, match_ranges)
+        stop = Stop.after(60.0)
+        assert (
+            search(graph, budget, rules=rules, starts=[], seed=0, deadline=stop, rounds=1)
+            == unplanned
+        )
+        assert not stop.cut_by_clock
+    assert Replayer.of(graph)(unplanned.ops, 1) == (0, 0)
+    evaluate = Evaluator(graph)
+    assert evaluate(evaluate.flags(())).peak_nbytes == 0
+    found = Evictions(graph, 0).fit((), Stop.after(60.0))
+    assert found is not None
+    assert found.schedule == unplanned
+    anneal(graph, frozenset(), budget, seconds=60.0, moves=5)
+
+
+def chain_of(nbytes: int) -> TrainingGraph:
+    """A chain whose tensors have this many bytes in all."""
+    graph = unit_chain(6)
+    each = nbytes // len(graph.tensors) // 4 * 4
+    tensors = tuple(Tensor(t.name, each, each // 4) for t in graph.tensors)
+    return TrainingGraph(graph.ops, tensors, graph.heads, graph.nforward)
+
+
+@pytest.mark.parametrize("match_range", [1, 16, 2**40, 2**62])
+def test_nothing_wraps_where_a_graph_may_be(match_range: int) -> None:
+    graph = chain_of(MAX_NBYTES)
+    schedule = Schedule.sequence(graph, [*range(6), 3, 6, 7, 3, *range(8, 13)])
+    cost = Replayer.of(graph)(schedule.ops, match_range)
+    assert cost.peak_nbytes == simulate(schedule).peak_nbytes
+    assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
+    found = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), math.inf)
+    assert found is not None
+
+
+def test_bytes_that_would_wrap_summed_over_steps_are_refused() -> None:
+    rules = Rules(False, True, ())
+    graph = chain_of(MAX_NBYTES // 4)
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 2 // 3
+    found = search(graph, budget, rules=rules, starts=[], seed=0, deadline=math.inf, rounds=1)
+    assert found is not None
+    assert simulate(found).peak_nbytes <= budget
+    with pytest.raises(GraphError, match="bytes in all"):
+        search(chain_of(MAX_NBYTES), 1, rules=rules, starts=[], seed=0, deadline=math.inf, rounds=1)
+
+
+def test_more_places_that_read_than_a_word_has_bits() -> None:
+    """Inputs 0 and 64 may both be taken over, each once."""
+    ninputs = 70
+    ops = [Op(f"i{i}", "op", (), (i,), 1.0) for i in range(ninputs)]
+    inputs = tuple(range(ninputs))
+    handovers = tuple(Handover(i, i, False) for i in range(ninputs))
+    ops.append(
+        Op("all", "op", inputs, tuple(range(ninputs, 2 * ninputs)), 1.0, handovers=handovers)
+    )
+    ops.append(Op("end", "op", tuple(range(ninputs, 2 * ninputs)), (2 * ninputs,), 1.0))
+    tensors = tuple(Tensor(f"t{i}", 4, 1) for i in range(2 * ninputs + 1))
+    graph = TrainingGraph(tuple(ops), tensors, (2 * ninputs,), len(ops))
+    schedule = Schedule.unplanned(graph)
+    assert simulate(schedule).peak_nbytes == 4 * (ninputs + 1)
+    assert Replayer.of(graph)(schedule.ops, 1).peak_nbytes == 4 * (ninputs + 1)

@@ -1,0 +1,131 @@
+"""Searches are bounded by moves or rounds; where the clock cuts them, they say so."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from helpers.graphs import UNIT, unit_chain
+from memplan.memory.blocks import allocate
+from memplan.search import rounds
+from memplan.search.eviction import Evictions, lowest
+from memplan.search.flag_annealing import anneal
+from memplan.search.kernels.annealing import LIVE, Task
+from memplan.search.kernels.annealing import anneal as anneal_sequences
+from memplan.search.kernels.sequence import load
+from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.util.stop import Stop
+
+PLENTY = 1e6
+
+
+def chain(length: int) -> TrainingGraph:
+    """Ops that take different times, none of which is a round number."""
+    graph = unit_chain(length)
+    return graph.with_seconds([0.1 + 0.3 * (i * 7 % 11) for i in range(len(graph.ops))])
+
+
+def test_a_stop_says_whether_it_was_reached() -> None:
+    stop = Stop.after(PLENTY)
+    assert not stop.is_over()
+    assert not stop.cut_by_clock
+    late = Stop.after(-1.0)
+    assert not late.cut_by_clock, "nobody had more to do"
+    assert late.is_over()
+    assert late.cut_by_clock
+    assert Stop.at(late) is late
+
+
+def test_what_cuts_a_part_cuts_the_whole() -> None:
+    whole = Stop.after(PLENTY)
+    part = whole.share(0.5).share(0.5)
+    assert PLENTY * 0.2 < part.seconds_left <= PLENTY * 0.25
+    assert Stop(part.deadline + 3.0 * PLENTY, part_of=whole).deadline == whole.deadline
+    other = whole.share(0.0)
+    assert other.is_over()
+    assert whole.cut_by_clock
+    assert not part.cut_by_clock
+
+
+def annealed(nmoves: int, chunk: int) -> tuple[float, list[float]]:
+    """The seconds of the state, and what the annealing remembers, after moves made in chunks."""
+    graph = unit_chain(20)
+    graph = graph.with_seconds([1.0 + math.sin(i) for i in range(len(graph.ops))])
+    search = rounds.Rounds(graph, Rules(False, True, ()), seed=5, stop=Stop.after(PLENTY))
+    load(search.model, search.state, search.first, len(search.first), 9 * UNIT)
+    control = np.array([1.0, 0.0, 0.0, 0.0, np.inf, np.inf])
+    task = Task(search.unit, LIVE, 0.0, False, 0.01, 0.001, nmoves, 10**9)
+    for _ in range(nmoves // chunk):
+        anneal_sequences(
+            *(search.model, search.state, search.arrays, search.arrays, search.memory),
+            *(search.room, task, search.found, control, chunk),
+        )
+    return float(search.state.seconds[0]), control.tolist()
+
+
+def test_how_often_the_search_looks_at_the_clock_changes_nothing() -> None:
+    """Not even the last bit of the seconds, which are added up as moves are made."""
+    assert annealed(4000, 10) == annealed(4000, 4000)
+
+
+@pytest.mark.parametrize("match_ranges", [(), (1, 2)])
+def test_the_same_rounds_give_the_same_schedule(match_ranges: tuple[int, ...]) -> None:
+    results = []
+    for _ in range(2):
+        stop = Stop.after(PLENTY)
+        rules = Rules(False, True, match_ranges)
+        results.append(
+            search(chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, deadline=stop, rounds=2)
+        )
+        assert not stop.cut_by_clock
+    assert results[0] is not None
+    assert results[0] == results[1]
+
+
+def test_a_search_without_time_says_so() -> None:
+    compile_search()
+    stop = Stop.after(0.0)
+    rules = Rules(False, True, ())
+    search(chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, deadline=stop, rounds=2)
+    assert stop.cut_by_clock
+
+
+def test_evictions_end_by_themselves() -> None:
+    graph = chain(20)
+    results = []
+    for _ in range(2):
+        stop = Stop.after(PLENTY)
+        evictions = Evictions(graph, 9 * UNIT)
+        found = evictions.fit((), stop)
+        assert found is not None
+        results.append(evictions.improve(found, stop, patience=30, seed=1))
+        results.append(lowest(graph, stop))
+        assert not stop.cut_by_clock
+    assert results[:2] == results[2:]
+    late = Stop.after(0.0)
+    assert Evictions(graph, 9 * UNIT).fit((), late) is None
+    assert late.cut_by_clock
+
+
+def test_annealing_over_flags_is_bounded_by_moves() -> None:
+    graph = dataclasses.replace(chain(20), match_range=2)
+    budget = allocate(Schedule.unplanned(graph)).nbytes * 2 // 3
+    results = []
+    for _ in range(2):
+        stop = Stop.after(PLENTY)
+        results.append(anneal(graph, frozenset(), budget, seconds=stop, moves=300, seed=1))
+        assert not stop.cut_by_clock
+    assert results[0] is not None
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("moves", [None, 10**9])
+def test_annealing_that_the_clock_hurries_says_so(moves: int | None) -> None:
+    stop = Stop.after(0.05)
+    anneal(chain(20), frozenset(), 9 * UNIT, seconds=stop, moves=moves)
+    assert stop.cut_by_clock
