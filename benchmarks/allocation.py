@@ -43,7 +43,9 @@ def row(name: str, realisation: str, time_limit: float) -> list[str]:
             cells += ["-", "-"]
             continue
         activations = plan.total_nbytes - memonger.fixed_nbytes
-        bound = "" if plan.lower_bound is None else f" (bound {plan.lower_bound:.1%})"
+        bound = (
+            "" if plan.lower_bound_overhead is None else f" (bound {plan.lower_bound_overhead:.1%})"
+        )
         cells += [str(activations // MIB), f"{plan.overhead:.1%}{bound}"]
     at_own, least = plans[0], plans[-1]
     cells.append("-" if at_own is None else f"{at_own.overhead / memonger.overhead:.2f}")

@@ -18,10 +18,11 @@ from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Strategy
-from memplan.strategies.checkmate_full import CheckmateFull
+from memplan.strategies.base import Problem
+from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.checkmate_lp import CheckmateLP
+from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.evict import Evict
-from memplan.strategies.explicit_chen import ExplicitChenGreedy, ExplicitChenSqrt
 from memplan.strategies.griewank import Griewank
 
 GOLDEN = {"unit_chain": 26.0, "unet_b32_train@80": 31620.0, "unet_b32_train@50": 33165.0}
@@ -58,27 +59,27 @@ def main() -> None:
     options = parser.parse_args()
     given = {"time_limit": options.time_limit, "solver": options.solver}
     strategies: dict[str, Strategy] = {
-        "chen_sqrt_linear": ExplicitChenSqrt(linear=True),
-        "chen_greedy": ExplicitChenGreedy(),
-        "chen_greedy_linear": ExplicitChenGreedy(linear=True),
+        "chen_sqrt:linear": ChenSqrt(linear=True),
+        "chen_greedy": ChenGreedy(),
+        "chen_greedy:linear": ChenGreedy(linear=True),
         "griewank": Griewank(),
-        "griewank_linear": Griewank(linear=True),
+        "griewank:linear": Griewank(linear=True),
         "evict": Evict(),
         "checkmate_lp": CheckmateLP(**given),
-        "checkmate": CheckmateFull(**given),
+        "checkmate": Checkmate(**given),
     }
     for name, graph, budget in cases(options.cases):
         print(f"{name}: budget {budget}, once {graph.seconds:g}, golden {GOLDEN.get(name, '-')}")
         for label, strategy in strategies.items():
             begin = time.monotonic()
-            outcome = strategy.solve(graph, budget)
+            outcome = strategy.solve(Problem(graph, budget))
             seconds = time.monotonic() - begin
             line = f"  {label:20} {outcome.status.value:14} {seconds:7.2f} s"
             if outcome.schedule is not None:
                 peak = simulate(outcome.schedule).peak_nbytes
                 line += f"  cost {outcome.schedule.seconds:10g}  peak {peak / budget:7.2%}"
-            if outcome.lower_bound is not None:
-                line += f"  bound {outcome.lower_bound:10.1f}"
+            if outcome.lower_bound_seconds is not None:
+                line += f"  bound {outcome.lower_bound_seconds:10.1f}"
             print(line, flush=True)
 
 

@@ -31,7 +31,7 @@ class Row:
     least: Plan
 
     def cells(self) -> tuple[str, ...]:
-        bound = self.at_reference.lower_bound or 0.0
+        bound = self.at_reference.lower_bound_overhead or 0.0
         return (
             self.name,
             f"{self.memonger.unplanned.allocated_nbytes >> 20}",

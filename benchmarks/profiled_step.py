@@ -21,6 +21,7 @@ from memplan.mxnet.profile import bind, frugal_schedule, profile
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.schedule import Schedule
+from memplan.strategies.spaces import Flags
 from memplan.util.nbytes import format_nbytes
 from networks import network
 
@@ -77,7 +78,7 @@ def step_seconds(executor: mx.executor.Executor) -> float:
 
 def report_memory(traced: Trace) -> None:
     unplanned = allocate(Schedule.unplanned(traced.graph)).nbytes
-    frugal = allocate(frugal_schedule(traced.graph)).nbytes
+    frugal = allocate(frugal_schedule(traced.graph, Flags())).nbytes
     print(
         f"activations: {format_nbytes(unplanned)} unplanned, {format_nbytes(frugal)} for profiling"
     )

@@ -19,6 +19,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.auto import Auto
+from memplan.strategies.base import Problem
 
 # Extra cost in percent and source, by graph and budget in percent: FastSA (NeurIPS 2023), Moccasin
 # (ICML 2023), Checkmate (MLSys 2020) and DTR (ICLR 2021); the U-Net's are proved for its order.
@@ -48,7 +49,7 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     reference, source = REFERENCES[name][percent]
     strategy = Auto(time_limit=options.time_limit, seed=options.seed, recompute_backward=True)
     begin = time.monotonic()
-    outcome = strategy.solve(graph, budget)
+    outcome = strategy.solve(Problem(graph, budget))
     schedule, seconds = outcome.schedule, time.monotonic() - begin
     beside = f"({reference:g}: {source})"
     if schedule is None:
@@ -56,7 +57,7 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     verdict = validate(schedule, budget)
     if not verdict.valid:
         raise AssertionError(verdict.reason)
-    bound = (outcome.lower_bound or 0.0) / graph.seconds - 1.0
+    bound = (outcome.lower_bound_seconds or 0.0) / graph.seconds - 1.0
     proved = "optimal" if outcome.status is Status.OPTIMAL else f"bound {100 * bound:.2f}"
     return f"**{100 * schedule.overhead:.2f}** {proved}, {seconds:.1f} s {beside}"
 

@@ -49,7 +49,7 @@ def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]
         "traced": traced,
         "greedy": overhead,
         "auto": float("nan") if auto.plan is None else auto.plan.overhead,
-        "bound": float("nan") if auto.plan is None else auto.plan.lower_bound or 0.0,
+        "bound": float("nan") if auto.plan is None else auto.plan.lower_bound_overhead or 0.0,
         "seconds": seconds,
         "mebibytes": mebibytes,
     }
@@ -70,7 +70,7 @@ def greedy(job: Job, budget_nbytes: int) -> float:
             deadline=time.monotonic() + 60.0,
             rounds=0,
         )
-        if found is not None and job.placed_nbytes(found) <= limit:
+        if found is not None and job.memory.nbytes(found) <= limit:
             return found.overhead
     return float("nan")
 

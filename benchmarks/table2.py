@@ -25,6 +25,7 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status, create
+from memplan.strategies.base import Problem
 from networks import SHAPE, network
 
 NETWORKS = ("mobilenet1_0", "vgg16", "vgg19", "unet", "resnet50_v1")
@@ -32,11 +33,11 @@ NETWORKS = ("mobilenet1_0", "vgg16", "vgg19", "unet", "resnet50_v1")
 ROUNDING = "checkmate_lp, rounding alone"
 STRATEGIES = (
     "chen_sqrt",
-    "chen_sqrt_linear",
+    "chen_sqrt:linear",
     "chen_greedy",
-    "chen_greedy_linear",
+    "chen_greedy:linear",
     "griewank",
-    "griewank_linear",
+    "griewank:linear",
     "evict",
     "search",
     ROUNDING,
@@ -78,7 +79,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 def budgets(graph: TrainingGraph, count: int, seconds: float) -> list[int]:
     """``count`` budgets, evenly spaced between the lowest peak found and the unplanned one."""
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
-    found = create("evict", realisation="explicit", time_limit=seconds).solve(graph, None)
+    found = create("evict", realisation="explicit", time_limit=seconds).solve(Problem(graph, None))
     assert found.schedule is not None
     low = simulate(found.schedule).peak_nbytes
     return [low + (high - low) * k // (count + 1) for k in range(1, count + 1)]
@@ -90,7 +91,7 @@ def solve(name: str, graph: TrainingGraph, budget_nbytes: int, options: dict[str
     given = {key: value for key, value in options.items() if hasattr(strategy, key)}
     if name == ROUNDING:
         given["patience"] = 0
-    return replace(strategy, **given).solve(graph, budget_nbytes)
+    return replace(strategy, **given).solve(Problem(graph, budget_nbytes))
 
 
 def measure(
@@ -101,7 +102,7 @@ def measure(
     bound, proved = graph.seconds, False
     for name in strategies:
         outcome = solve(name, graph, budget_nbytes, options)
-        bound = max(bound, outcome.lower_bound or 0.0)
+        bound = max(bound, outcome.lower_bound_seconds or 0.0)
         if outcome.schedule is not None:
             assert simulate(outcome.schedule).peak_nbytes <= budget_nbytes, name
             seconds[name] = outcome.schedule.seconds

@@ -24,8 +24,9 @@ import memplan
 from memplan.errors import DependencyError
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.profile import bind, device_name, random_arrays
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from networks import MEMONGER_MB, SHAPE, network
 from profiled_step import step_seconds

@@ -1,8 +1,9 @@
 """A strategy of one's own: thirty lines, then it is known by its name like the others.
 
-A strategy is a frozen dataclass whose fields are its options, with one method: of a training graph
-and a budget it makes a schedule. It never reports its own score; memplan measures that, and checks
-the schedule. In a package, an entry point makes it known without a call of ``register``:
+A strategy is a frozen dataclass whose fields are its options, with one method: of a problem, which
+is a training graph and a budget, it makes a schedule. It never reports its own score; memplan
+measures that, and checks the schedule. In a package, an entry point makes it known without a call
+of ``register``:
 
     setup(..., entry_points={"memplan.strategies": ["cheap_ops = my_package:CheapOps"]})
 """
@@ -17,8 +18,7 @@ from mxnet.gluon.model_zoo import vision
 
 import memplan
 from memplan.step.mirroring import flaggable, mirror
-from memplan.strategies import Outcome
-from memplan.strategies.base import best_of
+from memplan.strategies import Outcome, Problem
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class CheapOps:
 
     nplans: int = 16
 
-    def solve(self, graph: memplan.TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         """The cheapest plan tried that fits the budget; without one, that of the least memory."""
+        graph = problem.graph
 
         def nbytes_per_second(op: int) -> float:
             nbytes = sum(graph.tensors[tensor].nbytes for tensor in graph.ops[op].outputs)
@@ -39,7 +40,7 @@ class CheapOps:
 
         ops = sorted(flaggable(graph), key=nbytes_per_second, reverse=True)
         lengths = [len(ops) * number // self.nplans for number in range(self.nplans + 1)]
-        return best_of((mirror(graph, frozenset(ops[:n])) for n in lengths), budget_nbytes)
+        return problem.best_of(mirror(graph, frozenset(ops[:n])) for n in lengths)
 
 
 memplan.strategies.register("cheap_ops", CheapOps)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from memplan import errors, strategies
     from memplan.errors import MemplanError
     from memplan.planning.batch_size import BatchSize, max_batch_size
+    from memplan.planning.comparison import Comparison
     from memplan.planning.frontier import Frontier, frontier
-    from memplan.planning.plan import Comparison, Plan
+    from memplan.planning.plan import Plan
     from memplan.planning.planner import compare, get_cost, plan, search_plan
     from memplan.step.costs import CostTable, Roofline
     from memplan.step.graph import TrainingGraph
@@ -50,7 +51,7 @@ __version__ = "0.1.0"
 # there to answer Ctrl-C before the rest is loaded.
 _PLACES = {
     "BatchSize": "memplan.planning.batch_size",
-    "Comparison": "memplan.planning.plan",
+    "Comparison": "memplan.planning.comparison",
     "CostTable": "memplan.step.costs",
     "Frontier": "memplan.planning.frontier",
     "MemplanError": "memplan.errors",

@@ -108,7 +108,8 @@ class Asked:
         }
         result = {name: value for name, value in given.items() if value is not None}
         # Mirroring does nothing in Gluon.
-        result["realisation"] = self.realisation or ("explicit" if network.gluon else "mirror")
+        usable = [n for n, row in REALISATIONS.items() if not network.gluon or row.works_in_gluon]
+        result["realisation"] = self.realisation or usable[0]
         return result | network.options
 
     @property
@@ -204,5 +205,6 @@ def strategy_option(function: Command) -> Command:
         "--strategy",
         default=default_of(planner.plan, "strategy"),
         show_default=True,
-        help="How to choose what is recomputed; 'memplan strategies' lists them.",
+        help="How to choose what is recomputed; 'memplan strategies' lists them. Options follow "
+        "the name: chen_greedy:linear:ntrial=12.",
     )(function)

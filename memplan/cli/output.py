@@ -21,6 +21,7 @@ from memplan.errors import (
     MemplanError,
     UsageError,
 )
+from memplan.planning.comparison import COLUMNS, figures
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.util.files import write_text
 
@@ -119,7 +120,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
         "costs": plan.costs,
         "budget_nbytes": plan.budget_nbytes,
         "overhead": plan.overhead,
-        "lower_bound": plan.lower_bound,
+        "lower_bound_overhead": plan.lower_bound_overhead,
         "planning_seconds": plan.planning_seconds,
         "planned": _footprint_figures(plan.footprint),
         "unplanned": _footprint_figures(plan.unplanned),
@@ -133,18 +134,7 @@ def _footprint_figures(footprint: Footprint) -> dict[str, Any]:
 
 def attempt_figures(attempt: Attempt) -> dict[str, Any]:
     """What ``--json`` says of a row: the columns of the CSV."""
-    plan = attempt.plan
-    return {
-        "strategy": attempt.strategy,
-        "budget_nbytes": attempt.budget_nbytes,
-        "status": attempt.status.value,
-        "total_nbytes": None if plan is None else plan.total_nbytes,
-        "allocated_nbytes": None if plan is None else plan.allocated_nbytes,
-        "peak_nbytes": None if plan is None else plan.peak_nbytes,
-        "overhead": None if plan is None else plan.overhead,
-        "lower_bound": None if plan is None else plan.lower_bound,
-        "planning_seconds": attempt.seconds,
-    }
+    return dict(zip(COLUMNS, figures(attempt), strict=True))
 
 
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:

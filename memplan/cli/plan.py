@@ -19,7 +19,8 @@ from memplan.cli.options import (
 from memplan.cli.output import Exit, check_outputs, note, plan_figures, show_json, write
 from memplan.cli.progress import working
 from memplan.planning.plan import Plan
-from memplan.views.explain import at_peak, peak, why
+from memplan.step.liveness import at_peak
+from memplan.views.explain import peak, why
 from memplan.views.report import report_html
 
 _budget_option = click.option(
@@ -55,10 +56,10 @@ def plan(
 
     \b
     Keys of --json:
-      status, strategy, realisation, costs, budget_nbytes (null: least), overhead, lower_bound,
-      planning_seconds, recomputed (names of ops), output, report, and for planned and unplanned:
-      peak_nbytes, allocated_nbytes, fixed_nbytes, reserve_nbytes, total_nbytes, seconds,
-      match_range
+      status, strategy, realisation, costs, budget_nbytes (null: least), overhead,
+      lower_bound_overhead, planning_seconds, recomputed (names of ops), output, report, and for
+      planned and unplanned: peak_nbytes, allocated_nbytes, fixed_nbytes, reserve_nbytes,
+      total_nbytes, seconds, match_range
     """
     check_outputs((output, report), asked.inputs)
     with working("planning") as interrupt:
@@ -84,8 +85,7 @@ def _write_network(made: Plan, output: Path) -> None:
     from memplan.mxnet.load import symbol_text
     from memplan.mxnet.plan_file import plan_text
 
-    mirror = made.realisation == "mirror"
-    write(output, symbol_text(made.symbol) if mirror else plan_text(made))
+    write(output, plan_text(made) if made.trace.spells_out_backward else symbol_text(made.symbol))
 
 
 def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
@@ -95,7 +95,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if gluon:
         budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
-        packed = ", realisation='packed'" if made.realisation == "packed" else ""
+        packed = ", realisation='packed'" if made.trace.in_one_array else ""
         lines += [
             "To train the block so:",
             "  from memplan.mxnet.train.train_step import TrainStep",
@@ -104,7 +104,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
         return "\n".join(lines)
     if output is None:
         lines.append("To write the planned network: -o FILE")
-    elif made.realisation == "mirror":
+    elif not made.trace.spells_out_backward:
         lines.append(f"Train it as before: module = mx.mod.Module(mx.sym.load({str(output)!r}))")
     else:
         net = f"mx.sym.load({source!r})" if source.endswith(".json") else "net"
@@ -116,7 +116,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
         ]
     if without := outputs_without_loss(made.trace):
         advice = "put yours behind it; its plan stays on a network that is part of another."
-        if made.realisation != "mirror":
+        if made.trace.spells_out_backward:
             advice = "put yours behind it and plan that, for Module cannot train this."
         lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
     return "\n".join(lines)

@@ -67,13 +67,13 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
     \b
     Examples:
       memplan compare model-symbol.json --shape data=32,3,224,224
-      memplan compare model-symbol.json --shape data=32,3,224,224 --strategies chen_sqrt,anneal \\
+      memplan compare model-symbol.json --shape data=32,3,224,224 --strategies chen_sqrt,search \\
           --budgets 4GiB,3GiB,least -o table.csv
 
     \b
     Keys of --json:
       rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
-      overhead, lower_bound, planning_seconds (null where there is none)
+      overhead, lower_bound_overhead, planning_seconds, error (null where there is none)
     """
     check_outputs((output,), asked.inputs)
     with working("comparing") as interrupt:
@@ -137,7 +137,7 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
     \b
     Keys of --json:
       rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
-      overhead, lower_bound, planning_seconds; from the most bytes to the fewest
+      overhead, lower_bound_overhead, planning_seconds, error; from the most bytes to the fewest
     """
     check_outputs((output,), asked.inputs)
     with working("looking for the frontier") as interrupt:
@@ -189,7 +189,7 @@ def max_batch(
     Keys of --json:
       batch_size, too_large (the smallest that did not fit, or null), plan (as of 'memplan plan'),
       tried, a list of: batch_size, fits, strategy, budget_nbytes, status, total_nbytes,
-      allocated_nbytes, peak_nbytes, overhead, lower_bound, planning_seconds
+      allocated_nbytes, peak_nbytes, overhead, lower_bound_overhead, planning_seconds, error
     """
     check_outputs((output,), asked.inputs)
     with working("looking for the batch size") as interrupt:

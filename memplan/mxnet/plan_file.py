@@ -13,8 +13,9 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, MemplanError
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Footprint, Plan
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
@@ -22,7 +23,7 @@ from memplan.util.files import read_json
 from memplan.util.numbers import shown
 from memplan.util.records import plain_fields
 
-FORMAT = "memplan.plan/1"
+FORMAT = "memplan.plan/2"
 
 # Fields of a plan that are made of objects; the others are numbers and strings.
 _MADE = ("status", "symbol", "schedule", "trace", "footprint", "unplanned")

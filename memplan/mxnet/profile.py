@@ -23,20 +23,24 @@ import numpy as np
 from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
-from memplan.memory.blocks import allocate
+from memplan.memory.memory import Blocks
+from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import annotate, unread_copies
 from memplan.mxnet.trace.arguments import GradReq
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import variable
+from memplan.mxnet.trace.form import STOCK
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.search.rematerialize import recomputing_segments
-from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.planning.realisation import load
+from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
+from memplan.strategies import REALISATIONS
+from memplan.strategies.spaces import Space
 from memplan.util.progress import tell
 
 
@@ -71,13 +75,13 @@ def profile(
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
     ctx = mx.current_context() if ctx is None else ctx
     seconds: dict[str, float] = {}
-    for kind in ("mirror",) if realisation == "mirror" else ("mirror", "explicit"):
+    for form in (STOCK, Explicit()) if load(realisation).spells_out_backward else (STOCK,):
         traced = trace(
             net,
             shapes=shapes,
             type_dict=type_dict,
             grad_req=grad_req,
-            realisation=kind,
+            form=form,
             device_type=ctx.device_type,
         )
         seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
@@ -87,8 +91,8 @@ def profile(
 def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:
     """Measured seconds of the ops of ``traced``, by signature."""
     graph = traced.graph
-    schedule = frugal_schedule(graph, traced.realisation)
-    if traced.realisation == "mirror":
+    schedule = frugal_schedule(graph, REALISATIONS[traced.realisation].space)
+    if not traced.spells_out_backward:
         schedule = _without_readers(traced, schedule, ctx)
     try:
         floor, overhead = _callback_seconds(ctx)
@@ -136,16 +140,13 @@ def _gpu_model(device_id: int) -> str:
     return name.value.decode()
 
 
-def frugal_schedule(graph: TrainingGraph, realisation: str = "mirror") -> Schedule:
+def frugal_schedule(graph: TrainingGraph, space: Space) -> Schedule:
     """Of a few simple schedules and the unplanned one, the one that MXNet allocates least for."""
     schedules = [Schedule.unplanned(graph)]
     for points in (articulation_points(graph), range(graph.nforward)):
         for cut in threshold_cuts(graph, points, at_most=16):
-            if realisation == "mirror":
-                schedules.append(mirror(graph, flags_keeping(graph, cut)))
-            else:
-                schedules.append(recomputing_segments(graph, cut))
-    return min(schedules, key=lambda schedule: allocate(schedule).nbytes)
+            schedules.append(space.keeping(graph, cut))
+    return min(schedules, key=Blocks((graph.match_range,)).nbytes)
 
 
 def _without_readers(traced: Trace, schedule: Schedule, ctx: mx.Context) -> Schedule:
@@ -161,7 +162,7 @@ def _measure(
 ) -> tuple[list[str], list[list[float]]]:
     """The outputs that a step computes, in order, and the seconds before each, for each repeat."""
     executor: mx.executor.Executor | TrainExecutor
-    if traced.realisation != "mirror":
+    if traced.spells_out_backward:
         arguments, states = random_arrays(traced, ctx)
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
         head_gradients = None
@@ -299,7 +300,7 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
 
 def _steps(traced: Trace, schedule: Schedule) -> list[tuple[int, Node]]:
     """The op and the node of every step that MXNet runs; op -1 where the realisation adds one."""
-    if traced.realisation == "mirror":
+    if not traced.spells_out_backward:
         return [(op, traced.nodes[op]) for op in schedule.ops]
     lowered = lower(traced, schedule)
     op_of = {lowered.index_of[id(node)]: op for op, node in enumerate(traced.nodes)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import os
 import time
@@ -15,12 +13,15 @@ from typing import Any
 
 from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
 from memplan.planning.cache import Cache
-from memplan.planning.job import Job, Symbol
-from memplan.planning.plan import Attempt, Comparison, Plan
+from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
+from memplan.planning.job import Job
+from memplan.planning.plan import Attempt, Plan
+from memplan.planning.realisation import Symbol
 from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
 from memplan.strategies import Status, Strategy, create
+from memplan.strategies.base import check_overhead
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 
@@ -77,14 +78,8 @@ class BatchSize:
 
     def to_csv(self) -> str:
         """The sizes tried as CSV: ``batch_size``, ``fits``, and the columns of a comparison."""
-        table = Comparison(tuple(trial.attempt for trial in self.tried)).to_csv()
-        header, *rows = csv.reader(io.StringIO(table))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["batch_size", "fits", *header])
-        for trial, row in zip(self.tried, rows, strict=True):
-            writer.writerow([trial.batch_size, int(trial.fits), *row])
-        return text.getvalue()
+        rows = ((t.batch_size, int(t.fits), *figures(t.attempt)) for t in self.tried)
+        return to_csv(("batch_size", "fits", *COLUMNS), rows)
 
 
 def max_batch_size(
@@ -112,7 +107,7 @@ def max_batch_size(
     :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.
     """
     budget_nbytes = _bytes(budget)
-    _check_overhead(max_overhead)
+    check_overhead(max_overhead)
     if not isinstance(time_limit, int | float) or not 0 < time_limit < math.inf:
         raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
     sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
@@ -137,13 +132,6 @@ def _bytes(budget: int | str) -> int:
             "unplanned step grows with the batch"
         )
     return parse_budget(budget, 0) or 0
-
-
-def _check_overhead(max_overhead: float | None) -> None:
-    if max_overhead is None:
-        return
-    if not isinstance(max_overhead, int | float) or not 0 <= max_overhead < math.inf:
-        raise ArgumentError(f"max_overhead must be a share such as 0.2 or None: {max_overhead!r}")
 
 
 class _Sizes:
@@ -287,8 +275,7 @@ class _Search:
             return None
 
     def _holds(self, job: Job, schedule: Schedule) -> bool:
-        held = job.placed_nbytes(schedule) + job.graph.fixed_nbytes + job.reserve_nbytes
-        return held <= self.budget_nbytes
+        return job.holds(schedule) <= self.budget_nbytes
 
     def _note(self, size: int, attempt: Attempt) -> None:
         """Remember what was tried, under the strategy that the plan goes back to."""

@@ -12,11 +12,13 @@ from typing import Any
 
 from memplan.errors import ArgumentError
 from memplan.planning.cache import Cache
-from memplan.planning.job import Job, Symbol, options_of
-from memplan.planning.plan import Attempt, Comparison, Plan
+from memplan.planning.comparison import Comparison
+from memplan.planning.job import Job
+from memplan.planning.plan import Attempt, Plan
+from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
-from memplan.strategies import Strategy, create
+from memplan.strategies import Strategy, create, options_of
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import parse_budget
 
@@ -82,7 +84,7 @@ def frontier(
     raises, BudgetError excepted: a budget without a plan is left out of the curve.
     """
     job = Job.prepare(net, **options)
-    create(strategy, realisation=job.realisation)  # an unknown name is said before any search
+    create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
     wanted = _given(job, budgets)
     curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
     with noticing() as interrupt:
@@ -116,7 +118,7 @@ class _Curve:
         self, job: Job, strategy: str | Strategy, executor: Executor | None, cache: Cache | None
     ) -> None:
         self.job, self.strategy, self.executor, self.cache = job, strategy, executor, cache
-        self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation))
+        self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation.name))
         # Its bytes are a budget within which it is optimal.
         least = job.attempt("store_all", None).plan
         self.made = [job.attempt("store_all", None if least is None else least.total_nbytes)]

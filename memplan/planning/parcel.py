@@ -10,12 +10,11 @@ from memplan.errors import UsageError
 from memplan.planning.cache import digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Footprint
+from memplan.planning.realisation import load, request_of, trace_again
 
 
 def pack(job: Job) -> str:
     """All that makes ``job`` again elsewhere, as JSON: the network, how to trace it, its costs."""
-    from memplan.mxnet.trace.request import request_of
-
     return json.dumps(
         {
             "trace": request_of(job.trace, device_type="gpu" if job.on_gpu else "cpu"),
@@ -26,6 +25,7 @@ def pack(job: Job) -> str:
             "costs": job.costs,
             "time_limit": job.time_limit,
             "reserve_nbytes": job.reserve_nbytes,
+            "max_overhead": job.max_overhead,
         }
     )
 
@@ -33,8 +33,6 @@ def pack(job: Job) -> str:
 @functools.lru_cache(maxsize=2)
 def unpack(text: str) -> Job:
     """The job that :func:`pack` wrote; UsageError if it is traced otherwise here."""
-    from memplan.mxnet.trace.request import trace_again
-
     data = json.loads(text)
     traced = trace_again(data["trace"], match_range=data["match_range"])
     if len(traced.graph.ops) == len(data["seconds"]):
@@ -43,12 +41,13 @@ def unpack(text: str) -> Job:
             return Job(
                 trace=traced,
                 graph=graph,
-                realisation=traced.realisation,
+                realisation=load(traced.realisation),
                 unplanned=Footprint(**data["unplanned"]),
                 costs=data["costs"],
                 on_gpu=data["trace"]["device_type"] == "gpu",
                 time_limit=data["time_limit"],
                 reserve_nbytes=data["reserve_nbytes"],
+                max_overhead=data["max_overhead"],
             )
     raise UsageError(
         "a worker of the executor traces the network otherwise than the process that asks: both "

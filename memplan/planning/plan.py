@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
-from memplan.views import explain, notebook, pictures, report
-from memplan.views.planned import Plans
 
 if TYPE_CHECKING:
+    from memplan.planning.comparison import Plans
     from memplan.views.pictures import Figure
 
 
@@ -46,10 +45,10 @@ class Plan:
 
     ``symbol`` (an ``mx.sym.Symbol``) is the network with MXNet's attributes set, for any training
     script; of an explicit or packed plan, the training step as MXNet would be given it.
-    ``lower_bound`` is proven: no plan of this realisation within the budget has less ``overhead``
-    (None: nothing was proved), among those that run backward ops once unless the strategy may
-    repeat them; with ``bound_in_order``, among those that keep the order in which ops first run
-    and execute an op once per stage at most. ``trace`` is the traced network.
+    ``lower_bound_overhead`` is proven: no plan of this realisation within the budget has less
+    ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
+    strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
+    first run and execute an op once per stage at most. ``trace`` is the traced network.
     ``unplanned`` holds the same figures for the step without a plan.
     """
 
@@ -63,7 +62,7 @@ class Plan:
     budget_nbytes: int | None
     footprint: Footprint
     unplanned: Footprint
-    lower_bound: float | None
+    lower_bound_overhead: float | None
     planning_seconds: float
     bound_in_order: bool = False
 
@@ -108,16 +107,22 @@ class Plan:
         Checkmate's R and S. "network": what is kept and what is recomputed. Raises
         DependencyError without matplotlib (the extra ``plot``).
         """
+        from memplan.views import pictures
+
         return pictures.plot(self, picture, path)
 
     def report_html(self, *, others: Plans | None = None, title: str | None = None) -> str:
         """This plan as one HTML page: see :func:`memplan.views.report.report_html`."""
+        from memplan.views import report
+
         return report.report_html(self, others=others, title=title)
 
     def save_report(
         self, path: str | PathLike[str], *, others: Plans | None = None, title: str | None = None
     ) -> Path:
         """Write :meth:`report_html` to ``path``, and give that back."""
+        from memplan.views import report
+
         return report.save_report(self, path, others=others, title=title)
 
     def explain(self, name: str | None = None) -> str:
@@ -125,9 +130,13 @@ class Plan:
 
         Raises ArgumentError where the network has no such name.
         """
+        from memplan.views import explain
+
         return explain.peak(self.schedule) if name is None else explain.why(self.schedule, name)
 
     def _repr_html_(self) -> str:
+        from memplan.views import notebook
+
         return notebook.notebook_html(self)
 
     def __str__(self) -> str:
@@ -161,16 +170,18 @@ class Plan:
         kind = "plan that keeps the order of the ops" if self.bound_in_order else "plan"
         if self.status is Status.OPTIMAL:
             return f"no cheaper {kind} exists"
-        if self.lower_bound:
-            return f"no {kind} within the budget costs less than {self.lower_bound:+.1%} (proved)"
+        if self.lower_bound_overhead:
+            bound = f"{self.lower_bound_overhead:+.1%}"
+            return f"no {kind} within the budget costs less than {bound} (proved)"
         return "a cheaper plan may exist"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row of a comparison; ``plan`` is None where the strategy found none.
+    """What a strategy made of a budget; ``plan`` is None where it found none.
 
     With ``in_order`` what the status says holds among schedules that keep the order of the ops.
+    ``error`` is what the strategy raised, if it did.
     """
 
     strategy: str
@@ -179,60 +190,4 @@ class Attempt:
     plan: Plan | None
     seconds: float
     in_order: bool = False
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Plans of several strategies at several budgets."""
-
-    rows: tuple[Attempt, ...]
-
-    HEADER = ("strategy", "budget", "status", "total", "allocated", "peak", "overhead", "bound")
-
-    def __str__(self) -> str:
-        table = [self.HEADER, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADER))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in table
-        )
-
-    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
-        """Overhead against memory: see :func:`memplan.views.pictures.overhead_against_memory`."""
-        return pictures.overhead_against_memory(self, path)
-
-    def to_csv(self) -> str:
-        """The table as CSV: bytes as integers, overhead and bound as fractions."""
-        names = ["strategy", "budget_nbytes", "status", "total_nbytes", "allocated_nbytes"]
-        names += ["peak_nbytes", "overhead", "lower_bound", "planning_seconds"]
-        lines = [",".join(names)]
-        for row in self.rows:
-            plan = row.plan
-            figures = ["", "", "", "", ""]
-            if plan is not None:
-                bound = "" if plan.lower_bound is None else f"{plan.lower_bound:.6f}"
-                figures = [
-                    str(plan.total_nbytes),
-                    str(plan.allocated_nbytes),
-                    str(plan.peak_nbytes),
-                    f"{plan.overhead:.6f}",
-                    bound,
-                ]
-            budget = "" if row.budget_nbytes is None else str(row.budget_nbytes)
-            cells = [row.strategy, budget, row.status.value, *figures, f"{row.seconds:.3f}"]
-            lines.append(",".join(cells))
-        return "\n".join(lines) + "\n"
-
-
-def _cells(row: Attempt) -> tuple[str, ...]:
-    budget = "least" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)
-    if row.plan is None:
-        return (row.strategy, budget, row.status.value, "-", "-", "-", "-", "-")
-    plan = row.plan
-    bound = "-" if plan.lower_bound is None else f"{plan.lower_bound:.1%}"
-    sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
-    figures = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
-    return (row.strategy, budget, row.status.value, *figures)
+    error: str | None = None

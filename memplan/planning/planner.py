@@ -9,8 +9,10 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from memplan.planning.cache import Cache
-from memplan.planning.job import Context, Job, Shape, Symbol
-from memplan.planning.plan import Comparison, Plan
+from memplan.planning.comparison import Comparison
+from memplan.planning.job import Job
+from memplan.planning.plan import Plan
+from memplan.planning.realisation import Context, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, create
@@ -53,8 +55,6 @@ def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: 
     Raises ArgumentError for arguments that cannot be used, TraceError for a network that MXNet
     cannot train, DependencyError without MXNet.
     """
-    from memplan.mxnet.realise.measure import step_mib
-
     return step_mib(net, shapes, type_dict)
 
 
@@ -70,6 +70,7 @@ def plan(
     type_dict: Mapping[str, Any] | None = None,
     reserve: int | str = 0,
     grad_req: GradReq = None,
+    max_overhead: float | None = None,
     cache: str | os.PathLike[str] | None = None,
     **shapes: Shape,
 ) -> Plan:
@@ -79,10 +80,11 @@ def plan(
     are those of MXNet's ``bind`` (None: as Module does, no gradient for the named inputs and the
     labels). ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a
     fraction of the unplanned total; None means the least memory at no more than one extra forward
-    pass. ``realisation`` says how MXNet is made to run the plan: "mirror", by attributes on the
-    network; "explicit", by a Symbol of the whole step; "packed", by calls of its ops on parts of an
-    array. :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. ``reserve`` are
-    bytes to leave for optimizer states and workspaces. ``costs`` are op times
+    pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time, with
+    a budget or without. ``realisation`` says how MXNet is made to run the plan: "mirror", by
+    attributes on the network; "explicit", by a Symbol of the whole step; "packed", by calls of its
+    ops on parts of an array. :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter
+    two. ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op times
     (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
     roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
     and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
@@ -105,6 +107,7 @@ def plan(
         type_dict=type_dict,
         reserve=reserve,
         grad_req=grad_req,
+        max_overhead=max_overhead,
         **shapes,
     )
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
@@ -129,7 +132,8 @@ def compare(
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
 
     ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan. A
-    budget that a strategy cannot meet is a row, not an error. ``executor`` (a process pool, Dask's
+    budget that a strategy cannot meet is a row, not an error, and so is one for which it raises,
+    unless all do. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
@@ -142,7 +146,7 @@ def compare(
     job = Job.prepare(net, **options)
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
     for strategy in chosen:  # an unknown name is said before the first long search
-        create(strategy, realisation=job.realisation)
+        create(strategy, realisation=job.realisation.name)
     tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
-    rows = run(tasks, executor=executor, cache=kept)
+    rows = run(tasks, executor=executor, cache=kept, go_on=True)
     return Comparison(tuple(row for row in rows if row is not None))

@@ -2,81 +2,74 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from memplan.step.graph import TrainingGraph
+from memplan.memory.memory import Live
+from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
-from memplan.strategies import Strategy, create
-
-NAMES = {
-    "mirror": ("store_all", "memonger", "chen_greedy", "chen_greedy_linear", "chen_sqrt"),
-    "explicit": ("store_all", "chen_greedy", "chen_greedy_linear", "chen_sqrt", "griewank"),
-}
-NAMES["packed"] = NAMES["explicit"]
+from memplan.strategies.base import OneOf, Problem
+from memplan.strategies.chen import ChenGreedy, ChenSqrt
+from memplan.strategies.griewank import Griewank
+from memplan.strategies.memonger import Memonger
+from memplan.strategies.spaces import Sequences
+from memplan.util.stop import Stop
 
 # On graphs with more ops than this they are not quick.
 LARGE = 3000
 
-# Quick strategies of the explicit realisation mind live bytes, and MXNet's blocks need more: these
-# shares of the budget are tried until one fits.
-SHARES = {
-    "mirror": (1.0,),
-    "explicit": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5),
-    "packed": (1.0, 0.98, 0.95),
-}
+# Of schedules in memory that takes long to count, so many with the fewest live bytes are counted.
+COUNTED = 5
 
 
-def quick_schedule(
-    graph: TrainingGraph,
-    realisation: str,
-    budget_nbytes: int | None,
-    deadline: float,
-    nbytes_of: Callable[[Schedule], int],
-) -> Schedule:
-    """The cheapest schedule that fits.
+def candidates(problem: Problem, deadline: float) -> Iterator[Schedule]:
+    """Schedules of quick strategies, as many as are made by ``deadline``; first the unplanned."""
+    yield Schedule.unplanned(problem.graph)
+    if len(problem.graph.ops) > LARGE:
+        return
+    quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt()]
+    quick += [Griewank()] if isinstance(problem.space, Sequences) else [Memonger()]
+    for strategy in quick:
+        for schedule in strategy.candidates(problem):
+            yield schedule
+            if time.monotonic() >= deadline:
+                return
 
-    If none does, the one that needs fewest bytes at no more than one extra forward pass.
-    ``nbytes_of`` says what a schedule needs. Strategies that have not begun at ``deadline``, a
-    time of time.monotonic(), are left out.
+
+def quick_schedule(problem: Problem, deadline: float) -> Schedule:
+    """The better one of the known schedule and the cheapest of quick strategies that fits.
+
+    If none does, the one that is least over the budget in at most one extra forward pass.
+    Candidates that are not made at ``deadline``, a time of time.monotonic(), are left out.
     """
-    strategies = _strategies(graph, realisation)
-    targets: list[int | None] = [None]
-    if budget_nbytes is not None:
-        targets = [*(int(share * budget_nbytes) for share in SHARES[realisation]), None]
-    unplanned = Schedule.unplanned(graph)
-    plans = [unplanned]
-    for target in targets:
-        outcomes = [
-            strategy.solve(graph, target) for strategy in strategies if time.monotonic() < deadline
-        ]
-        plans = [found.schedule for found in outcomes if found.schedule is not None] or plans
-        for plan in sorted(plans, key=lambda schedule: schedule.seconds):
-            if budget_nbytes is not None and nbytes_of(plan) <= budget_nbytes:
-                return plan
-    most_seconds = graph.seconds + graph.forward_seconds
-    plans = [unplanned, *(plan for plan in plans if plan.seconds <= most_seconds)]
-    return min(plans, key=nbytes_of)
+    known = [*problem.starts(), *candidates(problem, deadline)]
+    if problem.budget_nbytes is not None:
+        found = _cheapest(problem, known)
+        if found is not None:
+            return found
+    most_seconds = min(problem.most_seconds, problem.graph.seconds + problem.graph.forward_seconds)
+    within = [s for s in known if s.seconds <= most_seconds]
+    return fewest_bytes(problem, within or known)
 
 
-def fewest_bytes(
-    graph: TrainingGraph,
-    realisation: str,
-    deadline: float,
-    nbytes_of: Callable[[Schedule], int],
-) -> Schedule:
-    """Of the quick strategies' schedules, the one that needs fewest bytes, whatever it costs.
+def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
+    assert problem.budget_nbytes is not None
+    if problem.memory.is_exact:  # which is counted as fast as live bytes
+        return problem.cheapest(known)
+    live = Live()
+    ranked = sorted(((s.seconds, live.nbytes(s), n) for n, s in enumerate(known)))
+    ranked = [entry for entry in ranked if entry[0] <= problem.most_seconds]
 
-    Arguments are those of :func:`quick_schedule`.
-    """
-    plans = [Schedule.unplanned(graph)]
-    for strategy in _strategies(graph, realisation):
-        outcome = strategy.solve(graph, None) if time.monotonic() < deadline else None
-        if outcome is not None and outcome.schedule is not None:
-            plans.append(outcome.schedule)
-    return min(plans, key=nbytes_of)
+    def solve(aim: int, until: Stop) -> Schedule | None:
+        del until
+        return next((known[n] for _, peak, n in ranked if peak <= aim), None)
+
+    return aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, Stop(math.inf))
 
 
-def _strategies(graph: TrainingGraph, realisation: str) -> list[Strategy]:
-    names = NAMES[realisation] if len(graph.ops) <= LARGE else ("store_all",)
-    return [create(name, realisation=realisation) for name in names]
+def fewest_bytes(problem: Problem, known: list[Schedule]) -> Schedule:
+    """Of ``known`` schedules, the one that takes about the fewest bytes."""
+    if not problem.memory.is_exact:
+        known = sorted(known, key=Live().nbytes)[:COUNTED]
+    return min(known, key=problem.memory.nbytes)

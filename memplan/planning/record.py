@@ -14,13 +14,12 @@ from typing import Any
 from memplan.errors import ScheduleError
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Status
+from memplan.strategies import Outcome, Problem, Status
 from memplan.util.files import parse_json
 from memplan.util.numbers import is_finite, is_whole, shown
 
-FORMAT = "memplan.attempt/2"
+FORMAT = "memplan.attempt/3"
 
 
 def to_json(attempt: Attempt) -> str:
@@ -33,7 +32,7 @@ def to_json(attempt: Attempt) -> str:
         "status": attempt.status.value,
         "seconds": attempt.seconds,
         "schedule": None if plan is None else plan.schedule.to_json(),
-        "lower_bound": None if plan is None else plan.lower_bound,
+        "lower_bound_overhead": None if plan is None else plan.lower_bound_overhead,
         "in_order": attempt.in_order,
     }
     return json.dumps(data)
@@ -53,7 +52,7 @@ def from_json(job: Job, text: str) -> Attempt:
         if data["schedule"] is None:
             return Attempt(name, budget_nbytes, status, None, seconds, in_order)
         schedule = Schedule.from_json(job.graph, data["schedule"])
-        bound = data["lower_bound"]
+        bound = data["lower_bound_overhead"]
         if bound is not None and not is_finite(bound):
             raise ScheduleError(f"its lower bound is {shown(bound)}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -67,7 +66,7 @@ def from_json(job: Job, text: str) -> Attempt:
         found.plan,
         strategy=name,
         status=status,
-        lower_bound=bound,
+        lower_bound_overhead=bound,
         bound_in_order=in_order,
         planning_seconds=seconds,
     )
@@ -94,5 +93,7 @@ class Known:
     status: Status
     schedule: Schedule
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
+        """That schedule; whether it fits is found out by who asks."""
+        del problem
         return Outcome(self.status, self.schedule)

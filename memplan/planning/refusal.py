@@ -6,11 +6,11 @@ from memplan.errors import BudgetError
 from memplan.planning.plan import Attempt, Footprint
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph
+from memplan.step.liveness import at_peak
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
-from memplan.views.explain import at_peak
 
 # Tensors that are named; of the others only the number is said.
 NAMED = 3
@@ -21,14 +21,18 @@ def refusal(
     attempt: Attempt,
     floor: Floor,
     least: tuple[Schedule, Footprint],
-    reserve_nbytes: int,
+    max_overhead: float | None,
 ) -> BudgetError:
     """The error for an ``attempt`` without a plan.
 
-    ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach.
+    ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
+    ``max_overhead`` at most.
     """
     proved = attempt.status is Status.INFEASIBLE
+    reserve_nbytes = least[1].reserve_nbytes
     budget = format_nbytes(attempt.budget_nbytes or 0)
+    if max_overhead is not None:
+        budget += f" at {max_overhead:.1%} more time at most"
     held = graph.fixed_nbytes + reserve_nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     sentences = [

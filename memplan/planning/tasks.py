@@ -26,8 +26,9 @@ from memplan.planning import record
 from memplan.planning.cache import Cache, digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
+from memplan.planning.realisation import under
 from memplan.step.schedule import Schedule
-from memplan.strategies import Strategy, create
+from memplan.strategies import Status, Strategy, create
 from memplan.util.interrupts import noticing
 
 # The process that imported this: a fork of it has other threads' locks, but not the threads.
@@ -61,7 +62,7 @@ class Task:
     @functools.cached_property
     def key(self) -> str | None:
         """Everything that its outcome depends on, as text; None if that cannot be told."""
-        job, solver = self.job, create(self.strategy, realisation=self.job.realisation)
+        job, solver = self.job, create(self.strategy, realisation=self.job.realisation.name)
         options = _options_of(solver)
         if options is None:
             return None
@@ -71,10 +72,11 @@ class Task:
                 "format": record.FORMAT,
                 "graph": digest(job.graph.to_json()),
                 "network": digest(job.trace.symbol.tojson()),
-                "realisation": job.realisation,
+                "realisation": job.realisation.name,
                 "on_gpu": job.on_gpu,
                 "reserve_nbytes": job.reserve_nbytes,
                 "time_limit": job.time_limit,
+                "max_overhead": job.max_overhead,
                 "budget_nbytes": self.budget_nbytes,
                 "name": self.name,
                 "strategy": f"{type(solver).__module__}.{type(solver).__qualname__}",
@@ -85,21 +87,29 @@ class Task:
 
 
 def _options_of(solver: Strategy) -> dict[str, str] | None:
-    """The strategy's options but those that a job sets; None if they have no faithful text."""
+    """The strategy's options as text; None if they have no faithful text."""
     if not dataclasses.is_dataclass(solver):
         return None
-    names = [f.name for f in dataclasses.fields(solver) if f.name not in ("start", "time_limit")]
-    options = {name: repr(getattr(solver, name)) for name in names}
+    options = {}
+    for field in dataclasses.fields(solver):
+        value = getattr(solver, field.name)
+        text = digest(value.to_json()) if isinstance(value, Schedule) else repr(value)
+        options[field.name] = text
     return None if any(" at 0x" in text for text in options.values()) else options
 
 
 def run(
-    tasks: Iterable[Task], *, executor: Executor | None = None, cache: Cache | None = None
+    tasks: Iterable[Task],
+    *,
+    executor: Executor | None = None,
+    cache: Cache | None = None,
+    go_on: bool = False,
 ) -> list[Attempt | None]:
     """The attempt of every task, in order; all the same whether made here or in ``executor``.
 
-    What ``cache`` has is not made again. After an interrupt the attempts that are not yet made are
-    None; if that is all of them, KeyboardInterrupt is raised.
+    What ``cache`` has is not made again. With ``go_on`` a strategy that raises is an attempt with
+    its ``error``; if all do, the first error is raised. After an interrupt the attempts that are
+    not yet made are None; if that is all of them, KeyboardInterrupt is raised.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ArgumentError(f"executor must be a concurrent.futures.Executor, got {executor!r}")
@@ -108,10 +118,17 @@ def run(
     places = [place for place, attempt in enumerate(made) if attempt is None]
     missing = [todo[place] for place in places]
     answers = _here(missing) if executor is None else _there(missing, executor)
+    errors: list[Exception] = []
     with noticing() as interrupt, contextlib.closing(answers):
         try:
-            for place, (attempt, whole) in zip(places, answers, strict=False):
-                made[place] = attempt
+            for place, (answer, whole) in zip(places, answers, strict=False):
+                if isinstance(answer, Exception) and not go_on:
+                    raise answer
+                if isinstance(answer, Exception):
+                    errors.append(answer)
+                    made[place] = attempt = _failed(todo[place], answer)
+                else:
+                    made[place] = attempt = answer
                 if whole and cache is not None:
                     _keep(todo[place], attempt, cache)
                 if interrupt.noticed:
@@ -119,7 +136,17 @@ def run(
         except KeyboardInterrupt:
             if not any(made):
                 raise
+    if errors and len(errors) == len(todo):
+        raise errors[0]
     return made
+
+
+def _failed(task: Task, error: Exception) -> Attempt:
+    """The row of a strategy that raised."""
+    text = f"{type(error).__name__}: {error}"
+    return Attempt(
+        task.name, task.budget_nbytes, Status.NO_PLAN_FOUND, None, seconds=0.0, error=text
+    )
 
 
 def _kept(task: Task, cache: Cache) -> Attempt | None:
@@ -145,15 +172,19 @@ def _keep(task: Task, attempt: Attempt, cache: Cache) -> None:
         )
 
 
-# An attempt, and whether no interrupt cut it short.
-Answers = Generator[tuple[Attempt, bool], None, None]
+# An attempt or what the strategy raised, and whether it is whole: not cut short by an interrupt.
+Answers = Generator[tuple[Attempt | Exception, bool], None, None]
 
 
 def _here(tasks: Sequence[Task]) -> Answers:
     for task in tasks:
-        with noticing() as interrupt:
-            attempt = task.run()
-        yield attempt, not interrupt.noticed
+        try:
+            with noticing() as interrupt:
+                attempt = task.run()
+        except Exception as error:  # a strategy raises whatever it likes
+            yield error, False
+        else:
+            yield attempt, not interrupt.noticed
 
 
 def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
@@ -163,13 +194,18 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
     try:
         parcels = {id(task.job): pack(task.job) for task in tasks}
         for task in tasks:
-            solver = create(task.strategy, realisation=task.job.realisation)
+            solver = create(task.strategy, realisation=task.job.realisation.name)
             start = None if task.start is None else task.start.to_json()
             given = (parcels[id(task.job)], task.name, solver, task.budget_nbytes, start)
             futures.append(executor.submit(_answer, *given))
         for task, future in zip(tasks, futures, strict=True):
-            data = json.loads(future.result())
-            yield record.from_json(task.job, data["attempt"]), data["whole"]
+            try:
+                data = json.loads(future.result())
+                attempt = record.from_json(task.job, data["attempt"])
+            except Exception as error:  # a strategy raises whatever it likes
+                yield error, False
+            else:
+                yield attempt, data["whole"]
     finally:
         for future in futures:
             future.cancel()
@@ -183,13 +219,12 @@ def _answer(
         # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
             return fresh.submit(_answer, parcel, name, solver, budget_nbytes, start).result()
-    from memplan.mxnet.trace.environment import match_range
     from memplan.planning.parcel import unpack
 
     with _ONE_AT_A_TIME, noticing() as interrupt:
         job = unpack(parcel)
         known = None if start is None else Schedule.from_json(job.graph, start)
-        with match_range(job.graph.match_range):
+        with under(job.graph.match_range):
             attempt = job.attempt(solver, budget_nbytes, start=known)
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.noticed})

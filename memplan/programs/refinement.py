@@ -28,10 +28,29 @@ PATIENCE = 3
 
 @dataclass(frozen=True)
 class Refined:
-    """A schedule within the budget, or None, and what every schedule within it takes at least."""
+    """A schedule within the budget, or None, and what every schedule within it takes at least.
+
+    An infinite bound means that no schedule is within the budget. With ``in_order`` it holds among
+    the schedules that keep the order in which ops first run, and run an op once per stage at most.
+    """
 
     schedule: Schedule | None
     bound_seconds: float
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class Proving:
+    """How a program is solved: by which ``solver``, and whether backward ops may run again.
+
+    Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
+    time goes into a better first schedule.
+    """
+
+    solver: str = DEFAULT_SOLVER
+    recompute_backward: bool = False
+    thresholds: int = 12
+    search_share: float = 0.3
 
 
 def refine(
@@ -45,8 +64,7 @@ def refine(
     """What is known after each moment that is added, the bound never falling.
 
     Ends when no other moment is worth adding, when the last ones changed nothing, or at
-    ``deadline``, a time of time.monotonic(). An infinite bound means that no schedule is within
-    the budget.
+    ``deadline``, a time of time.monotonic().
     """
     moments = Moments(graph, recompute_backward=recompute_backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=recompute_backward)

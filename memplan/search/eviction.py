@@ -210,10 +210,13 @@ def _counted(budget_nbytes: int) -> int:
     return max(-1, min(budget_nbytes, UNLIMITED))
 
 
-def lowest(graph: TrainingGraph, deadline: float | Stop) -> Schedule:
-    """The least memory found at no more than the seconds of one extra forward pass."""
+def lowest(
+    graph: TrainingGraph, deadline: float | Stop, *, most_seconds: float | None = None
+) -> Schedule:
+    """The least memory found in at most these seconds a step (None: one extra forward pass)."""
     stop = Stop.at(deadline)
-    most_seconds = graph.seconds + graph.forward_seconds
+    if most_seconds is None:
+        most_seconds = graph.seconds + graph.forward_seconds
     best = Schedule.unplanned(graph)
     low, high = 0, simulate(best).peak_nbytes
     evictions = Evictions(graph, high)

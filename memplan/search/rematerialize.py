@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import simulate
 
 # keep(t, a): may tensor a, if it is there, be carried into stage t?
 Keep = Callable[[int, int], bool]
@@ -108,21 +107,3 @@ def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedul
         return stage > nforward or (stage < nforward and last_forward[a] >= stage)
 
     return rematerialize(graph, keep)
-
-
-def cheapest(candidates: Iterable[Schedule], budget_nbytes: int | None) -> Schedule | None:
-    """Of ``candidates``, the cheapest whose peak of live bytes is within the budget, if any is.
-
-    Without a budget, the one with the lowest peak (and, of equal ones, the cheapest).
-    """
-    best: tuple[tuple[float, float], Schedule] | None = None
-    for schedule in candidates:
-        peak = simulate(schedule).peak_nbytes
-        rank = (schedule.seconds, float(peak))
-        if budget_nbytes is None:
-            rank = rank[::-1]
-        elif peak > budget_nbytes:
-            continue
-        if best is None or rank < best[0]:
-            best = rank, schedule
-    return None if best is None else best[1]

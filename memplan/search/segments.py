@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import networkx
 
+from memplan.errors import ArgumentError
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
 
@@ -56,6 +57,12 @@ def threshold_cut(
         if keep_line:
             kept.append(op)
     return tuple(kept)
+
+
+def check_trials(ntrial: int) -> None:
+    """ArgumentError unless ``ntrial`` is a number of thresholds to try."""
+    if not isinstance(ntrial, int) or ntrial < 1:
+        raise ArgumentError(f"ntrial must be an integer >= 1, got {ntrial!r}")
 
 
 def threshold_cuts(

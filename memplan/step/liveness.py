@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay
+from memplan.step.simulate import replay, simulate
 
 # An output of a step: (step, tensor).
 Output = tuple[int, int]
@@ -175,3 +176,57 @@ def waits(schedule: Schedule) -> list[tuple[int, int, int]]:
         for step, end in sorted(last.items())
         if end > stage_of[step]
     ]
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A tensor that is alive at some step.
+
+    ``op`` wrote it at step ``since``; ``until`` is the last step at which it is alive, where
+    ``reader`` runs (None, and ``until`` the number of steps, for what survives the schedule).
+    ``layer`` is the forward op that it belongs to: for a gradient the one that is differentiated.
+    """
+
+    tensor: str
+    op: str
+    kind: str
+    layer: str
+    role: Role
+    nbytes: int
+    since: int
+    until: int
+    reader: str | None
+
+
+def at_peak(schedule: Schedule) -> tuple[Alive, ...]:
+    """What is alive at the first step that reaches the peak, the largest first.
+
+    The bytes add up to the simulated peak.
+    """
+    return at_step(schedule, simulate(schedule).peak_step) if schedule.ops else ()
+
+
+def at_step(schedule: Schedule, step: int) -> tuple[Alive, ...]:
+    """What is alive while ``step`` runs, the largest first; ArgumentError if there is no such."""
+    if step not in range(len(schedule.ops)):
+        raise ArgumentError(f"there is no step {step}; the schedule has {len(schedule.ops)} steps")
+    alive = [life for life in lives(schedule) if life.step <= step <= life.last]
+    alive.sort(key=lambda life: -life.nbytes)
+    return tuple(_alive(schedule, life) for life in alive)
+
+
+def _alive(schedule: Schedule, life: Life) -> Alive:
+    graph = schedule.graph
+    op = graph.ops[schedule.ops[life.step]]
+    ends = life.last == len(schedule.ops)
+    return Alive(
+        tensor=graph.tensors[life.tensor].name,
+        op=op.name,
+        kind=op.kind,
+        layer=op.name if op.differentiates is None else graph.ops[op.differentiates].name,
+        role=life.role,
+        nbytes=life.nbytes,
+        since=life.step,
+        until=life.last,
+        reader=None if ends else graph.ops[schedule.ops[life.last]].name,
+    )

@@ -1,4 +1,4 @@
-"""The registry of strategies: one dict of name to loader.
+"""The registry of strategies: one row a name, which means the same for every realisation.
 
 A strategy is a frozen dataclass with a method ``solve``: :class:`Strategy`.
 Packages add theirs with :func:`register` or by an entry point in the group "memplan.strategies".
@@ -6,90 +6,100 @@ Packages add theirs with :func:`register` or by an entry point in the group "mem
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 from memplan.errors import ArgumentError
-from memplan.strategies.base import Outcome, Status, Strategy
+from memplan.strategies.base import Outcome, Problem, Status, Strategy
+from memplan.strategies.spaces import Flags, Sequences, Space
 
-__all__ = ["GROUP", "Outcome", "Status", "Strategy", "create", "names", "register"]
+__all__ = [
+    "GROUP",
+    "REALISATIONS",
+    "Outcome",
+    "Problem",
+    "Status",
+    "Strategy",
+    "create",
+    "names",
+    "options_of",
+    "register",
+]
 
 GROUP = "memplan.strategies"
+
+# What people write for Python's constants.
+_PYTHON = {"true": "True", "false": "False", "none": "None"}
 
 Loader = Callable[..., Strategy]
 
 
-REALISATIONS = ("mirror", "explicit", "packed")
+@dataclass(frozen=True)
+class RealisationRow:
+    """Which schedules a realisation can run, and where its class is: "module:class"."""
+
+    space: Space
+    where: str
+    works_in_gluon: bool = True
 
 
-def _builtin(module: str, cls: str, **options: Any) -> Loader:
-    def load(**more: Any) -> Strategy:
-        made = getattr(importlib.import_module(f"memplan.strategies.{module}"), cls)
-        strategy: Strategy = made(**{**options, **more})
+REALISATIONS = {
+    "mirror": RealisationRow(Flags(), "memplan.mxnet.realise.mirror:Mirror", works_in_gluon=False),
+    "explicit": RealisationRow(Sequences(), "memplan.mxnet.realise.explicit:Explicit"),
+    "packed": RealisationRow(Sequences(), "memplan.mxnet.realise.packed:Packed"),
+}
+"""How MXNet is made to run a plan: a row for each way (:mod:`memplan.planning.realisation`)."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A strategy: its loader, and the kinds of spaces in which it finds schedules."""
+
+    loader: Loader
+    spaces: tuple[type[Space], ...] = (Flags, Sequences)
+
+    def serves(self, realisation: str) -> bool:
+        return isinstance(REALISATIONS[realisation].space, self.spaces)
+
+
+def _builtin(module: str, cls: str) -> Loader:
+    def load(**options: Any) -> Strategy:
+        strategy: Strategy = getattr(importlib.import_module(f"memplan.strategies.{module}"), cls)(
+            **options
+        )
         return strategy
 
     return load
 
 
-# Under one name there may be one strategy per realisation: they search different schedules.
-_loaders: dict[str, dict[str, Loader]] = {
-    "store_all": {
-        "mirror": _builtin("store_all", "StoreAll"),
-        "explicit": _builtin("store_all", "StoreAll"),
-    },
-    "checkpoint_last": {"explicit": _builtin("explicit_checkpoint", "CheckpointLast")},
-    "memonger": {"mirror": _builtin("memonger", "Memonger")},
-    "chen_sqrt": {
-        "mirror": _builtin("chen", "ChenSqrt"),
-        "explicit": _builtin("explicit_chen", "ExplicitChenSqrt"),
-    },
-    "chen_sqrt_linear": {
-        "mirror": _builtin("chen", "ChenSqrt", linear=True),
-        "explicit": _builtin("explicit_chen", "ExplicitChenSqrt", linear=True),
-    },
-    "chen_greedy": {
-        "mirror": _builtin("chen", "ChenGreedy"),
-        "explicit": _builtin("explicit_chen", "ExplicitChenGreedy"),
-    },
-    "chen_greedy_linear": {
-        "mirror": _builtin("chen", "ChenGreedy", linear=True),
-        "explicit": _builtin("explicit_chen", "ExplicitChenGreedy", linear=True),
-    },
-    "griewank": {"explicit": _builtin("griewank", "Griewank")},
-    "griewank_linear": {"explicit": _builtin("griewank", "Griewank", linear=True)},
-    "auto": {
-        "mirror": _builtin("checkmate", "Checkmate", program_share=0.1),
-        "explicit": _builtin("auto", "Auto", memory="blocks"),
-    },
-    "search": {"explicit": _builtin("search", "Search", memory="blocks")},
-    "evict": {"explicit": _builtin("evict", "Evict")},
-    "anneal": {"mirror": _builtin("anneal", "Anneal")},
-    "checkmate": {
-        "mirror": _builtin("checkmate", "Checkmate"),
-        "explicit": _builtin("checkmate_full", "CheckmateFull"),
-    },
-    "checkmate_lp": {"explicit": _builtin("checkmate_lp", "CheckmateLP")},
-    "brute_force": {
-        "mirror": _builtin("brute_force", "BruteForce"),
-        "explicit": _builtin("explicit_brute_force", "ExplicitBruteForce"),
-    },
+_rows = {
+    "store_all": _Row(_builtin("store_all", "StoreAll")),
+    "checkpoint_last": _Row(_builtin("checkpoint_last", "CheckpointLast"), (Sequences,)),
+    "memonger": _Row(_builtin("memonger", "Memonger")),
+    "chen_sqrt": _Row(_builtin("chen", "ChenSqrt")),
+    "chen_greedy": _Row(_builtin("chen", "ChenGreedy")),
+    "griewank": _Row(_builtin("griewank", "Griewank"), (Sequences,)),
+    "auto": _Row(_builtin("auto", "Auto")),
+    "search": _Row(_builtin("search", "Search")),
+    "evict": _Row(_builtin("evict", "Evict"), (Sequences,)),
+    "checkmate": _Row(_builtin("checkmate", "Checkmate")),
+    "checkmate_lp": _Row(_builtin("checkmate_lp", "CheckmateLP"), (Sequences,)),
 }
 
 
-# Packed memory takes little more than what is alive.
-for _found in _loaders.values():
-    if "explicit" in _found:
-        _found["packed"] = _found["explicit"]
-_loaders["auto"]["packed"] = _builtin("auto", "Auto", memory="packed")
-_loaders["search"]["packed"] = _builtin("search", "Search")
-
-
 def names(realisation: str | None = None) -> tuple[str, ...]:
-    """The names of all strategies (for this realisation), those of installed packages included."""
-    known = [n for n, found in _loaders.items() if realisation is None or realisation in found]
+    """The names that :func:`create` knows, those of installed packages included.
+
+    With ``realisation``, those of strategies that find schedules for it.
+    """
+    check_realisation(realisation)
+    known = [n for n, row in _rows.items() if realisation is None or row.serves(realisation)]
     return tuple(dict.fromkeys((*known, *(entry.name for entry in entry_points(group=GROUP)))))
 
 
@@ -106,11 +116,16 @@ def register(name: str, loader: Loader, *, replace: bool = False) -> None:
         raise ArgumentError(
             f"there is a strategy {name!r} already; pass replace=True to replace it"
         )
-    _loaders[name] = dict.fromkeys(REALISATIONS, loader)
+    _rows[name] = _Row(loader)
 
 
-def create(strategy: str | Strategy, *, realisation: str = "mirror", **options: Any) -> Strategy:
-    """The strategy of this name, with ``options`` as fields; a strategy is returned as it is."""
+def create(strategy: str | Strategy, *, realisation: str | None = None, **options: Any) -> Strategy:
+    """The strategy of this name, with ``options`` as fields; a strategy is returned as it is.
+
+    Options may stand behind the name as well: "chen_greedy:linear:ntrial=12". With
+    ``realisation``, ArgumentError for a strategy that finds no schedules for it.
+    """
+    check_realisation(realisation)
     if not isinstance(strategy, str):
         if isinstance(strategy, type) or not callable(getattr(strategy, "solve", None)):
             raise ArgumentError(
@@ -118,15 +133,62 @@ def create(strategy: str | Strategy, *, realisation: str = "mirror", **options: 
                 f"the names are {', '.join(names(realisation))}"
             )
         return strategy
-    loader = _loaders.get(strategy, {}).get(realisation) or _from_entry_point(strategy)
-    if loader is None:
-        known = "no strategy" if strategy not in _loaders else "for this realisation no strategy"
+    strategy, given = _parsed(strategy)
+    options = given | options
+    row = _rows.get(strategy) or _from_entry_point(strategy)
+    if row is None or (realisation is not None and not row.serves(realisation)):
+        known = "no strategy" if row is None else f"for realisation {realisation!r} no strategy"
         raise ArgumentError(
             f"there is {known} {strategy!r}; choose from {', '.join(names(realisation))}"
         )
-    return loader(**options)
+    try:
+        result = row.loader(**options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise ArgumentError(f"strategy {strategy!r}: {error}") from error
+    _check_switches(strategy, result)
+    return result
 
 
-def _from_entry_point(name: str) -> Loader | None:
+def _check_switches(name: str, strategy: Strategy) -> None:
+    """ArgumentError where an option that is true or false has another value, such as "no"."""
+    if dataclasses.is_dataclass(strategy):
+        for field in dataclasses.fields(strategy):
+            value = getattr(strategy, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ArgumentError(
+                    f"strategy {name!r}: {field.name} is true or false, got {value!r}"
+                )
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The name in ``text``, and the options behind it; one without a value is True."""
+    name, *parts = text.split(":")
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        try:
+            options[option] = ast.literal_eval(_PYTHON.get(value, value)) if equals else True
+        except (ValueError, SyntaxError):
+            options[option] = value  # a word, such as HIGHS
+    return name, options
+
+
+def check_realisation(realisation: str | None) -> None:
+    """ArgumentError unless ``realisation`` is None or one of :data:`REALISATIONS`."""
+    if realisation is not None and realisation not in REALISATIONS:
+        choices = ", ".join(map(repr, REALISATIONS))
+        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
+
+
+def options_of(strategy: Strategy) -> frozenset[str]:
+    """The names of a strategy's options."""
+    if not dataclasses.is_dataclass(strategy):
+        return frozenset()
+    return frozenset(field.name for field in dataclasses.fields(strategy))
+
+
+def _from_entry_point(name: str) -> _Row | None:
     found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    return partial(found[0].load()) if found else None
+    return _Row(partial(found[0].load())) if found else None

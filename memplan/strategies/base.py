@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from memplan.memory.blocks import allocate
+from memplan.errors import ArgumentError
+from memplan.memory.memory import Live, Memory, cheapest
+from memplan.programs.solver import TOLERANCE
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.strategies.spaces import Sequences, Space
+from memplan.util.stop import Stop
+
+# Where neither the problem nor the strategy has a limit.
+DEFAULT_SECONDS = 60.0
+
+LIVE, SEQUENCES = Live(), Sequences()
 
 
 class Status(enum.Enum):
@@ -29,47 +40,132 @@ class Status(enum.Enum):
 class Outcome:
     """The answer of a strategy. It never reports its own score.
 
-    ``lower_bound`` is proven: no schedule within the budget takes fewer seconds a step (None if
-    nothing was proved). With ``in_order`` that, and an optimum, hold among the schedules that
-    keep the order in which ops first run, and run an op once per stage at most.
+    ``lower_bound_seconds`` is proven: no schedule within the budget takes fewer seconds a step
+    (None if nothing was proved). With ``in_order`` that, and an optimum, hold among the schedules
+    that keep the order in which ops first run, and run an op once per stage at most.
+    ``cut_by_clock`` tells that the time limit ended a search: on another machine, or with more
+    time, the schedule may be another one.
     """
 
     status: Status
     schedule: Schedule | None = None
-    lower_bound: float | None = None
+    lower_bound_seconds: float | None = None
     in_order: bool = False
+    cut_by_clock: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a strategy is asked: a schedule of ``graph`` within ``budget_nbytes`` of ``memory``.
+
+    Without a budget: the least memory, at no more than ``max_overhead`` (extra seconds / seconds
+    of the unplanned step; None: at no more than one extra forward pass). With a budget,
+    ``max_overhead`` bounds the overhead, too (None: by nothing). ``space`` says which schedules
+    MXNet can be made to execute. ``start`` is a schedule that is known already; ``time_limit`` are
+    the seconds that a search may take (None: those of the strategy, or a minute).
+    """
+
+    graph: TrainingGraph
+    budget_nbytes: int | None
+    memory: Memory = LIVE
+    space: Space = SEQUENCES
+    max_overhead: float | None = None
+    start: Schedule | None = None
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        check_overhead(self.max_overhead)
+
+    @property
+    def most_seconds(self) -> float:
+        """The seconds that a schedule may take."""
+        if self.max_overhead == math.inf:
+            return math.inf
+        if self.max_overhead is not None:
+            # What rounds to that overhead keeps it.
+            return self.graph.seconds * (1.0 + self.max_overhead + TOLERANCE)
+        if self.budget_nbytes is None:
+            return self.graph.seconds * (1.0 + TOLERANCE) + self.graph.forward_seconds
+        return math.inf
+
+    @property
+    def counts_live(self) -> bool:
+        """Is the peak of live bytes what must fit?"""
+        return self.memory.is_exact and not self.memory.match_ranges
+
+    def cheapest(self, schedules: Iterable[Schedule | None]) -> Schedule | None:
+        """Of ``schedules``, the cheapest within the budget; without one, that of least memory."""
+        known = (schedule for schedule in schedules if schedule is not None)
+        return cheapest(known, self.budget_nbytes, self.memory, most_seconds=self.most_seconds)
+
+    def best_of(self, schedules: Iterable[Schedule | None]) -> Outcome:
+        """The outcome of a strategy that has made these schedules, and proves nothing."""
+        if (settled := self.unplanned()) is not None:
+            return settled
+        best = self.cheapest(schedules)
+        return Outcome(Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE, best)
+
+    def unplanned(self) -> Outcome | None:
+        """The step without a plan if that fits, which is optimal; else None."""
+        unplanned = Schedule.unplanned(self.graph)
+        if self.memory.nbytes(unplanned) > (self.budget_nbytes or 0):
+            return None
+        return Outcome(Status.OPTIMAL, unplanned, self.graph.seconds)
+
+    def enough(self, bound_seconds: float) -> float:
+        """The seconds of a schedule that a proven bound, of solvers' precision, says is optimal."""
+        return bound_seconds + 2 * TOLERANCE * self.graph.seconds
+
+    def is_closed(self, schedule: Schedule | None, bound_seconds: float) -> bool:
+        """Can no schedule be cheaper than ``schedule``, by this bound?"""
+        return schedule is not None and schedule.seconds <= self.enough(bound_seconds)
+
+    def stop(self, time_limit: float | None) -> Stop:
+        """When a strategy with this ``time_limit`` must end that begins now."""
+        given = [limit for limit in (time_limit, self.time_limit) if limit is not None]
+        return Stop.after(min(given, default=DEFAULT_SECONDS))
+
+    def within(self, budget_nbytes: int | None) -> Problem:
+        """The same problem in another budget."""
+        return dataclasses.replace(self, budget_nbytes=budget_nbytes)
+
+    def starts(self, *others: Schedule | None) -> list[Schedule]:
+        """What to begin from: the known schedule and ``others``, as far as MXNet can run them."""
+        known = (self.start, *others)
+        return [s for s in known if s is not None and self.space.has(s)]
+
+
+def check_overhead(max_overhead: float | None) -> None:
+    """ArgumentError unless ``max_overhead`` is None or a share of the step's time."""
+    if max_overhead is not None and not (
+        isinstance(max_overhead, int | float) and max_overhead >= 0.0
+    ):
+        raise ArgumentError(
+            f"max_overhead must be a share of the step's time such as 0.3, got {max_overhead!r}"
+        )
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    """ArgumentError unless ``time_limit`` is None or a number of seconds."""
+    if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit >= 0.0):
+        raise ArgumentError(f"time_limit must be seconds, or None, got {time_limit!r}")
 
 
 class Strategy(Protocol):
-    """Picks a schedule. The fields of a strategy are its options.
+    """Picks a schedule. A strategy is a frozen dataclass whose fields are its options.
 
-    A strategy with a field ``time_limit`` is given the seconds that it may take, one with a field
-    ``start`` the best schedule that is known already (or None).
+    A field ``time_limit`` are the seconds that it takes at most, beside those of the problem. One
+    with a field ``start`` improves schedules that are known already: that one, and the problem's.
     """
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """A schedule of ``graph`` that :func:`memplan.memory.blocks.allocate` fits in the budget.
-
-        Without a budget: the schedule with the least memory.
-        """
+    def solve(self, problem: Problem) -> Outcome:
+        """A schedule that keeps the budget in the memory of ``problem``."""
 
 
-def best_of(candidates: Iterable[Schedule], budget_nbytes: int | None) -> Outcome:
-    """Of ``candidates``, the cheapest that MXNet places within the budget.
+class OneOf(Protocol):
+    """A strategy that makes a few schedules whatever the budget, and takes the best one."""
 
-    Without a budget, the one placed in the fewest bytes (and, of equal ones, the cheapest).
-    """
-    best: tuple[tuple[float, float], Schedule] | None = None
-    for schedule in candidates:
-        nbytes = allocate(schedule).nbytes
-        if budget_nbytes is None:
-            rank = (float(nbytes), schedule.seconds)
-        elif nbytes <= budget_nbytes:
-            rank = (schedule.seconds, float(nbytes))
-        else:
-            continue
-        if best is None or rank < best[0]:
-            best = rank, schedule
-    if best is None:
-        return Outcome(Status.NO_PLAN_FOUND)
-    return Outcome(Status.FEASIBLE, best[1])
+    def candidates(self, problem: Problem) -> Iterable[Schedule]:
+        """These schedules."""
+
+    def solve(self, problem: Problem) -> Outcome: ...

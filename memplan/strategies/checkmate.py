@@ -1,151 +1,120 @@
-"""Checkmate for what MXNet's mirroring can run: an integer program over the flags.
+"""Checkmate: the cheapest schedule within a budget, by an integer program.
 
-After Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys
-2020 (arXiv:1910.02653), section 4: recompute seconds are minimised under a memory limit at every
-step. The program is :mod:`memplan.programs.mirror_program`.
+Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
+(arXiv:1910.02653), section 4. For mirroring the program decides over flags
+(:mod:`memplan.programs.mirror_program`), else over all of the step
+(:mod:`memplan.programs.stage_program`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import dataclasses
+import math
+from dataclasses import dataclass
 
-from memplan.memory.blocks import allocate
-from memplan.programs.mirror_program import MirrorProgram
-from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
-from memplan.search.flag_annealing import anneal
-from memplan.step.graph import TrainingGraph
-from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.errors import ArgumentError
+from memplan.programs.refinement import Proving, Refined
+from memplan.programs.solver import DEFAULT_SOLVER, check_solver
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import Timeline, simulate
-from memplan.strategies.base import Outcome, Status, best_of
-from memplan.util.interrupts import noticing
-from memplan.util.progress import tell
+from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.least import least
+from memplan.strategies.spaces import Moves
+from memplan.util.stop import Stop
 
-# How many moments that are over the budget join the program after each solve.
-MOMENTS_PER_ROUND = 3
+# Without a budget, the part of the time in which the least memory is looked for.
+LEAST_SHARE = 0.4
 
 
 @dataclass(frozen=True)
 class Checkmate:
-    """Solves the integer program, then improves its plan under MXNet's real allocation.
+    """Solves the integer program, then repairs its schedule where other bytes must fit.
 
-    ``solver`` is "HIGHS" or "CBC", ``start`` a plan to start from. At most
-    ``program_share`` of ``time_limit`` seconds goes into the program, whose bound is proven; the
-    rest into annealing, as the program bounds live bytes and MXNet's blocks may need more.
+    The program bounds live bytes. What is added to it, for every realisation: a schedule to begin
+    with (``start``, the problem's, or one made by eviction); a bound by a few moments of the step,
+    which is often enough; and where MXNet's blocks or packed memory are what must fit, at most
+    ``program_share`` of the time goes into the program and the rest into annealing in those bytes.
+
+    ``solver`` is "HIGHS" or "CBC". The relaxation of the program over the step is rounded at
+    ``thresholds`` thresholds, and at most ``search_share`` of the time goes into a better first
+    schedule; backward ops run once unless ``recompute_backward``. An optimum of that program is one
+    among the schedules that advance the frontier in base order
+    (:mod:`memplan.search.rematerialize`), and so is the bound; what a few moments prove
+    (:mod:`memplan.programs.moments`) holds for any order.
     """
 
-    time_limit: float = 60.0
+    time_limit: float | None = None
     solver: str = DEFAULT_SOLVER
     program_share: float = 0.3
+    thresholds: int = 12
+    search_share: float = 0.3
+    recompute_backward: bool = False
     seed: int = 0
     start: Schedule | None = None
 
     def __post_init__(self) -> None:
         check_solver(self.solver)
+        check_time_limit(self.time_limit)
+        for name in ("program_share", "search_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ArgumentError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest plan found within the budget, with a proven bound.
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest schedule found within the budget, with a proven bound.
 
-        Without a budget: the least memory that annealing finds, then the cheapest plan in it.
+        Without a budget: the least memory that annealing finds, then the cheapest schedule in it.
         An interrupt ends the search with what is found so far.
         """
-        deadline = time.monotonic() + self.time_limit
-        first = Schedule.unplanned(graph) if self.start is None else self.start
-        if budget_nbytes is None:
-            with noticing() as interrupt:
-                least = _annealed(self, first, None, 0.4 * self.time_limit)
-            if interrupt.noticed:
-                return Outcome(Status.FEASIBLE, least)
-            budget_nbytes = allocate(least).nbytes
-            shorter = replace(self, time_limit=deadline - time.monotonic(), start=least)
+        if (unplanned := problem.unplanned()) is not None:
+            return unplanned
+        stop = problem.stop(self.time_limit)
+        starts = problem.starts(self.start)
+        if problem.budget_nbytes is None:
+            lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
+            held = problem.within(problem.memory.nbytes(lowest))
+            found = self._cheapest(held, [lowest], stop)
             # What was proved holds for that memory, not for a budget that the user named.
-            found = shorter.solve(graph, budget_nbytes)
-            return replace(found, status=Status.FEASIBLE, lower_bound=None)
-        known = best_of([Schedule.unplanned(graph), first], budget_nbytes)
-        if known.schedule is not None and not known.schedule.recomputed:
-            return Outcome(Status.OPTIMAL, known.schedule, graph.seconds)
-        if not flaggable(graph):
-            return Outcome(Status.INFEASIBLE)
+            schedule = problem.cheapest([lowest, found.schedule])
+            return Outcome(Status.FEASIBLE, schedule, cut_by_clock=found.cut_by_clock)
+        return self._cheapest(problem, starts, stop)
+
+    def _cheapest(self, problem: Problem, starts: list[Schedule], stop: Stop) -> Outcome:
+        known = [Refined(start, problem.graph.seconds) for start in starts]
+        share = 1.0 if problem.counts_live else self.program_share
+        options = Proving(self.solver, self.recompute_backward, self.thresholds, self.search_share)
         try:
-            with Program(self.solver) as program:
-                mirrors = MirrorProgram(graph, budget_nbytes, program)
-                proved = self._solve_program(mirrors, known, deadline)
+            problem.space.program(problem, stop.share(share), options, known)
+            outcome = _outcome(problem, known)
+            if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
+                return dataclasses.replace(outcome, cut_by_clock=_cut(outcome, stop))
+            start = outcome.schedule or next(iter(starts), None)
+            moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
+            repaired = problem.space.improve(problem, start, stop, moves)
+            if repaired is not None:
+                known.append(Refined(repaired, 0.0))
         except KeyboardInterrupt:
-            if known.schedule is None:
+            if problem.cheapest(found.schedule for found in known) is None:
                 raise
-            return known
-        if proved.status in (Status.OPTIMAL, Status.INFEASIBLE):
-            return proved
-        start = first if proved.schedule is None else proved.schedule
-        improved = _annealed(self, start, budget_nbytes, deadline - time.monotonic())
-        return replace(best_of([improved, start], budget_nbytes), lower_bound=proved.lower_bound)
-
-    def _solve_program(self, program: MirrorProgram, known: Outcome, deadline: float) -> Outcome:
-        """Add moments until the program's optimum is a plan within the budget, or time is up."""
-        stop = deadline - (1.0 - self.program_share) * self.time_limit
-        graph, budget_nbytes = program.graph, program.budget_nbytes
-        unplanned = simulate(Schedule.unplanned(graph))
-        program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
-        plans = [] if known.schedule is None else [known.schedule]
-        bound = 0.0
-        while (left := stop - time.monotonic()) > 0:
-            if known.schedule is not None:
-                program.start_from(flags_of(known.schedule))
-            solution = program.solve(left)
-            bound = max(bound, solution.bound_seconds)
-            seconds = graph.seconds
-            tell("program", bound_seconds=seconds + bound, unplanned_seconds=seconds)
-            if solution.infeasible:
-                return Outcome(Status.INFEASIBLE)
-            if solution.flags is None:
-                break
-            schedule = mirror(graph, solution.flags)
-            plans.append(schedule)
-            timeline = simulate(schedule)
-            if timeline.peak_nbytes <= budget_nbytes:
-                if not solution.optimal:
-                    break
-                if allocate(schedule).nbytes <= budget_nbytes:
-                    return Outcome(Status.OPTIMAL, schedule, graph.seconds + bound)
-                break
-            if not _add_moments(program, schedule, timeline, budget_nbytes):
-                program.forbid(solution.flags)
-        return replace(best_of(plans, budget_nbytes), lower_bound=graph.seconds + bound)
+        outcome = _outcome(problem, known)
+        return dataclasses.replace(outcome, cut_by_clock=_cut(outcome, stop))
 
 
-def _annealed(
-    strategy: Checkmate, start: Schedule, budget_nbytes: int | None, seconds: float
-) -> Schedule:
-    flags = flags_of(start)
-    found = anneal(start.graph, flags, budget_nbytes, seconds=seconds, seed=strategy.seed)
-    return start if found is None else found
+def _cut(outcome: Outcome, stop: Stop) -> bool:
+    """Has the clock ended the search before anything was proved?"""
+    proved = outcome.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    return not proved and (stop.cut_by_clock or stop.is_over())
 
 
-def _add_moments(
-    program: MirrorProgram, schedule: Schedule, timeline: Timeline, budget_nbytes: int
-) -> bool:
-    """Add the moments at which ``schedule`` is most over the budget; False if all are there."""
-    worst = sorted(_moments(schedule), key=lambda moment: -timeline.live_nbytes[moment[0]])
-    added = 0
-    for step, k, copy in worst:
-        if timeline.live_nbytes[step] <= budget_nbytes or added == MOMENTS_PER_ROUND:
-            break
-        added += program.add_moment(k, copy)
-    return added > 0
-
-
-def _moments(schedule: Schedule) -> Iterator[tuple[int, int, int | None]]:
-    """For every step, its moment in the program: (step, op, None) or (step, next op, copy)."""
-    graph = schedule.graph
-    following = None
-    for step in range(len(schedule.ops) - 1, -1, -1):
-        op = schedule.ops[step]
-        if op >= graph.nforward:
-            following = op
-            yield step, op, None
-        elif step < graph.nforward:
-            yield step, op, None
-        elif following is not None:
-            yield step, following, op
+def _outcome(problem: Problem, known: list[Refined]) -> Outcome:
+    """What the program's bounds and schedules amount to."""
+    best = problem.cheapest(found.schedule for found in known)
+    # A schedule in another order may be there although none in base order is within the budget.
+    bounds = [found for found in known if best is None or not math.isinf(found.bound_seconds)]
+    highest = max(bounds, key=lambda found: found.bound_seconds, default=None)
+    bound = problem.graph.seconds if highest is None else highest.bound_seconds
+    in_order = highest is not None and highest.in_order
+    if math.isinf(bound):
+        return Outcome(Status.INFEASIBLE, in_order=in_order)
+    if best is None:
+        return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order)
+    status = Status.OPTIMAL if problem.is_closed(best, bound) else Status.FEASIBLE
+    return Outcome(status, best, min(bound, best.seconds), in_order)

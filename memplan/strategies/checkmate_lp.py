@@ -11,18 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from memplan.memory.memory import Live, cheapest
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
 from memplan.programs.stage_program import StageProgram
+from memplan.search.aiming import aim_lower
 from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions, lowest
-from memplan.search.rematerialize import cheapest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.util.stop import Stop
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class CheckmateLP:
     ``recompute_backward``.
     """
 
-    time_limit: float = 60.0
+    time_limit: float | None = None
     solver: str = DEFAULT_SOLVER
     thresholds: int = 24
     allowances: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.03)
@@ -46,25 +48,51 @@ class CheckmateLP:
 
     def __post_init__(self) -> None:
         check_solver(self.solver)
+        check_time_limit(self.time_limit)
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
         budget: within the lowest peak that :func:`memplan.search.eviction.lowest` finds.
         """
-        deadline = time.monotonic() + self.time_limit
-        if budget_nbytes is None:
-            least = lowest(graph, time.monotonic() + 0.3 * self.time_limit)
-            shorter = replace(self, time_limit=deadline - time.monotonic())
-            found = shorter.solve(graph, simulate(least).peak_nbytes).schedule
-            return Outcome(Status.FEASIBLE, least if found is None else found)
-        unplanned = Schedule.unplanned(graph)
-        if simulate(unplanned).peak_nbytes <= budget_nbytes:
-            return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
-        return self._round(graph, budget_nbytes, deadline)
+        if (unplanned := problem.unplanned()) is not None:
+            return unplanned
+        stop = problem.stop(self.time_limit)
+        graph = problem.graph
+        if problem.budget_nbytes is None:
+            least = lowest(graph, stop.share(0.3), most_seconds=problem.most_seconds)
+            rounded = self._round(graph, simulate(least).peak_nbytes, stop).schedule
+            best = problem.cheapest([least, rounded])
+            status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
+            return Outcome(status, best, cut_by_clock=stop.cut_by_clock or stop.is_over())
+        outcomes: list[Outcome] = []
 
-    def _round(self, graph: TrainingGraph, budget_nbytes: int, deadline: float) -> Outcome:
+        def solve(aim: int, until: Stop) -> Schedule | None:
+            outcomes.append(self._round(graph, aim, until))
+            return outcomes[-1].schedule
+
+        share = 1.0 if problem.counts_live else 0.5
+        found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop, share=share)
+        return self._outcome(problem, outcomes[0], found, stop)
+
+    def _outcome(
+        self, problem: Problem, first: Outcome, found: Schedule | None, stop: Stop
+    ) -> Outcome:
+        """What ``found`` is; ``first`` tells what is proved for the budget itself."""
+        if first.status is Status.INFEASIBLE:
+            return first
+        best = problem.cheapest([found])
+        bound = first.lower_bound_seconds
+        status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
+        if bound is not None and problem.is_closed(best, bound):
+            status = Status.OPTIMAL
+        cut = status is not Status.OPTIMAL and (stop.cut_by_clock or stop.is_over())
+        return Outcome(status, best, bound, in_order=True, cut_by_clock=cut)
+
+    def _round(self, graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Outcome:
+        """The best rounded schedule in ``budget_nbytes`` of live bytes."""
+        deadline = stop.deadline
         best: Schedule | None = None
         bound: float | None = None
         retained: list[set[int]] = []
@@ -96,14 +124,12 @@ class CheckmateLP:
                 deadline=deadline,
                 within_nbytes=budget_nbytes,
             )
-            best = cheapest([*([best] if best else []), *rounded], budget_nbytes)
+            best = cheapest([*([best] if best else []), *rounded], budget_nbytes, Live())
         if self.patience and retained:
             best = self._improved(graph, budget_nbytes, best, retained, deadline)
         if best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order=True)
-        closed = bound is not None and best.seconds <= bound + TOLERANCE * graph.seconds
-        status = Status.OPTIMAL if closed else Status.FEASIBLE
-        return Outcome(status, best, bound, in_order=True)
+        return Outcome(Status.FEASIBLE, best, bound, in_order=True)
 
     def _improved(
         self,
@@ -120,4 +146,4 @@ class CheckmateLP:
         if found is None:
             return best
         found = evictions.improve(found, deadline, patience=self.patience)
-        return cheapest([*([best] if best else []), found.schedule], budget_nbytes)
+        return cheapest([*([best] if best else []), found.schedule], budget_nbytes, Live())

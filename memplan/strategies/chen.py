@@ -2,53 +2,67 @@
 
 Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174),
 sections 4.1 and 4.4; at articulation points and linearised as in Jain et al. 2020, appendix B.
+A segment is recomputed as a whole when the backward pass arrives at it; mirroring recomputes an op
+of it when the first backward op needs it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
-from memplan.step.graph import TrainingGraph
-from memplan.step.mirroring import mirror
-from memplan.strategies.base import Outcome, best_of
+from memplan.search.segments import articulation_points, check_trials, threshold_cuts
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import Outcome, Problem
 
 
-def _points(graph: TrainingGraph, linear: bool) -> tuple[int, ...]:
-    return tuple(range(graph.nforward)) if linear else articulation_points(graph)
+def _points(problem: Problem, linear: bool) -> tuple[int, ...]:
+    return problem.space.points(problem.graph) if linear else articulation_points(problem.graph)
 
 
 @dataclass(frozen=True)
 class ChenSqrt:
     """Keeps √n of n points, evenly spaced, and recomputes everything between them.
 
-    Points are the articulation points; with ``linear`` all forward ops, in base order.
+    Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
+    On a chain of n equal ops and a loss, in which every k-th op is kept, k = ⌊√n⌋ > 1 and
+    m = ⌊n / k⌋, the peak of an explicit schedule is m + k tensors, and m (k − 1) ops run again.
     """
 
     linear: bool = False
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """That one plan, if it fits the budget."""
-        points = _points(graph, self.linear)
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        """That one schedule."""
+        points = _points(problem, self.linear)
         segment = max(1, math.isqrt(len(points)))
-        kept = points[segment - 1 :: segment]
-        return best_of([mirror(graph, flags_keeping(graph, kept))], budget_nbytes)
+        yield problem.space.keeping(problem.graph, points[segment - 1 :: segment])
+
+    def solve(self, problem: Problem) -> Outcome:
+        """That one schedule, if it fits the budget."""
+        return problem.best_of(self.candidates(problem))
 
 
 @dataclass(frozen=True)
 class ChenGreedy:
     """Keeps a point whenever the segment before it exceeds a threshold; searches the threshold.
 
-    Points are the articulation points; with ``linear`` all forward ops, in base order.
+    Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
     ``ntrial`` is the number of thresholds to try.
     """
 
     linear: bool = False
-    ntrial: int = 96
+    ntrial: int = 48
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest plan of the search within the budget; without one, the least memory."""
-        cuts = threshold_cuts(graph, _points(graph, self.linear), at_most=self.ntrial)
-        plans = (mirror(graph, flags_keeping(graph, cut)) for cut in cuts)
-        return best_of(plans, budget_nbytes)
+    def __post_init__(self) -> None:
+        check_trials(self.ntrial)
+
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        """The schedule of every threshold."""
+        points = _points(problem, self.linear)
+        for cut in threshold_cuts(problem.graph, points, at_most=self.ntrial):
+            yield problem.space.keeping(problem.graph, cut)
+
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest schedule of the search within the budget; without one, the least memory."""
+        return problem.best_of(self.candidates(problem))

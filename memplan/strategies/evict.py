@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
+from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
-from memplan.search.rematerialize import cheapest
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.util.stop import Stop
 
 
 @dataclass(frozen=True)
 class Evict:
     """The search of :mod:`memplan.search.eviction`, for graphs that are too large for the program.
 
-    It ends after ``time_limit`` seconds, or ``patience`` attempts in a row that found no cheaper
-    schedule. Backward ops run once unless ``recompute_backward``.
+    It ends after ``patience`` attempts in a row that found no cheaper schedule, or after
+    ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``.
     """
 
-    time_limit: float = 20.0
+    time_limit: float | None = 20.0
     patience: int = 500
     seed: int = 0
     recompute_backward: bool = False
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest schedule found within the budget.
+    def __post_init__(self) -> None:
+        check_time_limit(self.time_limit)
 
-        Without one: the least memory found at no more than one extra forward pass.
-        """
-        deadline = time.monotonic() + self.time_limit
-        if budget_nbytes is None:
-            return Outcome(Status.FEASIBLE, lowest(graph, deadline))
-        unplanned = cheapest([Schedule.unplanned(graph)], budget_nbytes)
-        if unplanned is not None:
-            return Outcome(Status.OPTIMAL, unplanned, graph.seconds)
-        search = Evictions(graph, budget_nbytes, recompute_backward=self.recompute_backward)
-        found = search.fit((), deadline)
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest schedule found within the budget; without one, that of least memory."""
+        if (unplanned := problem.unplanned()) is not None:
+            return unplanned
+        stop = problem.stop(self.time_limit)
+        if problem.budget_nbytes is None:
+            found: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
+        else:
+            found = aim_lower(
+                lambda aim, until: self._fitted(problem, aim, until),
+                problem.budget_nbytes,
+                problem.memory.nbytes,
+                stop,
+                share=1.0 if problem.counts_live else 0.5,
+            )
+        best = problem.cheapest([found])
+        status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
+        return Outcome(status, best, cut_by_clock=stop.cut_by_clock)
+
+    def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
+        """The cheapest schedule found with at most ``aim`` live bytes."""
+        search = Evictions(problem.graph, aim, recompute_backward=self.recompute_backward)
+        found = search.fit((), until)
         if found is None:
-            return Outcome(Status.NO_PLAN_FOUND)
-        found = search.improve(found, deadline, patience=self.patience, seed=self.seed)
-        return Outcome(Status.FEASIBLE, found.schedule)
+            return None
+        return search.improve(found, until, patience=self.patience, seed=self.seed).schedule

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
-from memplan.search.rematerialize import cheapest, inner_forward, rematerialize
+from memplan.errors import ArgumentError
+from memplan.search.rematerialize import rematerialize
 from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,20 @@ class Griewank:
     linear: bool = False
     max_slots: int = 24
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest schedule within the budget; without one, that with the lowest peak."""
-        points = inner_forward(graph) if self.linear else articulation_points(graph)
-        slots = range(1, min(self.max_slots, max(1, len(points))) + 1)
-        schedule = cheapest((_revolve(graph, points, s) for s in slots), budget_nbytes)
-        if schedule is None:
-            return Outcome(Status.NO_PLAN_FOUND)
-        return Outcome(Status.FEASIBLE, schedule)
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_slots, int) or self.max_slots < 1:
+            raise ArgumentError(f"max_slots must be an integer >= 1, got {self.max_slots!r}")
+
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        """The schedule of every number of slots."""
+        graph = problem.graph
+        points = problem.space.points(graph) if self.linear else articulation_points(graph)
+        for slots in range(1, min(self.max_slots, max(1, len(points))) + 1):
+            yield _revolve(graph, points, slots)
+
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest schedule within the budget; without one, that of least memory."""
+        return problem.best_of(self.candidates(problem))
 
 
 def forward_steps(npoints: int, slots: int) -> int:

@@ -6,13 +6,12 @@ algorithm 3 and section 4.4.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.errors import ArgumentError
-from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
-from memplan.step.graph import TrainingGraph
-from memplan.step.mirroring import mirror
-from memplan.strategies.base import Outcome, best_of
+from memplan.search.segments import articulation_points, check_trials, threshold_cuts
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import Outcome, Problem
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,16 @@ class Memonger:
     ntrial: int = 96
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ntrial, int) or self.ntrial < 1:
-            raise ArgumentError(f"ntrial must be an integer >= 1, got {self.ntrial!r}")
+        check_trials(self.ntrial)
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        """The cheapest plan of the search within the budget; without one, the least memory."""
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        """The schedule of every threshold."""
+        graph = problem.graph
         hinted = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
         points = hinted or articulation_points(graph)
-        cuts = threshold_cuts(graph, points, at_most=self.ntrial)
-        plans = (mirror(graph, flags_keeping(graph, cut)) for cut in cuts)
-        return best_of(plans, budget_nbytes)
+        for cut in threshold_cuts(graph, points, at_most=self.ntrial):
+            yield problem.space.keeping(graph, cut)
+
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest schedule of the search within the budget; without one, the least memory."""
+        return problem.best_of(self.candidates(problem))

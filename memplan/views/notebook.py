@@ -6,17 +6,17 @@ import html
 from collections.abc import Sequence
 from itertools import accumulate
 
+from memplan.planning.plan import Plan
 from memplan.step.liveness import Role, live_by_role
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
-from memplan.views.planned import Planned
 
 WIDTH, HEIGHT = 640, 200  # of the drawing; text stands above and below
 
 
-def notebook_html(plan: Planned) -> str:
+def notebook_html(plan: Plan) -> str:
     """``plan`` in a few lines of HTML, without JavaScript, matplotlib or anything from outside.
 
     Colours are those of the page around it where they must be read: light or dark.
@@ -30,7 +30,7 @@ def notebook_html(plan: Planned) -> str:
     )
 
 
-def _drawing(plan: Planned) -> str:
+def _drawing(plan: Plan) -> str:
     graph, schedule = plan.schedule.graph, plan.schedule
     base = graph.fixed_nbytes + plan.footprint.reserve_nbytes
     before = [base + n for n in simulate(Schedule.unplanned(graph)).live_nbytes]
@@ -91,7 +91,7 @@ def _skyline(levels: Sequence[int], ground: int | None, scale: tuple[float, floa
     return "".join(points)
 
 
-def _legend(plan: Planned, live: dict[Role, list[int]]) -> str:
+def _legend(plan: Plan, live: dict[Role, list[int]]) -> str:
     entries = [("fixed", palette.FIXED)]
     entries += [(role.value, color) for role, color in palette.ROLES.items() if any(live[role])]
     entries.append(("without a plan", palette.UNPLANNED))

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memplan.errors import ArgumentError, DependencyError
-from memplan.step.liveness import fates, live_by_role, waits
+from memplan.planning.comparison import Plans, plans_of
+from memplan.planning.plan import Plan
+from memplan.step.liveness import Alive, at_peak, fates, live_by_role, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
-from memplan.views.explain import Alive, at_peak
 from memplan.views.layout import Layout, forward_layout
-from memplan.views.planned import Planned, Plans, plans_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ MATRIX_CELLS = 900  # a side
 LABELLED_OPS = 120  # beyond, the names of the ops are too small to be read
 
 
-def memory_over_steps(plan: Planned, path: Path = None) -> Figure:
+def memory_over_steps(plan: Plan, path: Path = None) -> Figure:
     """Bytes over the steps of a training iteration, and what is alive at the peak.
 
     Above, live activations on top of the fixed bytes: by role for the plan, as a line for the step
@@ -53,7 +53,7 @@ def memory_over_steps(plan: Planned, path: Path = None) -> Figure:
     return _saved(figure, path)
 
 
-def _draw_steps(axes: Axes, plan: Planned) -> None:
+def _draw_steps(axes: Axes, plan: Plan) -> None:
     schedule = plan.schedule
     base = schedule.graph.fixed_nbytes + plan.footprint.reserve_nbytes
     before = np.array(simulate(Schedule.unplanned(schedule.graph)).live_nbytes) + base
@@ -116,7 +116,7 @@ def _by_kind(alive: Iterable[Alive]) -> Counter[str]:
 
 
 def _draw_layers(
-    axes: Axes, plan: Planned, unplanned: Sequence[Alive], planned: Sequence[Alive]
+    axes: Axes, plan: Plan, unplanned: Sequence[Alive], planned: Sequence[Alive]
 ) -> None:
     graph = plan.schedule.graph
     place = {op.name: i for i, op in enumerate(graph.ops[: graph.nforward])}
@@ -142,7 +142,7 @@ def _draw_layers(
     _open_frame(axes)
 
 
-def schedule_matrix(plan: Planned, path: Path = None) -> Figure:
+def schedule_matrix(plan: Plan, path: Path = None) -> Figure:
     """The matrices R and S of Checkmate (Jain et al. 2020): a column an op, a row a stage.
 
     A cell is coloured where the stage computes the op, in another colour where it does so again,
@@ -214,7 +214,7 @@ def overhead_against_memory(plans: Plans, path: Path = None) -> Figure:
     return _saved(figure, path)
 
 
-def network(plan: Planned, path: Path = None) -> Figure:
+def network(plan: Plan, path: Path = None) -> Figure:
     """The forward pass, every op coloured by what the plan does with its output.
 
     The ops run from left to right, line by line; larger squares are larger outputs. The HTML
@@ -257,7 +257,7 @@ def network(plan: Planned, path: Path = None) -> Figure:
     return _saved(figure, path)
 
 
-def _draw_ops(axes: Axes, plan: Planned, layout: Layout, ncolumns: int, height: float) -> None:
+def _draw_ops(axes: Axes, plan: Plan, layout: Layout, ncolumns: int, height: float) -> None:
     graph = plan.schedule.graph
     forward = graph.ops[: graph.nforward]
     largest = [max((graph.tensors[t].nbytes for t in op.outputs), default=0) for op in forward]
@@ -292,7 +292,7 @@ def _strokes(
     yield [(line, begin, lane), (line, max(begin, end - 0.8), lane), (line, end, lanes[target])]
 
 
-PICTURES: dict[str, Callable[[Planned, Path], Figure]] = {
+PICTURES: dict[str, Callable[[Plan, Path], Figure]] = {
     "memory": memory_over_steps,
     "matrix": schedule_matrix,
     "network": network,
@@ -300,7 +300,7 @@ PICTURES: dict[str, Callable[[Planned, Path], Figure]] = {
 """The pictures of one plan by the names that ``Plan.plot`` takes."""
 
 
-def plot(plan: Planned, picture: str = "memory", path: Path = None) -> Figure:
+def plot(plan: Plan, picture: str = "memory", path: Path = None) -> Figure:
     """One of the :data:`PICTURES` of ``plan``; ArgumentError if there is none of that name."""
     if picture not in PICTURES:
         choices = ", ".join(map(repr, PICTURES))
@@ -328,7 +328,7 @@ def _saved(figure: Figure, path: Path) -> Figure:
     return figure
 
 
-def _headline(plan: Planned) -> str:
+def _headline(plan: Plan) -> str:
     return (
         f"{format_nbytes(plan.total_nbytes)} instead of "
         f"{format_nbytes(plan.unplanned.total_nbytes)} at {plan.overhead:+.1%} time "

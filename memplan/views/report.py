@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import ArgumentError
+from memplan.planning.comparison import Plans, plans_of
+from memplan.planning.plan import Plan
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
@@ -19,14 +21,13 @@ from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
 from memplan.views.explain import Reasons
 from memplan.views.layout import forward_layout
-from memplan.views.planned import Planned, Plans, plans_of
 
 ROLES = list(palette.ROLES)
 FATES = list(palette.FATES)
 
 
 def save_report(
-    plan: Planned,
+    plan: Plan,
     path: str | PathLike[str],
     *,
     others: Plans | None = None,
@@ -41,7 +42,7 @@ def save_report(
     return target
 
 
-def report_html(plan: Planned, *, others: Plans | None = None, title: str | None = None) -> str:
+def report_html(plan: Plan, *, others: Plans | None = None, title: str | None = None) -> str:
     """``plan`` as an HTML page: its figures, and pictures that answer to the mouse.
 
     Bytes over the steps with and without the plan, what is alive at any step, the network with
@@ -74,11 +75,11 @@ def _json(data: Any) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _lead(plan: Planned) -> str:
+def _lead(plan: Plan) -> str:
     return str(plan).partition("\n")[0]
 
 
-def _figures(plan: Planned) -> str:
+def _figures(plan: Plan) -> str:
     rows = [
         ("activations alive, peak", "peak_nbytes"),
         ("activations, as allocated", "allocated_nbytes"),
@@ -97,10 +98,14 @@ def _figures(plan: Planned) -> str:
     return "".join([*lines, "</table>"])
 
 
-def _facts(plan: Planned) -> str:
+def _facts(plan: Plan) -> str:
     graph, schedule = plan.schedule.graph, plan.schedule
     budget = "none" if plan.budget_nbytes is None else format_nbytes(plan.budget_nbytes)
-    bound = "nothing proved" if plan.lower_bound is None else f"at least {plan.lower_bound:+.1%}"
+    bound = (
+        "nothing proved"
+        if plan.lower_bound_overhead is None
+        else f"at least {plan.lower_bound_overhead:+.1%}"
+    )
     rows = [
         ("budget", budget),
         ("overhead", f"{plan.overhead:+.1%} of the step's time"),
@@ -115,7 +120,7 @@ def _facts(plan: Planned) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _footer(plan: Planned) -> str:
+def _footer(plan: Plan) -> str:
     return (
         f"memplan, realisation {plan.realisation}; planned in {plan.planning_seconds:.1f} s. Bytes "
         "alive are those of tensors; MXNet holds more, as its blocks neither split nor merge. "
@@ -123,7 +128,7 @@ def _footer(plan: Planned) -> str:
     )
 
 
-def _data(plan: Planned, others: Sequence[Planned]) -> dict[str, Any]:
+def _data(plan: Plan, others: Sequence[Plan]) -> dict[str, Any]:
     graph = plan.schedule.graph
     kinds = list(dict.fromkeys(op.kind for op in graph.ops))
     return {
@@ -209,6 +214,6 @@ def _network(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _other(plan: Planned) -> tuple[Any, ...]:
+def _other(plan: Plan) -> tuple[Any, ...]:
     budget = "least" if plan.budget_nbytes is None else format_nbytes(plan.budget_nbytes)
     return plan.strategy, plan.total_nbytes, plan.overhead, budget, plan.status.value

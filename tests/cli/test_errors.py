@@ -167,7 +167,7 @@ def test_a_damaged_plan_file_is_bad_usage(damage: str, result: Any, error: Any) 
     result("plan", *NET, *QUICK, "--realisation", "explicit", "-o", "plan.json")
     data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
     if damage == "format":
-        data["format"] = "memplan.plan/2"
+        data["format"] = "memplan.plan/0"
     elif damage == "ops":
         data["ops"].pop()
     elif damage == "shapes":

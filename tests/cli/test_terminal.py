@@ -57,7 +57,7 @@ STUCK = """
     @dataclass(frozen=True)
     class Stuck:
         "Never returns to Python, like a solver."
-        def solve(self, graph, budget_nbytes):
+        def solve(self, problem):
             print("solving", flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
 

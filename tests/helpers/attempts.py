@@ -13,6 +13,6 @@ def answer(attempt: Attempt) -> tuple[Any, ...]:
     plan = attempt.plan
     if plan is None:
         return found
-    figures = (plan.status, plan.strategy, plan.costs, plan.realisation, plan.lower_bound)
+    figures = (plan.status, plan.strategy, plan.costs, plan.realisation, plan.lower_bound_overhead)
     sizes = (plan.footprint, plan.unplanned, plan.budget_nbytes)
     return (*found, *figures, *sizes, plan.schedule, plan.symbol.tojson())

@@ -40,7 +40,8 @@ from helpers.special_networks import (
     unet_to_target,
 )
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
 

@@ -14,7 +14,8 @@ from helpers.training_runs import (
     random_values,
     stock_steps,
 )
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
 

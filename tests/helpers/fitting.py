@@ -22,7 +22,7 @@ SGD = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}
 
 def planned(net: mx.sym.Symbol, **options: Any) -> memplan.mxnet.Module:
     """A Module whose plans are the least memory that a quick strategy finds."""
-    return memplan.mxnet.Module(net, **{"strategy": "chen_greedy_linear", **options})
+    return memplan.mxnet.Module(net, **{"strategy": "chen_greedy:linear", **options})
 
 
 class Batches(mx.io.DataIter):

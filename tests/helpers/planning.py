@@ -10,14 +10,14 @@ import mxnet as mx
 import memplan
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem, Status
 
 ROOFLINE = "roofline:v100"
 
 
 def quick(network: Any, **options: Any) -> memplan.Plan:
     net, shapes = network
-    options = {"strategy": "anneal", "time_limit": 1, "costs": ROOFLINE} | options
+    options = {"strategy": "search", "time_limit": 1, "costs": ROOFLINE} | options
     return memplan.plan(net, **options, **shapes)
 
 
@@ -37,7 +37,7 @@ class NoDataclass:
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Any:
+    def solve(self, problem: Problem) -> Any:
         if self.answer is not None:
             return self.answer
-        return Outcome(Status.FEASIBLE, mirror(graph, half_of_the_ops(graph)))
+        return Outcome(Status.FEASIBLE, mirror(problem.graph, half_of_the_ops(problem.graph)))

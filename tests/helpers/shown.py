@@ -3,68 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from helpers.graphs import unit_chain
+from memplan.planning.plan import Footprint, Plan
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
 
 
-@dataclass(frozen=True)
-class ShownFigures:
-    peak_nbytes: int
-    fixed_nbytes: int
+def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None = None) -> Plan:
+    """A plan without a network behind it: what is shown of one needs none."""
 
-    reserve_nbytes = 0
+    def footprint(of: Schedule) -> Footprint:
+        peak, graph = simulate(of).peak_nbytes, schedule.graph
+        return Footprint(peak, peak, graph.fixed_nbytes, 0, of.seconds, graph.match_range)
 
-    @property
-    def allocated_nbytes(self) -> int:
-        return self.peak_nbytes
-
-    @property
-    def total_nbytes(self) -> int:
-        return self.peak_nbytes + self.fixed_nbytes
-
-
-@dataclass(frozen=True)
-class Shown:
-    """All that is shown of a plan, without a network behind it."""
-
-    schedule: Schedule
-    strategy: str
-    budget_nbytes: int | None
-
-    status = Status.FEASIBLE
-    costs = "units"
-    realisation = "explicit"
-    lower_bound = None
-    planning_seconds = 0.0
-
-    @property
-    def footprint(self) -> ShownFigures:
-        return ShownFigures(simulate(self.schedule).peak_nbytes, self.schedule.graph.fixed_nbytes)
-
-    @property
-    def unplanned(self) -> ShownFigures:
-        graph = self.schedule.graph
-        return ShownFigures(simulate(Schedule.unplanned(graph)).peak_nbytes, graph.fixed_nbytes)
-
-    @property
-    def total_nbytes(self) -> int:
-        return self.footprint.total_nbytes
-
-    @property
-    def overhead(self) -> float:
-        return self.schedule.overhead
-
-    def __str__(self) -> str:
-        return f"A plan by {self.strategy}\n\nof so many bytes: {self.total_nbytes}"
-
-
-def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None = None) -> Shown:
-    return Shown(schedule, strategy, budget)
+    return Plan(
+        status=Status.FEASIBLE,
+        symbol=None,
+        schedule=schedule,
+        strategy=strategy,
+        costs="units",
+        realisation="explicit",
+        trace=None,
+        budget_nbytes=budget,
+        footprint=footprint(schedule),
+        unplanned=footprint(Schedule.unplanned(schedule.graph)),
+        lower_bound_overhead=None,
+        planning_seconds=0.0,
+    )
 
 
 def recomputing_chain(nelements: int = 1) -> Schedule:

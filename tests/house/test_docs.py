@@ -79,7 +79,7 @@ def run_shell(block: Block) -> None:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is gone afterwards."""
-    monkeypatch.setattr(strategies, "_loaders", dict(strategies._loaders))
+    monkeypatch.setattr(strategies, "_rows", dict(strategies._rows))
 
 
 @pytest.mark.usefixtures("registry")

@@ -28,16 +28,20 @@ def _is_in(module: str, package: str) -> bool:
 
 def _imports(module: str) -> set[str]:
     """The modules that the source of ``module`` imports, anywhere in it."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}, line {node.lineno}: a relative import"
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                found.add(submodule if submodule in MODULES else str(node.module))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= _imported(node)
     return found
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The modules that this line imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    assert node.level == 0, f"line {node.lineno}: a relative import"
+    names = (f"{node.module}.{alias.name}" for alias in node.names)
+    return {name if name in MODULES else str(node.module) for name in names}
 
 
 IMPORTS = {module: _imports(module) for module in MODULES}
@@ -66,26 +70,118 @@ def test_one_file_at_most_imports(package: str) -> None:
     assert len(_importers(package)) <= 1
 
 
+# A strategy file is on its own, but for these.
+SHARED = {"memplan.strategies.base", "memplan.strategies.spaces", "memplan.strategies.least"}
+
+
 @pytest.mark.parametrize(
-    "strategy", [m for m in MODULES if m.startswith("memplan.strategies.") and m[-5:] != ".base"]
+    "strategy", [m for m in MODULES if m.startswith("memplan.strategies.") and m not in SHARED]
 )
 def test_a_strategy_is_on_its_own(strategy: str) -> None:
     forbidden = [
         imported
         for imported in IMPORTS[strategy]
-        if (_is_in(imported, "memplan.strategies") and imported != "memplan.strategies.base")
+        if (_is_in(imported, "memplan.strategies") and imported not in SHARED)
         or _is_in(imported, "memplan.step.validate")
-        or _is_in(imported, "memplan.mxnet")
-        or imported == "memplan"
     ]
     assert not forbidden
+
+
+# The house, from the ground up: a module imports only what stands in its room or before it.
+LAYERS = (
+    "memplan.errors",
+    "memplan.util",
+    "memplan.step",
+    "memplan.memory",
+    "memplan.search",
+    "memplan.programs",
+    "memplan.strategies",
+    "memplan.mxnet.trace",
+    "memplan.mxnet.realise",
+    "memplan.planning",
+    "memplan.views",
+    "memplan.mxnet.train",
+    "memplan.mxnet",
+    "memplan",
+    "memplan.cli",
+    "memplan.__main__",
+)
+
+# Imports upwards, all of them inside functions: who shows a plan is loaded when one is shown, and
+# costs are measured when they are asked for.
+UPWARDS = {
+    ("memplan.planning.plan", "memplan.views"),
+    ("memplan.planning.comparison", "memplan.views"),
+    ("memplan.planning.realisation", "memplan.mxnet.profile"),
+    ("memplan", "memplan.mxnet.profile"),
+}
+
+
+def _layer(module: str) -> int:
+    """The place of the innermost room that ``module`` is in."""
+    rooms = [(len(room), place) for place, room in enumerate(LAYERS) if _is_in(module, room)]
+    return max(rooms)[1]
+
+
+def _is_typing_only(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _imports_when_run(module: str, *, lazily: bool) -> set[str]:
+    """What ``module`` imports as it is loaded; ``lazily``: what its functions import later."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        if isinstance(node, ast.If) and _is_typing_only(node):
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom) and inside == lazily:
+            found.update(_imported(node))
+        deeper = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, deeper)
+
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), False)
+    return {name for name in found if _is_in(name, "memplan")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_what_stands_before_it(module: str) -> None:
+    above = {m for m in _imports_when_run(module, lazily=False) if _layer(m) > _layer(module)}
+    assert not above
+    lazily = {m for m in _imports_when_run(module, lazily=True) if _layer(m) > _layer(module)}
+    allowed = {room for importer, room in UPWARDS if importer == module}
+    assert all(any(_is_in(m, room) for room in allowed) for m in lazily), lazily
+
+
+def test_every_import_upwards_that_is_allowed_is_made() -> None:
+    for module, room in UPWARDS:
+        assert any(_is_in(m, room) for m in _imports_when_run(module, lazily=True)), (module, room)
+
+
+def test_planning_reaches_mxnet_by_one_door() -> None:
+    importers = {
+        module
+        for module in MODULES
+        if _is_in(module, "memplan.planning")
+        and any(
+            _is_in(imported, "memplan.mxnet")
+            for lazily in (False, True)
+            for imported in _imports_when_run(module, lazily=lazily)
+        )
+    }
+    assert importers == {"memplan.planning.realisation"}
+
+
+def test_nothing_else_stands_at_the_root() -> None:
+    files = {path.stem for path in (ROOT / "memplan").glob("*.py")}
+    assert files == {"__init__", "__main__", "errors"}
 
 
 def test_imports_go_one_way() -> None:
     graph = networkx.DiGraph(
         (module, imported)
-        for module, imports in IMPORTS.items()
-        for imported in imports & MODULES.keys()
+        for module in MODULES
+        for imported in _imports_when_run(module, lazily=False) & MODULES.keys()
     )
     cycle = [] if networkx.is_directed_acyclic_graph(graph) else networkx.find_cycle(graph)
     assert not cycle

@@ -19,7 +19,7 @@ from helpers.small_graphs import small_graphs
 from helpers.special_networks import transformer, unet
 from memplan.memory import packing
 from memplan.memory.packing import ALIGNMENT, Packing, pack
-from memplan.mxnet.trace.build import trace
+from memplan.planning.realisation import trace
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

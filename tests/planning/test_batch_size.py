@@ -16,8 +16,8 @@ import pytest
 import memplan
 from helpers.networks import dropout_net, residual_net
 from memplan.errors import ArgumentError, BudgetError
-from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, create
+from memplan.strategies.base import Problem
 
 COSTS = "roofline:v100"
 
@@ -116,7 +116,7 @@ def test_not_even_one_sample() -> None:
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
     assert not caught.value.proved
-    assert largest(lowest, strategy="anneal", time_limit=4).batch_size == 1
+    assert largest(lowest, strategy="search", time_limit=4).batch_size == 1
     with pytest.raises(BudgetError, match="proved") as caught:
         largest("1KiB")
     assert caught.value.proved
@@ -132,7 +132,7 @@ def test_one_sample_fits_only_slowly() -> None:
 
 
 def test_time_may_end_before_the_search_does() -> None:
-    found = largest("64MiB", strategy="anneal", time_limit=1.5, max_overhead=0.15)
+    found = largest("64MiB", strategy="search", time_limit=1.5, max_overhead=0.15)
     assert found.plan.total_nbytes <= 64 << 20
     assert found.too_large is None or found.too_large > found.batch_size
     assert len(found.tried) <= 9
@@ -142,12 +142,12 @@ def test_time_may_end_before_the_search_does() -> None:
 class Interrupted:
     """The user's patience ends at the third search."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        searches.append(budget_nbytes)
+    def solve(self, problem: Problem) -> Outcome:
+        searches.append(problem.budget_nbytes)
         if len(searches) == 3:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
-        return create("memonger").solve(graph, budget_nbytes)
+        return create("memonger").solve(problem)
 
 
 searches: list[int | None] = []

@@ -21,8 +21,8 @@ from helpers.networks import Network, residual_net
 from helpers.paths import ROOT
 from memplan.errors import ArgumentError
 from memplan.planning.cache import Cache, digest
-from memplan.step.graph import TrainingGraph
 from memplan.strategies import Outcome, create
+from memplan.strategies.base import Problem
 from memplan.util import files
 
 solved: list[int | None] = []
@@ -34,9 +34,9 @@ class Counting:
 
     ntrial: int = 4
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        solved.append(budget_nbytes)
-        return create("memonger", ntrial=self.ntrial).solve(graph, budget_nbytes)
+    def solve(self, problem: Problem) -> Outcome:
+        solved.append(problem.budget_nbytes)
+        return create("memonger", ntrial=self.ntrial).solve(problem)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,14 @@ def entry(folder: Path) -> Path:
 def test_a_plan_is_found_again(tmp_path: Path) -> None:
     first, second = plan(tmp_path), plan(tmp_path)
     assert len(solved) == 1
-    for field in ("status", "schedule", "strategy", "footprint", "unplanned", "lower_bound"):
+    for field in (
+        "status",
+        "schedule",
+        "strategy",
+        "footprint",
+        "unplanned",
+        "lower_bound_overhead",
+    ):
         assert getattr(first, field) == getattr(second, field), field
     assert second.symbol.tojson() == first.symbol.tojson()
     assert second.planning_seconds == first.planning_seconds
@@ -151,7 +158,7 @@ def too_large_a_schedule(path: Path) -> str:
         (changed("status", "infeasible"), "do not fit together"),
         (changed("schedule", None), "do not fit together"),
         (changed("schedule", 3), "not a memplan attempt"),
-        (changed("lower_bound", "x"), "its lower bound is"),
+        (changed("lower_bound_overhead", "x"), "its lower bound is"),
         (changed("in_order", 1), "its in_order 1"),
         (other_schedule, "step 0"),
         (too_large_a_schedule, "does not fit the budget"),
@@ -175,13 +182,13 @@ def test_a_damaged_entry_is_ignored_and_made_anew(tmp_path: Path, damage: Any, r
 class Interrupted:
     """Is interrupted, and answers with its best so far, as strategies do."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         try:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         except KeyboardInterrupt:
             pass
-        return Counting().solve(graph, budget_nbytes)
+        return Counting().solve(problem)
 
 
 def test_what_an_interrupt_cut_short_is_not_kept(tmp_path: Path) -> None:

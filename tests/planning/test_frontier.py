@@ -17,11 +17,11 @@ import pytest
 import memplan
 from helpers.networks import Network, residual_net
 from memplan.errors import ArgumentError
-from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status
+from memplan.strategies.base import Problem
 
 COSTS = "roofline:v100"
 
@@ -45,15 +45,18 @@ class Prefix:
     time_limit: float = 60.0
     start: Schedule | None = None
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        calls.append((budget_nbytes, self.time_limit, self.start is not None))
-        ops = [op for op in flaggable(graph) if "add" not in graph.ops[op].name]
+    def solve(self, problem: Problem) -> Outcome:
+        calls.append((problem.budget_nbytes, problem.time_limit, problem.start is not None))
+        ops = [op for op in flaggable(problem.graph) if "add" not in problem.graph.ops[op].name]
         for count in range(0, len(ops) + 1, 3):
-            schedule = mirror(graph, frozenset(ops[:count]))
-            if budget_nbytes is not None and simulate(schedule).peak_nbytes <= budget_nbytes:
+            schedule = mirror(problem.graph, frozenset(ops[:count]))
+            if (
+                problem.budget_nbytes is not None
+                and simulate(schedule).peak_nbytes <= problem.budget_nbytes
+            ):
                 return Outcome(Status.FEASIBLE, schedule)
-        if budget_nbytes is None:
-            return Outcome(Status.FEASIBLE, mirror(graph, frozenset(ops)))
+        if problem.budget_nbytes is None:
+            return Outcome(Status.FEASIBLE, mirror(problem.graph, frozenset(ops)))
         return Outcome(Status.NO_PLAN_FOUND)
 
 
@@ -111,12 +114,12 @@ def test_points_between_neighbours_begin_from_these_and_take_half_the_time() -> 
 def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
     @dataclass(frozen=True)
     class FromTheStart(Prefix):
-        def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-            if budget_nbytes is None:
-                return super().solve(graph, None)
-            calls.append((budget_nbytes, 0.0, True))
-            assert self.start is not None
-            return Outcome(Status.FEASIBLE, self.start)
+        def solve(self, problem: Problem) -> Outcome:
+            if problem.budget_nbytes is None:
+                return super().solve(problem)
+            calls.append((problem.budget_nbytes, 0.0, True))
+            assert problem.start is not None
+            return Outcome(Status.FEASIBLE, problem.start)
 
     # Nothing but the least plan fits: what the quick strategies find is above it.
     least = frontier(strategy=Prefix(), budgets=2).plans[-1]
@@ -150,7 +153,7 @@ def test_a_curve_must_fall() -> None:
 
 
 def test_the_explicit_realisation_has_a_curve_too() -> None:
-    made = frontier(strategy="chen_sqrt_linear", budgets=3, realisation="explicit")
+    made = frontier(strategy="chen_sqrt:linear", budgets=3, realisation="explicit")
     assert made.plans[0].overhead == 0
     assert made.plans[-1].total_nbytes < made.plans[0].total_nbytes
 
@@ -182,14 +185,14 @@ def test_finished_points_are_kept(tmp_path: Path) -> None:
 class InterruptedBelow(Prefix):
     """The user's patience ends at the second budget."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         if len(calls) == 2:
             try:
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(5)
             except KeyboardInterrupt:
                 pass
-        return super().solve(graph, budget_nbytes)
+        return super().solve(problem)
 
 
 def test_an_interrupt_ends_it_with_the_points_so_far() -> None:

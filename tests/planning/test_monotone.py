@@ -11,9 +11,9 @@ import pytest
 from memplan.errors import BudgetError
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
+from memplan.strategies.base import Problem
 
 
 def _network(seed: int) -> mx.sym.Symbol:
@@ -48,14 +48,14 @@ class Unlucky:
 
     start: Schedule | None = None
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         return Outcome(Status.NO_PLAN_FOUND)
 
 
 @pytest.mark.parametrize("realisation", REALISATIONS)
 def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None:
     job = _job(0, realisation)
-    lowest = job.least[2].total_nbytes
+    lowest = job.least[1].total_nbytes
     assert lowest < job.unplanned.total_nbytes
     for budget_nbytes in (lowest, lowest + 1, lowest + 5000):
         plan = job.attempt(Unlucky(), budget_nbytes).plan
@@ -91,7 +91,7 @@ def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -
 
 def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None:
     job = _job(1, "packed")
-    budget_nbytes = job.least[2].total_nbytes
+    budget_nbytes = job.least[1].total_nbytes
     attempt = job.attempt("store_all", budget_nbytes)
     error: BudgetError = job.budget_error(attempt, "store_all")
     assert "strategy='auto' plans within this budget" in str(error)

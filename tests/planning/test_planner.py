@@ -18,10 +18,11 @@ from memplan.errors import CostError
 from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import trace
 from memplan.planning import record
+from memplan.planning.attempt import bounded
 from memplan.planning.job import Job
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem, Status
 from memplan.strategies.evict import Evict
 
 pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
@@ -54,7 +55,7 @@ def test_forms_of_a_budget(network: Any, budget: Any) -> None:
 def test_without_a_budget_it_is_the_least_memory(network: Any) -> None:
     plan = quick(network)
     assert plan.budget_nbytes is None
-    assert plan.lower_bound is None
+    assert plan.lower_bound_overhead is None
     assert plan.allocated_nbytes < 0.6 * plan.unplanned.allocated_nbytes
 
 
@@ -63,7 +64,7 @@ def test_a_budget_that_the_step_fits_needs_no_plan(network: Any) -> None:
     assert plan.status is Status.OPTIMAL
     assert not plan.schedule.recomputed
     assert plan.overhead == 0
-    assert plan.lower_bound == 0
+    assert plan.lower_bound_overhead == 0
 
 
 def test_the_users_symbol_is_left_alone_and_old_flags_are_forgotten() -> None:
@@ -171,17 +172,17 @@ def test_an_environment_that_undoes_plans_is_said(
 def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
     for realisation, strategy in (("mirror", "memonger"), ("explicit", "chen_greedy")):
         plan = quick(network, realisation=realisation, strategy=strategy, budget=0.7)
-        assert plan.lower_bound is not None
-        assert 0.0 < plan.lower_bound <= plan.overhead
+        assert plan.lower_bound_overhead is not None
+        assert 0.0 < plan.lower_bound_overhead <= plan.overhead
 
 
 def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     net, shapes = network
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
-    schedule = Evict(time_limit=2).solve(job.graph, limit).schedule
+    schedule = Evict(time_limit=2).solve(Problem(job.graph, limit)).schedule
     assert schedule is not None
-    budget = job.graph.fixed_nbytes + job.placed_nbytes(schedule)
+    budget = job.holds(schedule)
     in_order = NoDataclass(Outcome(Status.FEASIBLE, schedule, schedule.seconds, in_order=True))
     made = job.attempt(in_order, budget).plan
     assert made is not None
@@ -205,13 +206,13 @@ def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> No
     net, shapes = network
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
-    found = NoDataclass(Evict(time_limit=5).solve(job.graph, limit))
-    bounded = job._bounded(found.answer, found, limit)
+    problem = Problem(job.graph, limit)
+    found = NoDataclass(Evict(time_limit=5).solve(problem))
     assert found.answer.status is Status.FEASIBLE
-    assert bounded.status is Status.OPTIMAL
+    assert bounded(job, found, problem, found.answer).status is Status.OPTIMAL
     longer = Schedule.sequence(job.graph, [*found.answer.schedule.ops, 0])
     dearer = Outcome(Status.FEASIBLE, longer)
-    assert job._bounded(dearer, found, limit).status is Status.FEASIBLE
+    assert bounded(job, found, problem, dearer).status is Status.FEASIBLE
 
 
 def test_a_gpu_that_is_not_here_can_be_planned_for_by_a_roofline() -> None:

@@ -17,12 +17,12 @@ from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
 from memplan.programs.moments import Moments
-from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.base import Outcome, Problem, Status
 from memplan.util.nbytes import format_nbytes
+from oracles.flags import BruteForceFlags
 
 pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
 
@@ -31,12 +31,15 @@ pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
 class OnlyThePeak:
     """Minds live bytes only, so that MXNet's blocks exceed what it was asked for."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        candidates = flaggable(graph)
+    def solve(self, problem: Problem) -> Outcome:
+        candidates = flaggable(problem.graph)
         for kept in range(len(candidates), 0, -1):
-            schedule = mirror(graph, frozenset(candidates[:: max(1, kept)]))
-            if budget_nbytes is None or simulate(schedule).peak_nbytes <= budget_nbytes:
-                return Outcome(Status.OPTIMAL, schedule, graph.seconds)
+            schedule = mirror(problem.graph, frozenset(candidates[:: max(1, kept)]))
+            if (
+                problem.budget_nbytes is None
+                or simulate(schedule).peak_nbytes <= problem.budget_nbytes
+            ):
+                return Outcome(Status.OPTIMAL, schedule, problem.graph.seconds)
         return Outcome(Status.INFEASIBLE)
 
 
@@ -76,10 +79,10 @@ def test_what_a_strategy_may_not_return(network: Any, answer: Any, message: str)
 class Backwards:
     """Recomputes an op right after it ran, which mirroring never does."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        op = flaggable(graph)[0]
-        order = [*range(op + 1), op, *range(op + 1, len(graph.ops))]
-        return Outcome(Status.FEASIBLE, Schedule.sequence(graph, order))
+    def solve(self, problem: Problem) -> Outcome:
+        op = flaggable(problem.graph)[0]
+        order = [*range(op + 1), op, *range(op + 1, len(problem.graph.ops))]
+        return Outcome(Status.FEASIBLE, Schedule.sequence(problem.graph, order))
 
 
 def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
@@ -94,7 +97,7 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
     assert str(lowest) in str(caught.value)
-    plan = quick(network, strategy="anneal", time_limit=8, budget=int(lowest * 1.05))
+    plan = quick(network, strategy="search", time_limit=8, budget=int(lowest * 1.05))
     assert plan.total_nbytes <= lowest * 1.05
 
 
@@ -110,10 +113,10 @@ def test_the_lowest_that_is_named_can_be_reached() -> None:
         memplan.plan(net, strategy="memonger", budget=fixed + 5000, **options)
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
-    plan = memplan.plan(net, strategy="brute_force", budget=lowest, **options)
+    plan = memplan.plan(net, strategy=BruteForceFlags(), budget=lowest, **options)
     assert plan.total_nbytes == lowest
     with pytest.raises(BudgetError, match="proved") as caught:
-        memplan.plan(net, strategy="brute_force", budget=lowest - 1, **options)
+        memplan.plan(net, strategy=BruteForceFlags(), budget=lowest - 1, **options)
     assert caught.value.proved
 
 

@@ -16,9 +16,9 @@ import memplan
 from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
 from memplan.errors import ArgumentError
-from memplan.planning.plan import Comparison
-from memplan.step.graph import TrainingGraph
+from memplan.planning.comparison import Comparison
 from memplan.strategies import Outcome, Status
+from memplan.strategies.base import Problem
 
 BUDGETS = (0.9, 0.6, None)
 
@@ -37,7 +37,7 @@ def network() -> Network:
 def compared(realisation: str, executor: Executor | None, **options: Any) -> Comparison:
     net, shapes = network()
     given = {
-        "strategies": ("store_all", "chen_greedy", "chen_sqrt_linear"),
+        "strategies": ("store_all", "chen_greedy", "chen_sqrt:linear"),
         "budgets": BUDGETS,
         "realisation": realisation,
         "costs": "roofline:t4",
@@ -109,7 +109,7 @@ class Liar:
 
     home: int
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         if os.getpid() != self.home:
             raise ArithmeticError("so it is told at home")
         return Outcome(Status.NO_PLAN_FOUND)

@@ -20,7 +20,8 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
-from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.strategies.base import Problem
+from oracles.sequences import BruteForceSequences
 
 
 def in_line(moments: Moments, candidates: list[int]) -> list[int]:
@@ -41,14 +42,14 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
 ) -> None:
     backward = data.draw(st.booleans())
     graph = data.draw(small_graphs(max_forward=4))
-    oracle = ExplicitBruteForce(any_order=True, recompute_backward=backward)
-    least = oracle.solve(graph, None).schedule
+    oracle = BruteForceSequences(any_order=True, recompute_backward=backward)
+    least = oracle.solve(Problem(graph, None)).schedule
     assert least is not None
     lowest = simulate(least).peak_nbytes
     moments = Moments(graph, recompute_backward=backward)
     assert moments.floor.nbytes <= lowest
     budget = data.draw(st.integers(max(0, lowest - 2), lowest + 4))
-    found = oracle.solve(graph, budget)
+    found = oracle.solve(Problem(graph, budget))
     chosen = in_line(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
@@ -87,7 +88,7 @@ def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> Non
     graph = unit_chain(8)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     bound = Moments(graph).bound(peak - UNIT, math.inf)
-    optimum = ExplicitBruteForce(max_ops=20).solve(graph, peak - UNIT).schedule
+    optimum = BruteForceSequences(max_ops=20).solve(Problem(graph, peak - UNIT)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
     assert bound.seconds > graph.seconds
@@ -102,10 +103,10 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
     taken: Counter[str], data: st.DataObject
 ) -> None:
     graph = data.draw(small_graphs(max_forward=4))
-    least = ExplicitBruteForce().solve(graph, None).schedule
+    least = BruteForceSequences().solve(Problem(graph, None)).schedule
     assert least is not None
     budget = simulate(least).peak_nbytes + data.draw(st.integers(0, 3))
-    optimum = ExplicitBruteForce(any_order=True).solve(graph, budget).schedule
+    optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     highest = 0.0
     for refined in refine(graph, budget, math.inf):

@@ -14,7 +14,7 @@ from memplan.programs.stage_program import StageProgram
 from memplan.search.rematerialize import rematerialize
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies.base import Status
+from memplan.strategies.base import Problem, Status
 from memplan.strategies.checkmate_lp import CheckmateLP
 
 UNIT = 4
@@ -44,15 +44,15 @@ def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | Non
 
 def test_the_search_makes_what_is_rounded_cheaper() -> None:
     graph, budget = unit_chain(16), 6 * UNIT
-    rounded = CheckmateLP(solver="HIGHS", patience=0).solve(graph, budget)
-    searched = CheckmateLP(solver="HIGHS").solve(graph, budget)
+    rounded = CheckmateLP(solver="HIGHS", patience=0).solve(Problem(graph, budget))
+    searched = CheckmateLP(solver="HIGHS").solve(Problem(graph, budget))
     for outcome in (rounded, searched):
         assert outcome.status in (Status.FEASIBLE, Status.OPTIMAL)
         assert outcome.schedule is not None
         verdict = validate(outcome.schedule)
         assert verdict.valid
         assert verdict.peak_nbytes <= budget
-        assert outcome.lower_bound is not None
-        assert outcome.schedule.seconds >= outcome.lower_bound
+        assert outcome.lower_bound_seconds is not None
+        assert outcome.schedule.seconds >= outcome.lower_bound_seconds
     assert searched.schedule.seconds < rounded.schedule.seconds
-    assert searched.lower_bound == pytest.approx(rounded.lower_bound)
+    assert searched.lower_bound_seconds == pytest.approx(rounded.lower_bound_seconds)

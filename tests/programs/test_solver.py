@@ -22,9 +22,9 @@ from helpers.paths import ROOT
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
 from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program, Solved
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
+from memplan.strategies.base import Problem
 
 # A limit that no test waits for: one that does not end before it has failed.
 NEVER_SECONDS = 3600.0
@@ -183,8 +183,8 @@ def plan(strategy: Any, realisation: str = "mirror", **options: Any) -> memplan.
 @pytest.mark.parametrize(
     ("name", "realisation", "options"),
     [
-        ("anneal", "mirror", {}),
-        ("anneal", "mirror", {"budget": None}),
+        ("search", "mirror", {}),
+        ("search", "mirror", {"budget": None}),
         ("checkmate", "mirror", {"solver": "HIGHS", "program_share": 1.0}),
         ("checkmate", "mirror", {"solver": "HIGHS", "budget": None}),
         ("checkmate", "explicit", {"solver": "HIGHS"}),
@@ -208,10 +208,10 @@ def test_an_interrupted_plan_is_the_best_so_far(
 class Stubborn:
     """Has nothing to answer with when it is interrupted."""
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
-        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(problem.graph))
 
 
 def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers.graphs import unit_chain
 from memplan.programs.solver import SOLVERS, Program
 from memplan.strategies import create
+from memplan.strategies.base import Problem
 
 UNIT = 4
 
@@ -124,7 +125,7 @@ def test_strategies_free_their_models(
     monkeypatch.setattr(solver_class, "__del__", uncounted)
     gc.disable()
     try:
-        assert strategy.solve(unit_chain(8), 5 * UNIT).schedule is not None
+        assert strategy.solve(Problem(unit_chain(8), 5 * UNIT)).schedule is not None
     finally:
         gc.enable()
     assert made

@@ -30,12 +30,14 @@ from helpers.special_networks import (
     unet,
 )
 from helpers.training_runs import Values, differences_by_turns, random_values
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.checkmate_full import CheckmateFull
+from memplan.strategies.base import Problem
+from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 
 # Sides of the pictures on which the networks are trained here: enough for all their layers.
@@ -83,7 +85,7 @@ def tight(graph: TrainingGraph) -> Schedule:
     """A schedule in about the least memory that at most twice the time can buy."""
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     for percent in (10, 20, 30, 40, 50, 60, 97):
-        found = Evict(patience=0).solve(graph, peak * percent // 100).schedule
+        found = Evict(patience=0).solve(Problem(graph, peak * percent // 100)).schedule
         if found is not None and found.seconds <= 2 * graph.seconds:
             return found
     raise AssertionError("no budget below the unplanned peak can be met")
@@ -149,7 +151,7 @@ def test_by_hand(name: str) -> None:
     plans = [tight(graph)]
     if len(graph.ops) < 200:
         budget = simulate(plans[0]).peak_nbytes
-        found = CheckmateFull(time_limit=1.5, start=plans[0]).solve(graph, budget)
+        found = Checkmate(time_limit=1.5, start=plans[0]).solve(Problem(graph, budget))
         assert found.schedule is not None
         plans.append(found.schedule)
     assert all(plan.recomputed for plan in plans)

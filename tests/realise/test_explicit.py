@@ -31,11 +31,11 @@ from memplan.memory.blocks import allocate
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.trace.probe import allocated_mib
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 

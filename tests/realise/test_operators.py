@@ -15,9 +15,9 @@ from helpers.operator_runs import (
 )
 from helpers.schedules import random_schedule
 from memplan.errors import ScheduleError, TraceError
-from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import may_be_mirrored
+from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable, mirror
 
 # User code and loops; what keeps a state of its own, too, cannot be called op by op.

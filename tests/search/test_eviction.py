@@ -19,6 +19,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
+from memplan.strategies.base import Problem
 from memplan.strategies.evict import Evict
 
 
@@ -80,11 +81,11 @@ def test_room_is_made_for_long_sequences() -> None:
 
 
 def test_unit_chain_at_four_tensors() -> None:
-    outcome = Evict().solve(unit_chain(8), 4 * UNIT)
+    outcome = Evict().solve(Problem(unit_chain(8), 4 * UNIT))
     assert outcome.status is Status.FEASIBLE
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 26.0
-    assert Evict().solve(unit_chain(8), 2 * UNIT).status is Status.NO_PLAN_FOUND
+    assert Evict().solve(Problem(unit_chain(8), 2 * UNIT)).status is Status.NO_PLAN_FOUND
 
 
 @taking(plan=5)
@@ -98,7 +99,7 @@ def test_evictions_are_valid_and_within_the_budget(
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
     low = simulate(lowest(graph, math.inf)).peak_nbytes
     budget = data.draw(st.integers(max(0, low - 2), high))
-    outcome = Evict(patience=10, recompute_backward=backward).solve(graph, budget)
+    outcome = Evict(patience=10, recompute_backward=backward).solve(Problem(graph, budget))
     assert outcome.status is not Status.INFEASIBLE
     if outcome.schedule is not None:
         taken["plan"] += 1

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
+from memplan.memory.memory import Live, cheapest
 from memplan.search.buffers import carried_tensors
 from memplan.search.rematerialize import (
-    cheapest,
     closure,
     recomputing_segments,
     rematerialize,
@@ -66,11 +66,11 @@ def test_cheapest_within_a_budget_and_lowest_without() -> None:
         recomputing_segments(graph, {2, 5}),
         rematerialize(graph, lambda t, a: False),
     ]
-    assert cheapest(plans, 100 * UNIT) == Schedule.unplanned(graph)
-    lowest = cheapest(plans, None)
+    assert cheapest(plans, 100 * UNIT, Live()) == Schedule.unplanned(graph)
+    lowest = cheapest(plans, None, Live())
     assert lowest is not None
     assert simulate(lowest).peak_nbytes == min(simulate(plan).peak_nbytes for plan in plans)
-    assert cheapest(plans, 0) is None
+    assert cheapest(plans, 0, Live()) is None
 
 
 @examples(60)

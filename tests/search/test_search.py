@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
+from memplan.memory.memory import Blocks, Live, Memory
 from memplan.search import rounds
 from memplan.search.kernels.annealing import expand
 from memplan.search.kernels.model import sequence_model
@@ -34,9 +36,10 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies import search as search_strategy
-from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.strategies.base import Problem
 from memplan.strategies.search import Search
 from memplan.util import stop
+from oracles.sequences import BruteForceSequences
 
 GRAPHS = st.one_of(training_graphs(), small_graphs(6))
 
@@ -127,21 +130,21 @@ def test_an_alias_runs_with_the_op_that_it_follows() -> None:
 def test_plans_are_valid_and_within_the_budget(taken: Counter[str], data: st.DataObject) -> None:
     graph = data.draw(GRAPHS)
     backward, reorder = data.draw(st.booleans()), data.draw(st.booleans())
-    memory = data.draw(st.sampled_from(("live", "blocks")))
-    strategy = Search(rounds=2, memory=memory, reorder=reorder, recompute_backward=backward)
+    memory = data.draw(st.sampled_from((Live(), Blocks())))
+    strategy = Search(rounds=2, reorder=reorder, recompute_backward=backward)
     unplanned = Schedule.unplanned(graph)
-    high = strategy._nbytes(unplanned)
+    high = memory.nbytes(unplanned)
     budget = data.draw(st.one_of(st.none(), st.integers(high // 2, high)))
-    outcome = strategy.solve(graph, budget)
+    outcome = strategy.solve(Problem(graph, budget, memory=memory, max_overhead=math.inf))
     assert outcome.status is not Status.INFEASIBLE
     if budget is None:
         taken["least"] += 1
         assert outcome.schedule is not None
-        assert strategy._nbytes(outcome.schedule) <= high
+        assert memory.nbytes(outcome.schedule) <= high
     if outcome.schedule is not None:
         taken["plan"] += 1
         assert validate(outcome.schedule).valid
-        assert budget is None or strategy._nbytes(outcome.schedule) <= budget
+        assert budget is None or memory.nbytes(outcome.schedule) <= budget
         assert backward or all(op < graph.nforward for op in outcome.schedule.recomputed)
         first = list(dict.fromkeys(outcome.schedule.ops))
         assert reorder or first == sorted(first)
@@ -155,12 +158,12 @@ def test_plans_are_valid_and_within_the_budget(taken: Counter[str], data: st.Dat
 def test_nearly_optimal_on_small_graphs(
     taken: Counter[str], graph: TrainingGraph, share: float
 ) -> None:
-    least = ExplicitBruteForce().solve(graph, None).schedule
+    least = BruteForceSequences().solve(Problem(graph, None)).schedule
     assert least is not None
     low, high = (simulate(s).peak_nbytes for s in (least, Schedule.unplanned(graph)))
     budget = low + int(share * (high - low))
-    exact = ExplicitBruteForce().solve(graph, budget)
-    found = Search(rounds=3, reorder=False).solve(graph, budget)
+    exact = BruteForceSequences().solve(Problem(graph, budget))
+    found = Search(rounds=3, reorder=False).solve(Problem(graph, budget))
     assert exact.schedule is not None
     taken["recomputes"] += bool(exact.schedule.recomputed)
     if found.schedule is not None:
@@ -169,33 +172,40 @@ def test_nearly_optimal_on_small_graphs(
 
 
 def test_unit_chain_at_four_tensors() -> None:
-    outcome = Search(rounds=3).solve(unit_chain(8), 4 * UNIT)
+    outcome = Search(rounds=3).solve(Problem(unit_chain(8), 4 * UNIT))
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 26.0
 
 
 def test_least_memory_of_the_unit_chain() -> None:
-    schedule = Search(rounds=3).solve(unit_chain(8), None).schedule
+    anything = Problem(unit_chain(8), None, max_overhead=math.inf)
+    schedule = Search(rounds=3).solve(anything).schedule
     assert schedule is not None
     assert simulate(schedule).peak_nbytes == 3 * UNIT
 
 
-@pytest.mark.parametrize("memory", ["live", "blocks"])
-def test_the_same_seed_gives_the_same_schedule(memory: str) -> None:
-    strategy = Search(time_limit=1000, rounds=2, memory=memory, seed=3)
-    graph = unit_chain(12)
-    budget = 8 * UNIT
-    first = strategy.solve(graph, budget).schedule
-    assert first is not None
-    assert first == strategy.solve(graph, budget).schedule
+@pytest.mark.parametrize("memory", [Live(), Blocks()], ids=["live", "blocks"])
+def test_the_same_seed_gives_the_same_schedule(memory: Memory) -> None:
+    strategy = Search(rounds=2, seed=3)
+    problem = Problem(unit_chain(12), 8 * UNIT, memory=memory, time_limit=1000)
+    first = strategy.solve(problem)
+    assert first.schedule is not None
+    assert not first.cut_by_clock
+    assert first == strategy.solve(problem)
+
+
+@pytest.mark.parametrize("match_ranges", [(), (-1,), ("2",)])
+def test_match_ranges_are_whole_numbers(match_ranges: Any) -> None:
+    with pytest.raises(ArgumentError, match="match_ranges"):
+        Blocks(match_ranges)
 
 
 def test_never_worse_than_its_start() -> None:
     """One short round does not find the optimum: but it was given."""
     graph = unit_chain(30)
-    best = Search(rounds=3).solve(graph, 8 * UNIT).schedule
+    best = Search(rounds=3).solve(Problem(graph, 8 * UNIT)).schedule
     assert best is not None
-    found = Search(rounds=1, start=best).solve(graph, 8 * UNIT).schedule
+    found = Search(rounds=1, start=best).solve(Problem(graph, 8 * UNIT)).schedule
     assert found is not None
     assert found.seconds <= best.seconds
 
@@ -213,7 +223,7 @@ def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
         anneal(*arguments)
 
     monkeypatch.setattr(rounds, "anneal", interrupted)
-    outcome = Search(rounds=100).solve(unit_chain(8), 6 * UNIT)
+    outcome = Search(rounds=100).solve(Problem(unit_chain(8), 6 * UNIT))
     assert calls == 3
     assert outcome.status is Status.FEASIBLE
 
@@ -222,17 +232,15 @@ def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_search()  # which looks at the clock, too
     clock = TickingClock(0.01)
     clock.replaces_that_of(monkeypatch, rounds, stop, search_strategy)
-    Search(time_limit=0.5).solve(unit_chain(40), 6 * UNIT)
+    Search(time_limit=0.5).solve(Problem(unit_chain(40), 6 * UNIT))
     assert 40 < clock.looks < 60
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "pages"}, "memory must be"),
-        ({"match_ranges": ()}, "match_ranges"),
-        ({"match_ranges": (-1,)}, "match_ranges"),
-        ({"time_limit": 0}, "time_limit"),
+        ({"time_limit": -1}, "time_limit"),
+        ({"time_limit": math.nan}, "time_limit"),
         ({"rounds": 0}, "rounds"),
     ],
 )

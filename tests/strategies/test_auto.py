@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ from helpers.graphs import UNIT, in_mxnets_order, mirrored_graphs, training_grap
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate, best_allocation
-from memplan.memory.packing import ALIGNMENT, pack
+from memplan.memory.memory import Blocks, Live, Memory, Packed
+from memplan.memory.packing import ALIGNMENT
 from memplan.search.mirrored import mirrored_schedule
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
@@ -26,36 +26,32 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, create, names
 from memplan.strategies.auto import Auto
-from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from memplan.strategies.base import Problem
+from oracles.sequences import BruteForceSequences
 
 
 @examples(25)
 @given(st.data())
 def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
     graph = data.draw(small_graphs(max_forward=4))
-    least = ExplicitBruteForce(any_order=True).solve(graph, None).schedule
+    least = BruteForceSequences(any_order=True).solve(Problem(graph, None)).schedule
     assert least is not None
     budget = simulate(least).peak_nbytes + data.draw(st.integers(0, 3))
-    optimum = ExplicitBruteForce(any_order=True).solve(graph, budget).schedule
+    optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     for seconds in (0.3, 3.0):  # on a busy machine a first short time may not do
-        found = Auto(time_limit=seconds, reorder=False).solve(graph, budget)
+        found = Auto(time_limit=seconds, reorder=False).solve(Problem(graph, budget))
         if found.schedule is not None and found.schedule.seconds <= optimum.seconds + 1e-9:
             break
     assert found.schedule is not None
     assert validate(found.schedule).valid
     assert simulate(found.schedule).peak_nbytes <= budget
-    assert found.lower_bound is not None
-    assert found.lower_bound <= optimum.seconds + 1e-6 * graph.seconds
+    assert found.lower_bound_seconds is not None
+    assert found.lower_bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
     assert found.schedule.seconds == pytest.approx(optimum.seconds)
 
 
-# What a schedule needs, by what counts.
-NBYTES: dict[str, Callable[[Schedule], int]] = {
-    "live": lambda schedule: simulate(schedule).peak_nbytes,
-    "blocks": lambda schedule: best_allocation(schedule).nbytes,
-    "packed": lambda schedule: pack(schedule).nbytes,
-}
+MEMORIES: dict[str, Memory] = {"live": Live(), "blocks": Blocks(), "packed": Packed()}
 
 
 def enlarged(graph: TrainingGraph) -> TrainingGraph:
@@ -65,21 +61,18 @@ def enlarged(graph: TrainingGraph) -> TrainingGraph:
     return dataclasses.replace(graph, tensors=tuple(tensors))
 
 
-@pytest.mark.parametrize("memory", NBYTES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
     graph = enlarged(unit_chain(16))
     budget = 8 * ALIGNMENT
-    auto = Auto(time_limit=2, memory=memory).solve(graph, budget)
+    problem = Problem(graph, budget, memory=MEMORIES[memory], time_limit=2)
+    auto = Auto().solve(problem)
     assert auto.schedule is not None
     compared = []
-    for name in set(names("explicit")) - {"auto", "brute_force"}:
-        blocks = name == "search" and memory == "blocks"
-        options: dict[str, Any] = {"memory": memory} if blocks else {}
-        other = create(name, realisation="explicit", **options)
-        if hasattr(other, "time_limit"):
-            other = create(name, realisation="explicit", time_limit=2, **options)
-        found = other.solve(graph, budget).schedule
-        if found is not None and NBYTES[memory](found) <= budget:
+    for name in set(names("explicit")) - {"auto"}:
+        found = create(name, realisation="explicit").solve(problem).schedule
+        if found is not None:
+            assert problem.memory.nbytes(found) <= budget
             compared.append(name)
             assert auto.schedule.seconds <= found.seconds + 1e-9, name
     assert len(compared) >= 5
@@ -92,25 +85,26 @@ def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
 def test_what_is_placed_is_kept_within_the_budget(
     taken: Counter[str], memory: str, graph: TrainingGraph
 ) -> None:
-    unplanned = NBYTES[memory](Schedule.unplanned(graph))
-    found = Auto(time_limit=0.3, memory=memory).solve(graph, max(1, unplanned * 3 // 4))
+    held = MEMORIES[memory]
+    budget = max(1, held.nbytes(Schedule.unplanned(graph)) * 3 // 4)
+    found = Auto(time_limit=0.3).solve(Problem(graph, budget, memory=held))
     if found.schedule is not None:
         taken["plan"] += 1
         assert validate(found.schedule).valid
-        assert NBYTES[memory](found.schedule) <= max(1, unplanned * 3 // 4)
+        assert held.nbytes(found.schedule) <= budget
 
 
 def test_what_one_moment_proves_is_optimal() -> None:
     graph = unit_chain(16)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    assert Auto().solve(graph, peak - UNIT).status is Status.OPTIMAL
-    assert Auto().solve(graph, peak).schedule == Schedule.unplanned(graph)
-    assert Auto().solve(graph, 2 * UNIT).status is Status.INFEASIBLE
+    assert Auto().solve(Problem(graph, peak - UNIT)).status is Status.OPTIMAL
+    assert Auto().solve(Problem(graph, peak)).schedule == Schedule.unplanned(graph)
+    assert Auto().solve(Problem(graph, 2 * UNIT)).status is Status.INFEASIBLE
 
 
 def test_without_a_budget_the_least_memory() -> None:
     graph = unit_chain(8)
-    least = Auto(time_limit=2).solve(graph, None)
+    least = Auto(time_limit=2).solve(Problem(graph, None))
     assert least.status is Status.FEASIBLE
     assert least.schedule is not None
     # Three tensors would do, at more than one extra forward pass.
@@ -122,19 +116,19 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.strategies.auto.search", interrupted)
+    monkeypatch.setattr("memplan.strategies.spaces.search", interrupted)
     graph = unit_chain(16)
-    found = Auto().solve(graph, 8 * UNIT)
+    found = Auto().solve(Problem(graph, 8 * UNIT))
     assert found.schedule is not None
     assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
-    monkeypatch.setattr("memplan.strategies.auto.refine", interrupted)
+    monkeypatch.setattr("memplan.strategies.spaces.refine", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Auto().solve(graph, 8 * UNIT)
+        Auto().solve(Problem(graph, 8 * UNIT))
 
 
 def test_wrong_options_are_said() -> None:
-    with pytest.raises(ArgumentError, match="'live' or 'blocks'"):
-        Auto(memory="bytes")
+    with pytest.raises(ArgumentError, match="time_limit"):
+        Auto(time_limit=-1)
     with pytest.raises(ArgumentError, match="CBC"):
         Auto(solver="")
 
@@ -163,7 +157,7 @@ def test_segments_are_found_where_annealing_has_no_time() -> None:
 
 def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
     graph = unit_chain(32)
-    for memory in NBYTES:
-        least = Auto(time_limit=2, memory=memory).solve(graph, None).schedule
+    for memory in MEMORIES.values():
+        least = Auto(time_limit=2).solve(Problem(graph, None, memory=memory)).schedule
         assert least is not None
         assert least.seconds <= graph.seconds + graph.nforward  # every op takes a second

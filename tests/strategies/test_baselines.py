@@ -16,18 +16,20 @@ from helpers.small_graphs import small_graphs
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy
-from memplan.strategies.explicit_brute_force import ExplicitBruteForce
-from memplan.strategies.explicit_checkpoint import CheckpointAll, CheckpointLast
-from memplan.strategies.explicit_chen import ExplicitChenGreedy, ExplicitChenSqrt
+from memplan.strategies.base import Problem
+from memplan.strategies.checkpoint_last import CheckpointLast
+from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank, forward_steps
+from memplan.strategies.store_all import StoreAll
+from oracles.sequences import BruteForceSequences
 
 BASELINES: list[Strategy] = [
-    CheckpointAll(),
+    StoreAll(),
     CheckpointLast(),
-    ExplicitChenSqrt(),
-    ExplicitChenSqrt(linear=True),
-    ExplicitChenGreedy(ntrial=12),
-    ExplicitChenGreedy(linear=True, ntrial=12),
+    ChenSqrt(),
+    ChenSqrt(linear=True),
+    ChenGreedy(ntrial=12),
+    ChenGreedy(linear=True, ntrial=12),
     Griewank(max_slots=6),
     Griewank(linear=True, max_slots=6),
 ]
@@ -37,7 +39,7 @@ BASELINES: list[Strategy] = [
 def test_chen_sqrt_has_the_closed_form_on_the_unit_chain(nlayers: int) -> None:
     """Segments of k ops, m of them: peak m + k, and k - 1 ops of each segment run again."""
     graph = unit_chain(nlayers)
-    schedule = ExplicitChenSqrt(linear=True).solve(graph, None).schedule
+    schedule = ChenSqrt(linear=True).solve(Problem(graph, None)).schedule
     assert schedule is not None
     k = math.isqrt(nlayers)
     m = nlayers // k
@@ -46,16 +48,16 @@ def test_chen_sqrt_has_the_closed_form_on_the_unit_chain(nlayers: int) -> None:
 
 
 def test_chen_sqrt_on_32_layers() -> None:
-    schedule = ExplicitChenSqrt(linear=True).solve(unit_chain(32), 11 * UNIT).schedule
+    schedule = ChenSqrt(linear=True).solve(Problem(unit_chain(32), 11 * UNIT)).schedule
     assert schedule is not None
     assert (schedule.seconds, simulate(schedule).peak_nbytes) == (89.0, 11 * UNIT)
-    assert ExplicitChenSqrt(linear=True).solve(unit_chain(32), 11 * UNIT - 1).schedule is None
+    assert ChenSqrt(linear=True).solve(Problem(unit_chain(32), 11 * UNIT - 1)).schedule is None
 
 
 def test_chen_greedy_finds_a_way_between() -> None:
     graph = unit_chain(32)
     for budget in (12, 16, 24):
-        schedule = ExplicitChenGreedy(linear=True).solve(graph, budget * UNIT).schedule
+        schedule = ChenGreedy(linear=True).solve(Problem(graph, budget * UNIT)).schedule
         assert schedule is not None
         assert graph.seconds < schedule.seconds < graph.seconds + 32
 
@@ -65,7 +67,7 @@ def test_chen_greedy_finds_a_way_between() -> None:
 def test_griewank_has_the_closed_form_on_the_unit_chain(nlayers: int, slots: int) -> None:
     graph = unit_chain(nlayers)
     peak = min(slots, nlayers) + 2
-    schedule = Griewank(linear=True).solve(graph, peak * UNIT).schedule
+    schedule = Griewank(linear=True).solve(Problem(graph, peak * UNIT)).schedule
     assert schedule is not None
     assert simulate(schedule).peak_nbytes <= peak * UNIT
     assert schedule.seconds == forward_steps(nlayers, slots) + 1 + nlayers
@@ -88,8 +90,8 @@ def test_forward_steps_are_the_optimum_of_the_recursion() -> None:
 def test_griewank_is_optimal_on_the_unit_chain(nlayers: int, slots: int) -> None:
     budget = (slots + 2) * UNIT
     graph = unit_chain(nlayers)
-    exact = ExplicitBruteForce(max_ops=13, any_order=True).solve(graph, budget)
-    found = Griewank(linear=True).solve(graph, budget)
+    exact = BruteForceSequences(max_ops=13, any_order=True).solve(Problem(graph, budget))
+    found = Griewank(linear=True).solve(Problem(graph, budget))
     assert exact.schedule is not None
     assert found.schedule is not None
     assert found.schedule.seconds == exact.schedule.seconds
@@ -98,9 +100,9 @@ def test_griewank_is_optimal_on_the_unit_chain(nlayers: int, slots: int) -> None
 @pytest.mark.parametrize("strategy", BASELINES, ids=repr)
 def test_who_keeps_less_really_recomputes(strategy: Strategy) -> None:
     graph = unit_chain(32)
-    schedule = strategy.solve(graph, None).schedule
+    schedule = strategy.solve(Problem(graph, None, max_overhead=math.inf)).schedule
     assert schedule is not None
-    if isinstance(strategy, CheckpointAll):
+    if isinstance(strategy, StoreAll):
         assert not schedule.recomputed
     else:
         assert schedule.recomputed
@@ -115,12 +117,12 @@ def test_baselines_are_valid_within_the_budget_and_promise_little(
 ) -> None:
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
     strategy = data.draw(st.sampled_from(BASELINES))
-    lowest = strategy.solve(graph, None).schedule
+    lowest = strategy.solve(Problem(graph, None, max_overhead=math.inf)).schedule
     assert lowest is not None
     peak = simulate(lowest).peak_nbytes
     assert validate(lowest, peak).valid
     budget = data.draw(st.integers(max(0, peak - 2), peak + 8))
-    outcome = strategy.solve(graph, budget)
+    outcome = strategy.solve(Problem(graph, budget))
     assert outcome.status is not Status.INFEASIBLE
     assert (outcome.schedule is None) == (outcome.status is Status.NO_PLAN_FOUND)
     if outcome.schedule is not None:

@@ -23,10 +23,11 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
-from memplan.strategies.checkmate_full import CheckmateFull
+from memplan.strategies.base import Problem
+from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.strategies.evict import Evict
-from memplan.strategies.explicit_brute_force import ExplicitBruteForce
+from oracles.sequences import BruteForceSequences
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import published_graphs
@@ -41,27 +42,27 @@ needs_published = pytest.mark.skipif(
 def test_the_unit_chain_of_checkmates_paper(solver: str) -> None:
     """With free variables that may free what is not there, it would be 22."""
     graph = unit_chain(8)
-    outcome = CheckmateFull(solver=solver).solve(graph, 4 * UNIT)
+    outcome = Checkmate(solver=solver).solve(Problem(graph, 4 * UNIT))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 26.0
-    assert outcome.lower_bound == pytest.approx(26.0, abs=1e-3)
+    assert outcome.lower_bound_seconds == pytest.approx(26.0, abs=1e-3)
     assert validate(outcome.schedule, 4 * UNIT).valid
 
 
 def test_three_tensors_are_the_least_for_the_unit_chain() -> None:
     graph = unit_chain(8)
-    assert CheckmateFull().solve(graph, 3 * UNIT - 1).status is Status.INFEASIBLE
-    assert CheckmateLP().solve(graph, 2 * UNIT).status is Status.INFEASIBLE
-    assert CheckmateFull().solve(graph, 3 * UNIT).schedule is not None
+    assert Checkmate().solve(Problem(graph, 3 * UNIT - 1)).status is Status.INFEASIBLE
+    assert CheckmateLP().solve(Problem(graph, 2 * UNIT)).status is Status.INFEASIBLE
+    assert Checkmate().solve(Problem(graph, 3 * UNIT)).schedule is not None
 
 
 def test_without_a_budget_the_least_memory_for_one_more_forward_pass() -> None:
     graph = unit_chain(8)
-    for strategy in (CheckmateFull(), Evict()):
-        outcome = strategy.solve(graph, None)
+    for strategy in (Checkmate(), Evict()):
+        outcome = strategy.solve(Problem(graph, None))
         assert outcome.status is Status.FEASIBLE
-        assert outcome.lower_bound is None
+        assert outcome.lower_bound_seconds is None
         assert outcome.schedule is not None
         assert simulate(outcome.schedule).peak_nbytes == 4 * UNIT
         assert outcome.schedule.seconds == 26.0
@@ -72,7 +73,7 @@ def test_without_a_budget_the_least_memory_for_one_more_forward_pass() -> None:
 def test_unet_at_80_percent(solver: str) -> None:
     graph = published_graphs.load("unet_b32_train")
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 80 // 100
-    outcome = CheckmateFull(time_limit=20, solver=solver).solve(graph, budget)
+    outcome = Checkmate(time_limit=20, solver=solver).solve(Problem(graph, budget))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 31620.0
@@ -84,7 +85,7 @@ def test_unet_at_80_percent(solver: str) -> None:
 def test_unet_at_50_percent(solver: str) -> None:
     graph = published_graphs.load("unet_b32_train")
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 50 // 100
-    outcome = CheckmateFull(time_limit=30, solver=solver).solve(graph, budget)
+    outcome = Checkmate(time_limit=30, solver=solver).solve(Problem(graph, budget))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 33165.0
@@ -95,40 +96,40 @@ def test_unet_at_50_percent(solver: str) -> None:
 def test_unet_at_50_percent_rounded() -> None:
     graph = published_graphs.load("unet_b32_train")
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 50 // 100
-    outcome = CheckmateLP().solve(graph, budget)
+    outcome = CheckmateLP().solve(Problem(graph, budget))
     assert outcome.schedule is not None
-    assert outcome.lower_bound is not None
+    assert outcome.lower_bound_seconds is not None
     assert validate(outcome.schedule, budget).valid
-    assert outcome.lower_bound <= 33165.0 <= outcome.schedule.seconds <= 1.06 * 33165.0
+    assert outcome.lower_bound_seconds <= 33165.0 <= outcome.schedule.seconds <= 1.06 * 33165.0
 
 
 def test_without_pressure_nothing_is_recomputed() -> None:
     graph = unit_chain(8)
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes
-    for strategy in (CheckmateFull(), CheckmateLP()):
-        outcome = strategy.solve(graph, budget)
+    for strategy in (Checkmate(), CheckmateLP()):
+        outcome = strategy.solve(Problem(graph, budget))
         assert outcome.status is Status.OPTIMAL
         assert outcome.schedule == Schedule.unplanned(graph)
-        assert outcome.lower_bound == graph.seconds
+        assert outcome.lower_bound_seconds == graph.seconds
 
 
 def test_no_time_no_promise() -> None:
     graph = unit_chain(8)
-    outcome = CheckmateFull(time_limit=0.0).solve(graph, 4 * UNIT)
+    outcome = Checkmate(time_limit=0.0).solve(Problem(graph, 4 * UNIT))
     assert outcome.status in (Status.FEASIBLE, Status.NO_PLAN_FOUND)
-    tight = CheckmateLP(time_limit=0.0).solve(graph, 4 * UNIT)
+    tight = CheckmateLP(time_limit=0.0).solve(Problem(graph, 4 * UNIT))
     assert tight.status is Status.NO_PLAN_FOUND
 
 
 def test_a_start_is_used() -> None:
     graph = unit_chain(8)
-    optimum = CheckmateFull().solve(graph, 4 * UNIT).schedule
-    found = CheckmateFull(time_limit=0.0, start=optimum).solve(graph, 4 * UNIT)
+    optimum = Checkmate().solve(Problem(graph, 4 * UNIT)).schedule
+    found = Checkmate(time_limit=0.0, start=optimum).solve(Problem(graph, 4 * UNIT))
     assert found.schedule == optimum
 
 
 def test_unknown_solvers_are_refused() -> None:
-    for make in (CheckmateFull, CheckmateLP):
+    for make in (Checkmate, CheckmateLP):
         with pytest.raises(ArgumentError, match="CBC"):
             make(solver="")
 
@@ -137,14 +138,14 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.strategies.checkmate_full.refine", interrupted)
+    monkeypatch.setattr("memplan.programs.stage_refinement.refine", interrupted)
     graph = unit_chain(8)
-    outcome = CheckmateFull().solve(graph, 6 * UNIT)
+    outcome = Checkmate().solve(Problem(graph, 6 * UNIT))
     assert outcome.status is Status.FEASIBLE
     assert outcome.schedule is not None
     assert validate(outcome.schedule, 6 * UNIT).valid
     with pytest.raises(KeyboardInterrupt):
-        CheckmateFull().solve(graph, 2 * UNIT)
+        Checkmate().solve(Problem(graph, 2 * UNIT))
 
 
 def test_backward_ops_run_again_only_if_asked_to() -> None:
@@ -160,8 +161,8 @@ def test_backward_ops_run_again_only_if_asked_to() -> None:
     )
     graph = TrainingGraph(ops, tensors(f=1, b0=4, b1=4, b2=1, b3=1), (4,), 1)
     budget = 9 * UNIT
-    assert CheckmateFull().solve(graph, budget).status is Status.INFEASIBLE
-    outcome = CheckmateFull(recompute_backward=True).solve(graph, budget)
+    assert Checkmate().solve(Problem(graph, budget)).status is Status.INFEASIBLE
+    outcome = Checkmate(recompute_backward=True).solve(Problem(graph, budget))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
     assert outcome.schedule.recomputed == (1,)
@@ -184,9 +185,9 @@ def test_a_hand_over_saves_its_bytes() -> None:
     )
     graph = TrainingGraph(ops, tensors(a=2, b=2, c=2), (2, 0), 3)
     # a is a head: it must be there at the end, so that either two are alive or a runs again.
-    outcome = CheckmateFull().solve(graph, 4 * UNIT)
+    outcome = Checkmate().solve(Problem(graph, 4 * UNIT))
     assert outcome.status is Status.OPTIMAL
-    assert CheckmateFull().solve(graph, 3 * UNIT).status is Status.INFEASIBLE
+    assert Checkmate().solve(Problem(graph, 3 * UNIT)).status is Status.INFEASIBLE
 
 
 def test_what_a_schedule_carries() -> None:
@@ -203,8 +204,8 @@ def test_what_a_schedule_carries() -> None:
 
 def _near(graph: TrainingGraph, data: st.DataObject, backward: bool) -> int:
     """A budget between the lowest and the unplanned peak, or a little below."""
-    oracle = ExplicitBruteForce(recompute_backward=backward)
-    lowest = oracle.solve(graph, None).schedule
+    oracle = BruteForceSequences(recompute_backward=backward)
+    lowest = oracle.solve(Problem(graph, None)).schedule
     assert lowest is not None
     low = simulate(lowest).peak_nbytes
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
@@ -224,9 +225,9 @@ def test_checkmate_finds_what_brute_force_finds(
     graph = data.draw(small_graphs(4))
     backward = data.draw(st.booleans())
     budget = _near(graph, data, backward)
-    exact = ExplicitBruteForce(recompute_backward=backward).solve(graph, budget)
+    exact = BruteForceSequences(recompute_backward=backward).solve(Problem(graph, budget))
     options = {"solver": solver, "recompute_backward": backward}
-    outcome = CheckmateFull(time_limit=20, **options).solve(graph, budget)
+    outcome = Checkmate(time_limit=20, **options).solve(Problem(graph, budget))
     assert outcome.status is exact.status
     taken["none"] += exact.schedule is None
     if exact.schedule is not None and outcome.schedule is not None:
@@ -234,8 +235,8 @@ def test_checkmate_finds_what_brute_force_finds(
         assert validate(exact.schedule, budget).valid
         assert validate(outcome.schedule, budget).valid
         assert outcome.schedule.seconds == exact.schedule.seconds
-        assert outcome.lower_bound is not None
-        assert outcome.lower_bound == pytest.approx(exact.schedule.seconds, abs=1e-3)
+        assert outcome.lower_bound_seconds is not None
+        assert outcome.lower_bound_seconds == pytest.approx(exact.schedule.seconds, abs=1e-3)
 
 
 @taking(plan=3, none=1)
@@ -246,15 +247,15 @@ def test_the_relaxation_bounds_and_its_rounding_is_valid(
 ) -> None:
     graph = data.draw(small_graphs(4))
     budget = _near(graph, data, False)
-    exact = ExplicitBruteForce().solve(graph, budget)
-    outcome = CheckmateLP(solver="HIGHS").solve(graph, budget)
+    exact = BruteForceSequences().solve(Problem(graph, budget))
+    outcome = CheckmateLP(solver="HIGHS").solve(Problem(graph, budget))
     if exact.schedule is None:
         taken["none"] += 1
         assert outcome.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
         return
     assert outcome.status is not Status.INFEASIBLE
-    assert outcome.lower_bound is not None
-    assert outcome.lower_bound <= exact.schedule.seconds + 1e-9
+    assert outcome.lower_bound_seconds is not None
+    assert outcome.lower_bound_seconds <= exact.schedule.seconds + 1e-9
     if outcome.schedule is not None:
         taken["plan"] += 1
         assert validate(outcome.schedule, budget).valid
@@ -269,11 +270,11 @@ def test_the_relaxation_bounds_and_its_rounding_is_valid(
 def test_order_within_a_stage_costs_little(data: st.DataObject) -> None:
     """Brute force in any order is never worse, and valid."""
     graph = data.draw(small_graphs(3))
-    stages = ExplicitBruteForce().solve(graph, None).schedule
+    stages = BruteForceSequences().solve(Problem(graph, None)).schedule
     assert stages is not None
     budget = simulate(stages).peak_nbytes
-    free = ExplicitBruteForce(any_order=True).solve(graph, budget)
-    within = ExplicitBruteForce().solve(graph, budget).schedule
+    free = BruteForceSequences(any_order=True).solve(Problem(graph, budget))
+    within = BruteForceSequences().solve(Problem(graph, budget)).schedule
     assume(within is not None)
     assert within is not None
     assert free.schedule is not None
@@ -283,21 +284,21 @@ def test_order_within_a_stage_costs_little(data: st.DataObject) -> None:
 
 def test_brute_force_refuses_large_graphs() -> None:
     with pytest.raises(ArgumentError, match="17"):
-        ExplicitBruteForce().solve(unit_chain(8), 4 * UNIT)
+        BruteForceSequences().solve(Problem(unit_chain(8), 4 * UNIT))
 
 
 def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(100)
     with pytest.raises(TimeoutError):
         StageProgram(graph, 4 * UNIT, Program("CBC"), deadline=0.0)
-    monkeypatch.setattr("memplan.strategies.checkmate_full.refine", lambda *_, **__: iter(()))
+    monkeypatch.setattr("memplan.programs.stage_refinement.refine", lambda *_, **__: iter(()))
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
-    outcome = CheckmateFull(time_limit=0.2).solve(graph, budget)
+    outcome = Checkmate(time_limit=0.2).solve(Problem(graph, budget))
     assert outcome.status in (Status.FEASIBLE, Status.NO_PLAN_FOUND)
 
 
 def test_the_rounding_proves_for_schedules_in_order_only() -> None:
     graph = unit_chain(8)
-    assert CheckmateLP().solve(graph, 5 * UNIT).in_order
-    assert CheckmateLP().solve(graph, 2 * UNIT - 1).in_order
-    assert not CheckmateFull().solve(graph, 2 * UNIT - 1).in_order  # the moments prove it
+    assert CheckmateLP().solve(Problem(graph, 5 * UNIT)).in_order
+    assert CheckmateLP().solve(Problem(graph, 2 * UNIT - 1)).in_order
+    assert not Checkmate().solve(Problem(graph, 2 * UNIT - 1)).in_order  # the moments prove it

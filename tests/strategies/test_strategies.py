@@ -19,6 +19,7 @@ from helpers.branches import taking
 from helpers.clock import TickingClock
 from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
+from helpers.problems import mirrored
 from memplan import strategies
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
@@ -29,17 +30,18 @@ from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import checkmate as checkmate_module
-from memplan.strategies.base import Outcome, Status
+from memplan.strategies.auto import Auto
+from memplan.strategies.base import Outcome, Problem, Status
+from memplan.strategies.chen import ChenGreedy
 from memplan.util import stop
+from oracles.flags import BruteForceFlags
 
 HEURISTICS = (
     "store_all",
     "memonger",
     "chen_sqrt",
-    "chen_sqrt_linear",
     "chen_greedy",
-    "chen_greedy_linear",
-    "anneal",
+    "search",
 )
 
 
@@ -64,39 +66,40 @@ def test_plans_are_valid_mirrored_and_within_the_budget(
     graph: TrainingGraph, name: str, share: float
 ) -> None:
     budget = int(share * allocate(Schedule.unplanned(graph)).nbytes)
-    outcome = made(name).solve(graph, budget)
-    assert outcome.lower_bound is None or outcome.lower_bound >= graph.seconds
+    outcome = made(name).solve(mirrored(graph, budget))
+    assert outcome.lower_bound_seconds is None or outcome.lower_bound_seconds >= graph.seconds
     if outcome.schedule is None:
         assert outcome.status is Status.NO_PLAN_FOUND
         return
     assert validate(outcome.schedule).valid
     assert allocate(outcome.schedule).nbytes <= budget
     assert mirror(graph, flags_of(outcome.schedule)) == outcome.schedule
-    if outcome.lower_bound is not None:
-        assert outcome.schedule.seconds >= outcome.lower_bound - 1e-12
+    if outcome.lower_bound_seconds is not None:
+        assert outcome.schedule.seconds >= outcome.lower_bound_seconds - 1e-12
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
 def test_heuristics_never_say_that_nothing_is_possible(graph: TrainingGraph, name: str) -> None:
-    assert made(name).solve(graph, 1) == Outcome(Status.NO_PLAN_FOUND)
+    outcome = made(name).solve(mirrored(graph, 1))
+    assert (outcome.status, outcome.schedule) == (Status.NO_PLAN_FOUND, None)
 
 
 @pytest.mark.parametrize("name", [*HEURISTICS[1:], "checkmate"])
 def test_without_a_budget_memory_is_saved(graph: TrainingGraph, name: str) -> None:
-    found = made(name).solve(graph, None).schedule
+    found = made(name).solve(mirrored(graph, None)).schedule
     assert found is not None
     assert allocate(found).nbytes < 0.9 * allocate(Schedule.unplanned(graph)).nbytes
 
 
 def test_checkmate_proves_what_cannot_be(graph: TrainingGraph) -> None:
-    assert made("checkmate").solve(graph, 1).status is Status.INFEASIBLE
+    assert made("checkmate").solve(mirrored(graph, 1)).status is Status.INFEASIBLE
 
 
 def test_memonger_keeps_the_hinted_stages_only() -> None:
     net, shapes = hinted_resnet()
     graph = trace(net, shapes=shapes).graph
     hinted = {i for i, op in enumerate(graph.ops) if op.mirror_stage is not None}
-    found = made("memonger").solve(graph, None).schedule
+    found = made("memonger").solve(mirrored(graph, None)).schedule
     assert hinted
     assert found is not None
     kept = flags_keeping(graph, ()) - flags_of(found)
@@ -132,8 +135,8 @@ def test_checkmate_is_what_trying_everything_finds(
     taken: Counter[str], solver: str, problem: tuple[TrainingGraph, int]
 ) -> None:
     graph, budget = problem
-    best = strategies.create("brute_force").solve(graph, budget)
-    found = made("checkmate", solver=solver).solve(graph, budget)
+    best = BruteForceFlags().solve(mirrored(graph, budget))
+    found = made("checkmate", solver=solver).solve(mirrored(graph, budget))
     if best.schedule is None:
         taken["none"] += 1
         assert found.schedule is None
@@ -141,7 +144,7 @@ def test_checkmate_is_what_trying_everything_finds(
         return
     assert found.status is not Status.INFEASIBLE
     optimum = best.schedule.seconds
-    assert found.lower_bound is None or found.lower_bound <= optimum + 1e-6
+    assert found.lower_bound_seconds is None or found.lower_bound_seconds <= optimum + 1e-6
     if found.schedule is not None:
         taken["plan"] += 1
         assert found.schedule.seconds >= optimum
@@ -157,16 +160,16 @@ def test_checkmate_is_what_trying_everything_finds(
 @given(problem=small_problems())
 def test_plans_of_random_graphs(taken: Counter[str], problem: tuple[TrainingGraph, int]) -> None:
     graph, budget = problem
-    best = strategies.create("brute_force").solve(graph, budget)
+    best = BruteForceFlags().solve(mirrored(graph, budget))
     for name in HEURISTICS:
         options = {"ntrial": 12} if name.startswith(("memonger", "chen_greedy")) else {}
         strategy = made(name, 0.02, **options)
-        least = strategy.solve(graph, None).schedule
+        least = strategy.solve(mirrored(graph, None)).schedule
         assert least is not None
         assert validate(least).valid
         assert mirror(graph, flags_of(least)) == least
-        within = strategy.solve(graph, budget).schedule
-        if name != "anneal":
+        within = strategy.solve(mirrored(graph, budget)).schedule
+        if name != "search":
             assert (within is not None) == (allocate(least).nbytes <= budget)
         if within is not None:
             taken["plan"] += 1
@@ -182,20 +185,20 @@ def test_checkmate_keeps_its_time_limit(
     budget = allocate(Schedule.unplanned(graph)).nbytes // 2
     clock = TickingClock(0.01)
     clock.replaces_that_of(monkeypatch, checkmate_module, stop)
-    made("checkmate", 2.0).solve(graph, budget)
+    made("checkmate", 2.0).solve(mirrored(graph, budget))
     assert 20 < clock.looks < 220
 
 
 def test_brute_force_refuses_what_would_take_forever(graph: TrainingGraph) -> None:
     with pytest.raises(ArgumentError, match="at most 16"):
-        made("brute_force").solve(graph, None)
+        BruteForceFlags().solve(mirrored(graph, None))
 
 
 def test_brute_force_proves() -> None:
     graph = unit_chain(3)
     unplanned = allocate(Schedule.unplanned(graph)).nbytes
-    assert made("brute_force").solve(graph, unplanned).schedule == Schedule.unplanned(graph)
-    assert made("brute_force").solve(graph, 1) == Outcome(Status.INFEASIBLE)
+    assert BruteForceFlags().solve(mirrored(graph, unplanned)).schedule == Schedule.unplanned(graph)
+    assert BruteForceFlags().solve(mirrored(graph, 1)) == Outcome(Status.INFEASIBLE)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +215,13 @@ class Plugin:
 
     factor: int = 1
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
-        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+    def solve(self, problem: Problem) -> Outcome:
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(problem.graph))
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "_loaders", dict(strategies._loaders))
+    monkeypatch.setattr(strategies, "_rows", dict(strategies._rows))
 
 
 @pytest.mark.usefixtures("registry")
@@ -257,8 +260,8 @@ def test_an_installed_package_brings_its_strategy(monkeypatch: pytest.MonkeyPatc
 def test_an_unknown_name_lists_the_choices_of_the_realisation() -> None:
     with pytest.raises(ArgumentError, match=r"memonger.*checkmate"):
         strategies.create("memnger")
-    with pytest.raises(ArgumentError, match="for this realisation no strategy 'memonger'"):
-        strategies.create("memonger", realisation="explicit")
+    with pytest.raises(ArgumentError, match="for realisation 'mirror' no strategy 'griewank'"):
+        strategies.create("griewank", realisation="mirror")
     assert "griewank" in strategies.names("explicit")
     assert "griewank" not in strategies.names("mirror")
 
@@ -269,7 +272,19 @@ def test_only_a_name_or_a_strategy_will_do(thing: Any) -> None:
         strategies.create(thing)
 
 
-@pytest.mark.parametrize("realisation", strategies.REALISATIONS)
-def test_every_name_can_be_made(realisation: str) -> None:
-    for name in strategies.names(realisation):
-        assert callable(strategies.create(name, realisation=realisation).solve)
+def test_options_may_stand_behind_the_name() -> None:
+    assert strategies.create("chen_greedy:linear:ntrial=12") == ChenGreedy(linear=True, ntrial=12)
+    assert strategies.create("chen_greedy:linear=false").linear is False  # type: ignore[attr-defined]
+    assert strategies.create("auto:solver=CBC:seed=3", seed=4) == Auto(solver="CBC", seed=4)
+    for wrong in ("chen_greedy:linaer", "chen_greedy:ntrial=many", "chen_greedy:linear=no"):
+        with pytest.raises(ArgumentError, match=wrong.partition(":")[2].partition("=")[0]):
+            strategies.create(wrong)
+
+
+def test_every_name_can_be_made() -> None:
+    for name in strategies.names():
+        assert callable(strategies.create(name).solve)
+    for realisation in strategies.REALISATIONS:
+        assert set(strategies.names(realisation)) <= set(strategies.names())
+        for name in strategies.names(realisation):
+            assert strategies.create(name, realisation=realisation) == strategies.create(name)

@@ -23,10 +23,12 @@ from helpers.networks import (
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.profile import _measure, device_name, frugal_schedule, profile
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.strategies.spaces import Flags
 
 # So long that no busy machine makes another op look as slow.
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.2, 0.4
@@ -211,7 +213,7 @@ def test_copies_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_profiling_takes_less_memory_than_the_step() -> None:
     net, shapes = residual_net(units=8)
     graph = trace(net, shapes=shapes).graph
-    schedule = frugal_schedule(graph)
+    schedule = frugal_schedule(graph, Flags())
     assert schedule.recomputed
     assert allocate(schedule).nbytes < 0.8 * allocate(Schedule.unplanned(graph)).nbytes
 

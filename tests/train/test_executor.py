@@ -22,12 +22,13 @@ from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.measure import reported_mib
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import match_range, variable
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train import train_step
 from memplan.mxnet.train.pool import training_need
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
 RANGES = (0, 1, 2, 3, 16)

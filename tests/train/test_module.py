@@ -130,7 +130,7 @@ def test_checkpoints(tmp_path: Path) -> None:
         return state(again)
 
     def load(*arguments: Any, **options: Any) -> Any:
-        loaded = memplan.mxnet.Module.load(*arguments, strategy="chen_greedy_linear", **options)
+        loaded = memplan.mxnet.Module.load(*arguments, strategy="chen_greedy:linear", **options)
         assert type(loaded) is memplan.mxnet.Module
         return loaded
 

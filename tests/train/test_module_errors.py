@@ -8,9 +8,9 @@ import pytest
 from helpers.fitting import CLASSES, NETWORKS, batches, planned
 from helpers.networks import two_headed_net
 from memplan.errors import ArgumentError, BudgetError, UsageError
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
+from memplan.strategies.base import Problem
 
 
 def test_update_without_a_step() -> None:
@@ -59,11 +59,11 @@ class Interrupted:
 
     presses = 1
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         if self.presses:
             self.presses -= 1
             raise KeyboardInterrupt
-        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(problem.graph))
 
 
 def test_an_interrupt_leaves_the_module_as_it_was() -> None:

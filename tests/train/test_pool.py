@@ -24,15 +24,15 @@ from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise.bind import bind_inference
-from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need, view
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import trace
 
 MIB = 1 << 20
 NET = residual_net()[0]
 SIZES = (16, 12, 8)
-STRATEGY = "chen_greedy_linear"
+STRATEGY = "chen_greedy:linear"
 
 
 def planned(

@@ -32,7 +32,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "lstm": lambda: unrolled_lstm(steps=6, batch=BATCH),
     "two heads": lambda: all_losses(two_headed_net(batch=BATCH)),
 }
-STRATEGIES = [name for name in memplan.strategies.names("mirror") if name != "brute_force"]
+STRATEGIES = memplan.strategies.names("mirror")
 
 # Plans that recompute nothing: the rule gives one that takes more memory than no plan.
 NOTHING_TO_GAIN = {*((name, "store_all") for name in NETWORKS), ("lstm", "chen_sqrt")}

@@ -14,11 +14,11 @@ from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs,
 from helpers.shown import recomputing_chain
 from memplan.errors import ArgumentError
 from memplan.step.graph import Handover, Op, TrainingGraph
-from memplan.step.liveness import Fate, Role, fates, live_by_role, lives, waits
+from memplan.step.liveness import Fate, Role, at_peak, at_step, fates, live_by_role, lives, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.views.explain import Reasons, at_peak, at_step, peak, why
+from memplan.views.explain import Reasons, peak, why
 
 
 @examples(60)

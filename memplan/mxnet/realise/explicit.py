@@ -6,22 +6,76 @@ order that of the schedule.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import mxnet as mx
 
-from memplan.mxnet.realise.lowering import Lowered, lower
+from memplan.memory.blocks import best_allocation
+from memplan.memory.memory import Blocks, Memory
+from memplan.mxnet.realise.bind import PLACED
+from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
+from memplan.mxnet.realise.measure import allocated_nbytes
+from memplan.mxnet.realise.rewrite import (
+    explicit_order,
+    keep_random_order,
+    repeatable_nodes,
+    writable,
+)
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import counts_as_backward
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
 # MXNet merges ops that differ in nothing, which would undo recomputation: this attribute, which
 # operators do not see, tells them apart.
 _DISTINCT = "__memplan_step__"
 
-# Says where an op runs: MXNet aborts if it must find out for an op that counts as a backward op,
-# but has no control dependencies.
-PLACED = {"__ctx_group__": "memplan"}
+
+@dataclass(frozen=True)
+class Explicit(Form):
+    """By a Symbol of the whole step, in which MXNet derives nothing: any schedule can be run."""
+
+    name: ClassVar[str] = "explicit"
+    spells_out_backward: ClassVar[bool] = True
+    binds: ClassVar[float] = 4.0
+
+    def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
+        """``heads`` as a Symbol can hold them; TraceError for user code and loops."""
+        return writable(heads, device_type)
+
+    def ordered(self, order: Sequence[Node]) -> list[Node]:
+        """Sums of gradients as early as possible."""
+        return explicit_order(order)
+
+    def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
+        """All but random ops, and those that keep a state or change what they read."""
+        del order
+        return repeatable_nodes(forward)
+
+    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+        """Random ops keep their order."""
+        return dataclasses.replace(graph, ops=keep_random_order(graph.ops, nodes))
+
+    def memory(self, trace: Trace) -> Memory:
+        """MXNet's blocks, at the match range that suits a schedule best."""
+        return LoweredMemory(trace, Blocks())
+
+    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
+        """The Symbol of the step; ScheduleError for a schedule of another graph."""
+        del on_gpu
+        return training_symbol(trace, schedule)
+
+    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+        """Bytes and match range of MXNet's blocks."""
+        replayed = best_allocation(lower(trace, schedule).schedule)
+        nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
+        return nbytes, replayed.match_range
 
 
 def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:

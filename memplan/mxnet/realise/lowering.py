@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
+from memplan.memory.memory import Memory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.mxnet.trace.operators import ignored_inputs
@@ -28,6 +29,32 @@ class Lowered:
     index_of: Mapping[int, int]
 
 
+@dataclass(frozen=True)
+class LoweredMemory:
+    """The bytes in ``memory`` of what MXNet gets for a schedule, anchors and gates included."""
+
+    trace: Trace
+    memory: Memory
+
+    @property
+    def match_ranges(self) -> tuple[int, ...]:
+        """Those of ``memory``."""
+        return self.memory.match_ranges
+
+    @property
+    def is_exact(self) -> bool:
+        """A search does not count what is added."""
+        return False
+
+    def nbytes(self, schedule: Schedule) -> int:
+        """The bytes of ``schedule`` as MXNet gets it."""
+        return self.memory.nbytes(lower(self.trace, schedule).schedule)
+
+    def at_least(self, schedule: Schedule) -> int:
+        """A bound below :meth:`nbytes` that takes little time."""
+        return self.memory.at_least(lower(self.trace, schedule).schedule)
+
+
 def lower(trace: Trace, schedule: Schedule) -> Lowered:
     """``schedule`` with the extra steps that MXNet needs, and without copies that nobody reads.
 
@@ -36,7 +63,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
     copy of one of its inputs, that has them.
     """
-    if trace.realisation == "mirror" or len(schedule.graph.ops) != len(trace.nodes):
+    if not trace.spells_out_backward or len(schedule.graph.ops) != len(trace.nodes):
         raise ScheduleError(
             "the schedule belongs to another graph than the trace, or the trace was not made with "
             "realisation='explicit'"

@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import TraceError
+from memplan.memory.blocks import Allocation
 from memplan.mxnet.realise.bind import bind_as_it_stands
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, check_symbol
@@ -28,7 +29,7 @@ def executor_description(
     Nothing is computed, and the arrays it is bound to are never touched.
     """
     with under(match_range):
-        if trace.realisation != "mirror":
+        if trace.spells_out_backward:
             return _explicit_description(symbol, trace)
         return _stock_description(symbol, trace.shapes, trace.dtypes, trace.grad_req)
 
@@ -109,3 +110,14 @@ def _check_sizes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -
                 f"the shape of {name!r} is not known before it runs, so its memory cannot be "
                 f"counted; leave it out of the training network"
             )
+
+
+def allocated_nbytes(
+    symbol: mx.sym.Symbol, trace: Trace, replayed: Allocation, match_range: int | None = None
+) -> int:
+    """The bytes that MXNet allocates for ``symbol``: those ``replayed``, or more if it says so.
+
+    ``match_range`` is that of :func:`executor_description`.
+    """
+    reported = reported_mib(symbol, trace, match_range)
+    return replayed.nbytes + max(0, (reported - (replayed.reported_nbytes >> 20)) << 20)

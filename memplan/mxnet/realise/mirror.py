@@ -5,15 +5,42 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Set as AbstractSet
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import mxnet as mx
 
+from memplan.memory.blocks import allocate
+from memplan.memory.memory import Blocks
+from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
-from memplan.step.mirroring import mirror
+from memplan.step.mirroring import flags_of, mirror
+from memplan.step.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Mirror(Form):
+    """By attributes on the network: MXNet's own executor recomputes what carries them."""
+
+    name: ClassVar[str] = "mirror"
+    binds: ClassVar[float] = 2.0
+
+    def memory(self, trace: Trace) -> Blocks:
+        """MXNet's blocks, at the match range under which the network was traced."""
+        return Blocks((trace.graph.match_range,))
+
+    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
+        """The network with its flags; ScheduleError where no flags give ``schedule``."""
+        return annotate(trace, flags_of(schedule), cudnn=on_gpu)
+
+    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+        """Bytes and match range of MXNet's blocks."""
+        replayed = allocate(schedule)
+        return allocated_nbytes(symbol, trace, replayed), replayed.match_range
 
 
 def annotate(

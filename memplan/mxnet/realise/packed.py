@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import SEGMENT_NBYTES, pack
-from memplan.mxnet.realise.explicit import step_nodes
+from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
     BackwardCall,
     Call,
@@ -24,17 +26,44 @@ from memplan.mxnet.realise.imperative import (
     array_at,
     wait_to_write,
 )
-from memplan.mxnet.realise.lowering import Lowered, lower
-from memplan.mxnet.realise.packed_rules import gradients_read, needs_state, skips_unread
+from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
+from memplan.mxnet.realise.packed_rules import (
+    gradients_read,
+    needs_state,
+    packable,
+    skips_unread,
+)
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
 NDArray = Any
 
 # So many calls are handed to the engine at once: it runs them while others are made ready.
 BUNDLE = 32
+
+
+@dataclass(frozen=True)
+class Packed(Explicit):
+    """By calls of the step's operators one by one, each tensor at an offset of one array."""
+
+    name: ClassVar[str] = "packed"
+    in_one_array: ClassVar[bool] = True
+
+    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+        """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
+        return packable(super().finished(graph, nodes), nodes)
+
+    def memory(self, trace: Trace) -> LoweredMemory:
+        """One array."""
+        return LoweredMemory(trace, PackedMemory())
+
+    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+        """The bytes of the array: MXNet allocates what it is asked for. No match range counts."""
+        del symbol
+        return self.memory(trace).nbytes(schedule), trace.graph.match_range
 
 
 class Memory:

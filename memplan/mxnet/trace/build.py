@@ -11,13 +11,6 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, TraceError
-from memplan.mxnet.realise.packed_rules import packable
-from memplan.mxnet.realise.rewrite import (
-    explicit_order,
-    keep_random_order,
-    repeatable_nodes,
-    writable,
-)
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import (
     GradReq,
@@ -28,6 +21,7 @@ from memplan.mxnet.trace.arguments import (
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
+from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, training_graph
 from memplan.mxnet.trace.nnvm import (
     Entry,
@@ -38,15 +32,9 @@ from memplan.mxnet.trace.nnvm import (
     infer,
     is_hidden,
 )
-from memplan.mxnet.trace.operators import (
-    CUDNN_OFF_BEFORE,
-    ignored_inputs,
-    may_be_mirrored,
-    may_run_on_cudnn,
-)
+from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
 from memplan.step.graph import Op, Tensor, TrainingGraph
-from memplan.strategies import REALISATIONS
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
@@ -61,7 +49,7 @@ class Trace:
     equal ones). ``symbol`` is the user's network without any force_mirroring attribute.
     ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
     state, for the first two). ``heads`` are the entries of the network's outputs, then of the
-    gradients in the order of the arguments; ``realisation`` is the one that was traced for.
+    gradients in the order of the arguments; ``form`` is that of the realisation traced for.
     """
 
     symbol: mx.sym.Symbol
@@ -72,7 +60,22 @@ class Trace:
     dtypes: Mapping[str, str]
     grad_req: Mapping[str, str]
     heads: tuple[Entry, ...]
-    realisation: str
+    form: Form = STOCK
+
+    @property
+    def realisation(self) -> str:
+        """The name of the realisation that this was traced for."""
+        return self.form.name
+
+    @property
+    def spells_out_backward(self) -> bool:
+        """Are gradients tensors of the graph, and outputs of what MXNet runs?"""
+        return self.form.spells_out_backward
+
+    @property
+    def in_one_array(self) -> bool:
+        """Do all tensors lie in one array?"""
+        return self.form.in_one_array
 
 
 def trace(
@@ -81,7 +84,7 @@ def trace(
     shapes: Mapping[str, Sequence[int]],
     type_dict: Mapping[str, Any] | None = None,
     grad_req: GradReq = None,
-    realisation: str = "mirror",
+    form: Form = STOCK,
     device_type: str = "cpu",
 ) -> Trace:
     """The training graph of ``net``.
@@ -93,17 +96,11 @@ def trace(
     network that cannot be differentiated, SizeError for one with an array that is too large for
     MXNet. Costs (``seconds``) are left at 0.
 
-    With ``realisation="mirror"`` the graph is that of MXNet's own executor, with "explicit" that of
-    :mod:`memplan.mxnet.realise.explicit`: gradients are tensors of the graph, sums of few gradients
-    are taken term by term, and whatever may run twice may be recomputed; with "packed" it is that
-    of :mod:`memplan.mxnet.realise.packed`, where fewer ops may. TraceError names an op that cannot
-    be written so. ``device_type`` ("cpu" or "gpu") is where it will run.
+    ``form`` is that of a realisation; without one, the graph is that of MXNet's own executor.
+    TraceError names an op that cannot be run in that form. ``device_type`` ("cpu" or "gpu") is
+    where it will run.
     """
-    if realisation not in REALISATIONS:
-        choices = ", ".join(map(repr, REALISATIONS))
-        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
     check_symbol(net)
-    explicit = realisation != "mirror"
     symbol = without_flags(net)
     nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
     check_unique_names(nodes)
@@ -113,9 +110,8 @@ def trace(
     _check_sizes(depth_first(heads))
     merged = merge_equal_nodes(list(heads))
     wanted = [name for name, request in requests.items() if request != "null"]
-    full = training_graph(merged, heads, wanted, chain_sums=explicit)
-    if explicit:
-        full = writable(full, device_type)
+    full = training_graph(merged, heads, wanted, chain_sums=form.spells_out_backward)
+    full = form.rewritten(full, device_type)
     try:
         infer(full, known_shapes, known_dtypes)
     except MXNetError as error:
@@ -123,13 +119,11 @@ def trace(
     order = [node for node in depth_first(full) if not node.is_variable]
     _check_shapes(order)
     _check_sizes(order)
-    if explicit:
-        order = explicit_order(order)
-    held = {"write", "add"} if realisation == "mirror" else {"add"}
+    order = form.ordered(order)
+    # Gradients that are outputs of the step are no arrays beside it, but those added to.
+    held = {"add"} if form.spells_out_backward else {"write", "add"}
     fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
-    graph = _build(order, full, len(merged), fixed, explicit)
-    if realisation == "packed":
-        graph = packable(graph, order)
+    graph = form.finished(_build(order, full, len(merged), fixed, form), order)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -139,7 +133,7 @@ def trace(
         dtypes=known_dtypes,
         grad_req=requests,
         heads=tuple(full),
-        realisation=realisation,
+        form=form,
     )
 
 
@@ -191,14 +185,14 @@ def _check_shapes(order: Sequence[Node]) -> None:
 
 
 def _build(
-    order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int, explicit: bool
+    order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int, form: Form
 ) -> TrainingGraph:
     index_of = {id(node): i for i, node in enumerate(order)}
     first: dict[int, int] = {}
     tensors: list[Tensor] = []
     # MXNet's executor writes gradients into arrays of their own; in an explicit graph they are
     # outputs like others.
-    external = set() if explicit else {(id(node), k) for node, k in full[noutputs:]}
+    external = set() if form.spells_out_backward else {(id(node), k) for node, k in full[noutputs:]}
     for node in order:
         first[id(node)] = len(tensors)
         for k, info in enumerate(node.infos.outputs):
@@ -208,28 +202,11 @@ def _build(
             else:
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
     forward = depth_first(full[:noutputs])
-    repeatable = repeatable_nodes(forward) if explicit else _mirrorable_nodes(forward, order)
+    repeatable = form.repeatable(forward, order)
     ops = tuple(_op(node, index_of, first, node in repeatable, external) for node in order)
-    if explicit:
-        ops = keep_random_order(ops, order)
     heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
     nforward = sum(not node.is_variable for node in forward)
     return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
-
-
-def _mirrorable_nodes(forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
-    """The nodes of the forward pass that MXNet's mirroring computes right on any device.
-
-    A recomputed BatchNorm updates its moving statistics in its backward op only. One without such
-    an op keeps them as they were on a CPU, while cuDNN updates them: it must not be recomputed.
-    """
-    differentiated = {id(node.forward) for node in order if node.forward is not None}
-    return {
-        node
-        for node in forward
-        if may_be_mirrored(node)
-        and (id(node) in differentiated or not may_run_on_cudnn(node.op, node.attrs))
-    }
 
 
 def _op(

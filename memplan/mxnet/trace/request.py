@@ -9,6 +9,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.form import Form
 
 
 def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
@@ -24,8 +25,12 @@ def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
     }
 
 
-def trace_again(request: Mapping[str, Any], *, match_range: int) -> Trace:
-    """The trace that :func:`request_of` describes, under this NNVM_EXEC_MATCH_RANGE."""
-    options = {name: value for name, value in request.items() if name != "symbol"}
+def trace_again(request: Mapping[str, Any], *, form: Form, match_range: int) -> Trace:
+    """The trace that :func:`request_of` describes, under this NNVM_EXEC_MATCH_RANGE.
+
+    ``form`` is that of its realisation.
+    """
+    names = ("shapes", "type_dict", "grad_req", "device_type")
+    options = {name: request[name] for name in names}
     with under(match_range):
-        return trace(mx.sym.load_json(request["symbol"]), **options)
+        return trace(mx.sym.load_json(request["symbol"]), form=form, **options)

@@ -21,6 +21,7 @@ from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import TrainExecutor, copy_params
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import load
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -226,7 +227,7 @@ class Executor:
 
         UsageError in packed memory: at once, or a step that is bound later would fail.
         """
-        if self._plans.realisation == "packed":
+        if load(self._plans.realisation).in_one_array:
             refuse_monitor()
         for executor in (self, *self._reshaped.values()):
             executor._monitor = (callback, monitor_all)

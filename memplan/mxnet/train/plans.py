@@ -11,11 +11,12 @@ import numpy as np
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.arguments import infer_arguments
-from memplan.mxnet.trace.build import Trace, trace, without_flags
+from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.planning.job import Job
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import runs_whole_steps, trace
 from memplan.strategies import Strategy
 from memplan.util.nbytes import format_nbytes, parse_budget
 
@@ -60,7 +61,7 @@ class Plans:
         self.nbound = 0
         if given is not None and not isinstance(given, Plan):
             raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
-        if self.realisation not in ("explicit", "packed"):
+        if not runs_whole_steps(self.realisation):
             raise ArgumentError(
                 f"Module trains by plans made with realisation='explicit' or 'packed', not "
                 f"{self.realisation!r}; train the symbol of a mirror plan with mx.mod.Module"

@@ -73,7 +73,7 @@ class TrainExecutor:
         arrays = {**self.arg_dict, **self.head_grads}
         self._training: PackedStep | mx.executor.Executor
         hidden: list[NDArray] = []
-        if trace.realisation == "packed":
+        if trace.in_one_array:
             arrays |= self.aux_dict
             self._training = PackedStep(trace, schedule, ctx=self.ctx, arrays=arrays, memory=memory)
         else:

@@ -32,6 +32,7 @@ from memplan.mxnet.train.pool import Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget, plan
+from memplan.planning.realisation import runs_whole_steps
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
@@ -87,7 +88,7 @@ class TrainStep:
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
             raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
-        if realisation not in ("explicit", "packed"):
+        if not runs_whole_steps(realisation):
             raise ArgumentError(
                 f"realisation must be 'explicit' or 'packed' for TrainStep, got {realisation!r}"
             )

@@ -1,4 +1,4 @@
-"""Every schedule of a small graph, by a shortest-path search: the oracle of the tests."""
+"""Every schedule of a small graph, by a shortest-path search in live bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from memplan.errors import ArgumentError
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Status
+from memplan.step.simulate import simulate
+from memplan.strategies.base import Outcome, Problem, Status
 
 # Tensors that share memory, and the memory in use.
 Buffer = frozenset[int]
@@ -31,7 +32,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class ExplicitBruteForce:
+class BruteForceSequences:
     """Searches all schedules with first executions in base order, on at most ``max_ops`` ops.
 
     With ``any_order``, ops may run again at any time and any number of times; without, as in
@@ -43,15 +44,15 @@ class ExplicitBruteForce:
     any_order: bool = False
     recompute_backward: bool = False
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         """The optimum; without a budget, the cheapest schedule of the lowest possible peak.
 
         Raises ArgumentError if the graph is too large.
         """
+        graph, budget_nbytes = problem.graph, problem.budget_nbytes
         if len(graph.ops) > self.max_ops:
             raise ArgumentError(
-                f"explicit_brute_force takes at most {self.max_ops} ops, not {len(graph.ops)}; "
-                "use another strategy"
+                f"brute force takes at most {self.max_ops} ops, not {len(graph.ops)}"
             )
         search = _Search(graph, self.any_order, self.recompute_backward)
         if budget_nbytes is None:
@@ -88,7 +89,11 @@ class _Search:
             if state.t == len(self.graph.ops):
                 there = frozenset[int]().union(*state.live)
                 if all(a in there or not self.graph.tensors[a].nbytes for a in self.graph.heads):
-                    return peak, ops
+                    # What dies, and so who writes into whose buffer, follows from the ops alone: it
+                    # need not be what was chosen on this way.
+                    true_peak = simulate(Schedule.sequence(self.graph, ops)).peak_nbytes
+                    if true_peak <= (peak if budget_nbytes is None else budget_nbytes):
+                        return true_peak, ops
                 continue
             for nbytes, op, following in self._steps(state):
                 if budget_nbytes is not None and nbytes > budget_nbytes:

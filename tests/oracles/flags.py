@@ -1,4 +1,4 @@
-"""Every set of flags, one by one: the oracle of the tests."""
+"""Every set of flags, one by one."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from memplan.errors import ArgumentError
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Status, best_of
+from memplan.strategies.base import Outcome, Problem, Status
 
 
 @dataclass(frozen=True)
-class BruteForce:
+class BruteForceFlags:
     """Tries all sets of at most ``max_ops`` ops that may be flagged."""
 
     max_ops: int = 16
 
-    def solve(self, graph: TrainingGraph, budget_nbytes: int | None) -> Outcome:
+    def solve(self, problem: Problem) -> Outcome:
         """The optimum among all mirrored schedules; ArgumentError if the graph is too large."""
-        candidates = flaggable(graph)
+        candidates = flaggable(problem.graph)
         if len(candidates) > self.max_ops:
             raise ArgumentError(
-                f"brute_force would try 2**{len(candidates)} plans; it takes at most "
-                f"{self.max_ops} ops that can be recomputed. Use another strategy."
+                f"brute force would try 2**{len(candidates)} plans; it takes at most "
+                f"{self.max_ops} ops that can be recomputed"
             )
-        outcome = best_of(_all_plans(graph, candidates), budget_nbytes)
-        if outcome.schedule is None:
+        schedule = problem.cheapest(_all_plans(problem.graph, candidates))
+        if schedule is None:
             return Outcome(Status.INFEASIBLE)
-        return Outcome(Status.OPTIMAL, outcome.schedule, outcome.schedule.seconds)
+        return Outcome(Status.OPTIMAL, schedule, schedule.seconds)
 
 
 def _all_plans(graph: TrainingGraph, candidates: tuple[int, ...]) -> Iterator[Schedule]:

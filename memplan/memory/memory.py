@@ -1,0 +1,127 @@
+"""What a schedule takes of a device: live bytes, MXNet's blocks, or one packed array.
+
+A strategy is held to the bytes of one such memory, whichever it searches by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from memplan.errors import ArgumentError
+from memplan.memory.blocks import MATCH_RANGES, allocate
+from memplan.memory.packing import pack
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+
+
+class Memory(Protocol):
+    """How many bytes a schedule takes.
+
+    ``match_ranges`` are those at which a compiled search replays MXNet's blocks; without any, it
+    counts live bytes. ``is_exact`` tells whether what it counts so are the bytes of this memory.
+    """
+
+    @property
+    def match_ranges(self) -> tuple[int, ...]: ...
+    @property
+    def is_exact(self) -> bool: ...
+
+    def nbytes(self, schedule: Schedule) -> int:
+        """The bytes of ``schedule``: what must be within the budget."""
+
+    def at_least(self, schedule: Schedule) -> int:
+        """A bound below :meth:`nbytes` that takes little time."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """The peak of the bytes alive: the least that any memory needs."""
+
+    @property
+    def match_ranges(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def is_exact(self) -> bool:
+        return True
+
+    def nbytes(self, schedule: Schedule) -> int:
+        return simulate(schedule).peak_nbytes
+
+    def at_least(self, schedule: Schedule) -> int:
+        return self.nbytes(schedule)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """MXNet's blocks, at the one of ``match_ranges`` (of NNVM_EXEC_MATCH_RANGE) that suits best."""
+
+    match_ranges: tuple[int, ...] = MATCH_RANGES
+
+    def __post_init__(self) -> None:
+        if not self.match_ranges or any(not isinstance(m, int) or m < 0 for m in self.match_ranges):
+            raise ArgumentError(
+                f"match_ranges must be integers >= 0, at least one, got {self.match_ranges!r}"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        return True
+
+    def nbytes(self, schedule: Schedule) -> int:
+        return min(allocate(schedule, match_range=m).nbytes for m in self.match_ranges)
+
+    def at_least(self, schedule: Schedule) -> int:
+        return simulate(schedule).peak_nbytes
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One array with an offset for every tensor (:mod:`memplan.memory.packing`)."""
+
+    @property
+    def match_ranges(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def is_exact(self) -> bool:
+        return False
+
+    def nbytes(self, schedule: Schedule) -> int:
+        return pack(schedule).nbytes
+
+    def at_least(self, schedule: Schedule) -> int:
+        return simulate(schedule).peak_nbytes
+
+
+def cheapest(
+    schedules: Iterable[Schedule],
+    budget_nbytes: int | None,
+    memory: Memory,
+    *,
+    most_seconds: float = math.inf,
+) -> Schedule | None:
+    """Of ``schedules``, the one of the fewest seconds within the budget; None if none fits.
+
+    Without a budget: the one of the fewest bytes (and, of equal ones, of the fewest seconds).
+    Those that take more than ``most_seconds`` do not count.
+    """
+    ranked = [(s.seconds, place, s) for place, s in enumerate(schedules)]
+    ranked = [entry for entry in sorted(ranked) if entry[0] <= most_seconds]
+    if budget_nbytes is not None:
+        fitting = (s for _, _, s in ranked if _fits(s, budget_nbytes, memory))
+        return next(fitting, None)
+    best: tuple[int, Schedule] | None = None
+    for _, _, schedule in ranked:
+        if best is None or memory.at_least(schedule) < best[0]:
+            nbytes = memory.nbytes(schedule)
+            if best is None or nbytes < best[0]:
+                best = nbytes, schedule
+    return None if best is None else best[1]
+
+
+def _fits(schedule: Schedule, budget_nbytes: int, memory: Memory) -> bool:
+    return memory.at_least(schedule) <= budget_nbytes and memory.nbytes(schedule) <= budget_nbytes

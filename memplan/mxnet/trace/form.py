@@ -1,0 +1,60 @@
+"""The form in which a training graph is wanted: a realisation passes its own to the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
+from memplan.step.graph import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Form:
+    """The graph of MXNet's own executor, which derives the backward ops itself.
+
+    ``name`` is that of the realisation. A subclass with ``spells_out_backward`` has gradients that
+    are tensors of the graph, and takes sums of few gradients term by term; one that runs
+    ``in_one_array`` has all tensors in one array.
+    """
+
+    name: ClassVar[str] = "mirror"
+    spells_out_backward: ClassVar[bool] = False
+    in_one_array: ClassVar[bool] = False
+
+    def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
+        """``heads`` of the whole step, changed so that it can be run on this kind of device.
+
+        Raises TraceError for an op that cannot.
+        """
+        del device_type
+        return list(heads)
+
+    def ordered(self, order: Sequence[Node]) -> list[Node]:
+        """The ops of the step, whose shapes are known now, in the base order."""
+        return list(order)
+
+    def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
+        """Of the ``forward`` nodes, those that may run twice; ``order`` are all of the step.
+
+        Those that MXNet's mirroring computes right on any device: a recomputed BatchNorm updates
+        its moving statistics in its backward op only. One without such an op keeps them as they
+        were on a CPU, while cuDNN updates them: it must not be recomputed.
+        """
+        differentiated = {id(node.forward) for node in order if node.forward is not None}
+        return {
+            node
+            for node in forward
+            if may_be_mirrored(node)
+            and (id(node) in differentiated or not may_run_on_cudnn(node.op, node.attrs))
+        }
+
+    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+        """``graph``, whose ops are ``nodes``, with what else must hold for it."""
+        del nodes
+        return graph
+
+
+STOCK = Form()

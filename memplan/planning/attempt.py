@@ -1,0 +1,248 @@
+"""One strategy at one budget: solved, checked, realised, measured, or why there is no plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import TYPE_CHECKING
+
+from memplan.errors import ArgumentError, ScheduleError
+from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.planning.quick import quick_schedule
+from memplan.planning.realisation import Symbol
+from memplan.programs.moments import Moments
+from memplan.programs.solver import DEFAULT_SOLVER
+from memplan.search.aiming import aim_lower
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
+from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
+from memplan.util.interrupts import Interrupt, noticing
+from memplan.util.nbytes import format_nbytes
+from memplan.util.progress import tell
+from memplan.util.stop import Stop
+
+if TYPE_CHECKING:
+    from memplan.planning.job import Job
+
+# What part of the time that is left a strategy gets. The rest is for another try with less, where
+# MXNet allocates more than the strategy counts.
+SHARE_OF_TIME = 0.9
+
+# What part of the time limit a strategy gets in any case.
+LEAST_SHARE_OF_TIME = 0.1
+
+# What part of the time limit the quick strategies get.
+QUICK_SHARE_OF_TIME = 0.1
+
+# What part of the time limit goes into a bound, if the strategy itself has none.
+BOUND_SHARE_OF_TIME = 0.05
+
+# A schedule as a network, and what it holds.
+Realised = tuple[Symbol, Footprint]
+
+
+def attempt(
+    job: Job,
+    strategy: str | Strategy,
+    budget_nbytes: int | None,
+    *,
+    start: Schedule | None = None,
+    since: float | None = None,
+) -> Attempt:
+    """See :meth:`memplan.planning.job.Job.attempt`."""
+    begin = time.monotonic() if since is None else since
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
+    with noticing() as interrupt:
+        trial = _Trial(job, strategy, job.problem(budget_nbytes, start), begin, interrupt)
+        outcome, realised = trial.run()
+    seconds = time.monotonic() - begin
+    plan = None
+    if outcome.schedule is not None and realised is not None:
+        bound, unplanned_seconds = None, job.graph.seconds
+        if outcome.lower_bound_seconds is not None and unplanned_seconds:
+            bound = max(0.0, outcome.lower_bound_seconds / unplanned_seconds - 1.0)
+        plan = Plan(
+            status=outcome.status,
+            symbol=realised[0],
+            schedule=outcome.schedule,
+            strategy=name,
+            costs=job.costs,
+            realisation=job.realisation.name,
+            trace=job.trace,
+            budget_nbytes=budget_nbytes,
+            footprint=realised[1],
+            unplanned=job.unplanned,
+            lower_bound_overhead=bound,
+            bound_in_order=outcome.in_order,
+            planning_seconds=seconds,
+        )
+    return Attempt(name, budget_nbytes, outcome.status, plan, seconds, outcome.in_order)
+
+
+def moments_of(job: Job, solver: Strategy) -> Moments:
+    """What holds for every schedule that ``solver`` may return."""
+    repeats_backward = job.space.repeats_backward
+    if repeats_backward:  # unless the strategy says that its schedules do not
+        repeats_backward = getattr(solver, "recompute_backward", True)
+    return Moments(job.graph, recompute_backward=repeats_backward)
+
+
+class _Trial:
+    """A strategy on a problem of a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        strategy: str | Strategy,
+        problem: Problem,
+        begin: float,
+        interrupt: Interrupt,
+    ) -> None:
+        self.job, self.problem, self.interrupt = job, problem, interrupt
+        self.solver = create(strategy, realisation=job.realisation.name)
+        self.deadline = begin + job.time_limit - job.realisation.binds * job.realising_seconds
+        self.outcomes: list[Outcome] = []
+        self.realised: dict[int, Realised] = {}
+
+    def run(self) -> tuple[Outcome, Realised | None]:
+        """The outcome, its schedule as a network and what that holds."""
+        limit = self.problem.budget_nbytes
+        if limit is not None and limit < moments_of(self.job, self.solver).floor.nbytes:
+            return Outcome(Status.INFEASIBLE), None
+        takes_start = "start" in options_of(self.solver)
+        if takes_start:
+            soon = time.monotonic() + QUICK_SHARE_OF_TIME * self.job.time_limit
+            quick = quick_schedule(self.problem, soon)
+            self.problem = dataclasses.replace(self.problem, start=quick)
+            if limit is not None and self.problem.memory.nbytes(quick) <= limit:
+                unplanned = self.job.graph.seconds
+                tell("start", incumbent_seconds=quick.seconds, unplanned_seconds=unplanned)
+        found = self._least() if limit is None else self._within(limit)
+        first = self.outcomes[0]
+        if found is not None:
+            status = first.status if found is first.schedule else Status.FEASIBLE
+            return dataclasses.replace(first, status=status, schedule=found), self._realise(found)
+        if first.status is Status.INFEASIBLE and not first.in_order:
+            return first, None
+        if takes_start and limit is not None:
+            found = self._in_hand(limit)
+            if found is not None:
+                outcome = dataclasses.replace(first, status=Status.FEASIBLE, schedule=found)
+                return outcome, self._realise(found)
+        if self.interrupt.noticed:
+            raise KeyboardInterrupt
+        return dataclasses.replace(
+            first,
+            status=Status.INFEASIBLE if first.status is Status.INFEASIBLE else Status.NO_PLAN_FOUND,
+            schedule=None,
+        ), None
+
+    def _least(self) -> Schedule | None:
+        """The strategy's schedule of least memory; one known already, if that takes less."""
+        outcome = self._solve(self.problem, self.deadline)
+        self.outcomes.append(outcome)
+        if outcome.schedule is None:
+            return None
+        unplanned = Schedule.unplanned(self.job.graph)
+        return self.problem.cheapest([outcome.schedule, self.problem.start, unplanned])
+
+    def _within(self, limit: int) -> Schedule | None:
+        """A schedule that MXNet allocates within ``limit``, aiming lower where it does not."""
+        start = self.problem.start
+
+        def solve(aim: int, until: Stop) -> Schedule | None:
+            if self.outcomes and self.interrupt.noticed:
+                return None
+            problem = dataclasses.replace(self.problem.within(aim), start=start)
+            outcome = self._solve(problem, until.deadline)
+            if not self.outcomes:
+                outcome = bounded(self.job, self.solver, problem, outcome)
+            self.outcomes.append(outcome)
+            return outcome.schedule
+
+        return aim_lower(
+            solve,
+            limit,
+            lambda schedule: self._realise(schedule)[1].allocated_nbytes,
+            Stop(self.deadline),
+            share=SHARE_OF_TIME,
+        )
+
+    def _solve(self, problem: Problem, until: float) -> Outcome:
+        """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
+        if (unplanned := problem.unplanned()) is not None:
+            return unplanned
+        least = LEAST_SHARE_OF_TIME * self.job.time_limit
+        seconds = max(0.1, least, until - time.monotonic())
+        outcome = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
+        name = type(self.solver).__name__
+        if not isinstance(outcome, Outcome):
+            returned = type(outcome).__name__
+            raise ArgumentError(f"strategy {name} must return an Outcome, but returned {returned}")
+        found = outcome.schedule
+        if found is None:
+            return outcome
+        if not isinstance(found, Schedule) or found.graph != self.job.graph:
+            raise ArgumentError(
+                f"strategy {name} must return a Schedule of the graph that it was given; "
+                f"it returned {type(found).__name__} of something else"
+            )
+        if found.seconds > problem.most_seconds:
+            return dataclasses.replace(outcome, status=Status.NO_PLAN_FOUND, schedule=None)
+        return outcome
+
+    def _in_hand(self, limit: int) -> Schedule | None:
+        """A schedule within ``limit`` that is known without the search that was just made.
+
+        As every budget above the least memory is met by it, a plan at one budget means that there
+        is a plan at every larger one.
+        """
+        known = [] if self.problem.start is None else [self.problem.start]
+        if not self.interrupt.noticed or self.job.knows_least:
+            known.append(self.job.least[0])
+        for schedule in known:
+            if (
+                schedule.seconds <= self.problem.most_seconds
+                and self.problem.memory.nbytes(schedule) <= limit
+                and self._realise(schedule)[1].allocated_nbytes <= limit
+            ):
+                return schedule
+        return None
+
+    def _realise(self, schedule: Schedule) -> Realised:
+        """The checked schedule as a network, and what it holds."""
+        if id(schedule) not in self.realised:
+            self.realised = {id(schedule): realise(self.job, schedule)}
+        return self.realised[id(schedule)]
+
+
+def realise(job: Job, schedule: Schedule) -> Realised:
+    """The checked schedule as a network, and what it holds."""
+    verdict = validate(schedule)
+    if not verdict.valid:
+        raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+    symbol = job.realise(schedule)
+    return symbol, job.footprint(schedule, symbol)
+
+
+def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:
+    """``outcome`` with the bound that holds for schedules in any order, if that says more."""
+    assert problem.budget_nbytes is not None
+    deadline = time.monotonic() + BOUND_SHARE_OF_TIME * job.time_limit
+    by = getattr(solver, "solver", DEFAULT_SOLVER)
+    moments = moments_of(job, solver)
+    bound = moments.bound(problem.budget_nbytes, deadline, solver=by).seconds
+    if outcome.schedule is None:
+        proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
+        return Outcome(Status.INFEASIBLE) if proved else outcome
+    if bound < (outcome.lower_bound_seconds or 0.0):
+        return outcome
+    closed = problem.is_closed(outcome.schedule, bound)
+    return dataclasses.replace(
+        outcome,
+        status=Status.OPTIMAL if closed else outcome.status,
+        lower_bound_seconds=min(outcome.schedule.seconds, bound),
+        in_order=False,
+    )

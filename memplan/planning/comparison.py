@@ -1,0 +1,128 @@
+"""Plans of several strategies at several budgets, as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from memplan.errors import ArgumentError
+from memplan.planning.plan import Attempt, Plan
+from memplan.util.nbytes import format_nbytes
+
+if TYPE_CHECKING:
+    from memplan.views.pictures import Figure
+
+COLUMNS = (
+    "strategy",
+    "budget_nbytes",
+    "status",
+    "total_nbytes",
+    "allocated_nbytes",
+    "peak_nbytes",
+    "overhead",
+    "lower_bound_overhead",
+    "planning_seconds",
+    "error",
+)
+"""Of a row as CSV: bytes as integers, overhead and bound as fractions."""
+
+
+def figures(row: Attempt) -> tuple[str | int | float | None, ...]:
+    """The values of :data:`COLUMNS`; None where there is none."""
+    start = (row.strategy, row.budget_nbytes, row.status.value)
+    end = (row.seconds, row.error)
+    if row.plan is None:
+        return (*start, None, None, None, None, None, *end)
+    plan = row.plan
+    held = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
+    return (*start, *held, plan.overhead, plan.lower_bound_overhead, *end)
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Iterable[str | int | float | None]]) -> str:
+    """A table as CSV; floats are written to six digits, None as nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row])
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans of several strategies at several budgets."""
+
+    rows: tuple[Attempt, ...]
+
+    HEADER = ("strategy", "budget", "status", "total", "allocated", "peak", "overhead", "bound")
+
+    def __str__(self) -> str:
+        table = [self.HEADER, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADER))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in table
+        ]
+        errors = [f"{row.strategy}: {row.error}" for row in self.rows if row.error is not None]
+        return "\n".join([*lines, *dict.fromkeys(errors)])
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
+        """Overhead against memory: see :func:`memplan.views.pictures.overhead_against_memory`."""
+        from memplan.views import pictures
+
+        return pictures.overhead_against_memory(self, path)
+
+    def to_csv(self) -> str:
+        """The table as CSV, with the columns :data:`COLUMNS`."""
+        return to_csv(COLUMNS, map(figures, self.rows))
+
+
+def _cells(row: Attempt) -> tuple[str, ...]:
+    budget = "least" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)
+    status = row.status.value if row.error is None else "failed"
+    if row.plan is None:
+        return (row.strategy, budget, status, "-", "-", "-", "-", "-")
+    plan = row.plan
+    bound = "-" if plan.lower_bound_overhead is None else f"{plan.lower_bound_overhead:.1%}"
+    sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
+    cells = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
+    return (row.strategy, budget, status, *cells)
+
+
+@runtime_checkable
+class Curve(Protocol):
+    """See :class:`memplan.planning.frontier.Frontier`."""
+
+    @property
+    def plans(self) -> Sequence[Plan]: ...
+
+
+Plans = Comparison | Curve | Iterable[Plan]
+
+
+def plans_of(plans: Plans) -> list[Plan]:
+    """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
+    if isinstance(plans, Comparison):
+        chosen = [row.plan for row in plans.rows if row.plan is not None]
+    elif isinstance(plans, Curve):
+        chosen = list(plans.plans)
+    elif isinstance(plans, Iterable):
+        chosen = list(plans)
+    else:
+        raise ArgumentError(f"plans must be a Comparison or several plans, got {plans!r}")
+    for plan in chosen:
+        if not isinstance(plan, Plan):
+            kind = type(plan).__name__
+            raise ArgumentError(
+                f"plans must be a Comparison or plans, got an object of type {kind} among them"
+            )
+    if not chosen:
+        raise ArgumentError("plans: there is no plan to be drawn")
+    return chosen

@@ -1,0 +1,139 @@
+"""The ways in which MXNet is made to run a schedule: the one door from planning to MXNet.
+
+A realisation is a class in a file of ``memplan/mxnet/realise``, and a row of
+:data:`memplan.strategies.REALISATIONS`. MXNet is imported when the first one is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from memplan.errors import CostError
+from memplan.memory.memory import Memory
+from memplan.step.costs import CostTable
+from memplan.step.schedule import Schedule
+from memplan.strategies import REALISATIONS, check_realisation
+
+if TYPE_CHECKING:
+    from memplan.mxnet.trace.build import Trace
+
+# MXNet's Symbol and Context: planning is possible to import without MXNet.
+Symbol = Any
+Context = Any
+Shape = Sequence[int]
+
+
+class Realisation(Protocol):
+    """How MXNet is made to run a schedule; also the :class:`memplan.mxnet.trace.form.Form` of the
+    training graph that it runs, which says what it refuses.
+
+    ``spells_out_backward``: is what MXNet runs the whole step, gradients as outputs, rather than
+    the network of which it derives them? ``in_one_array``: do its tensors lie in one array?
+    ``binds``: checking and binding a plan takes about this many times what binding the unplanned
+    step takes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spells_out_backward(self) -> bool: ...
+    @property
+    def in_one_array(self) -> bool: ...
+    @property
+    def binds(self) -> float: ...
+
+    def memory(self, trace: Trace) -> Memory:
+        """What a schedule of ``trace`` takes, with all that this realisation adds to it."""
+
+    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> Symbol:
+        """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
+
+    def allocated(self, trace: Trace, schedule: Schedule, symbol: Symbol) -> tuple[int, int]:
+        """The bytes that MXNet allocates for it, and the match range at which: the last word."""
+
+
+@functools.cache
+def load(name: str) -> Realisation:
+    """The realisation of this name; ArgumentError if there is none.
+
+    Raises DependencyError without MXNet.
+    """
+    check_realisation(name)
+    module, _, cls = REALISATIONS[name].where.partition(":")
+    realisation: Realisation = getattr(importlib.import_module(module), cls)()
+    return realisation
+
+
+def runs_whole_steps(name: str) -> bool:
+    """Does MXNet get the whole step by this realisation, gradients included?"""
+    return name in REALISATIONS and load(name).spells_out_backward
+
+
+def trace(net: Symbol, *, realisation: str = "mirror", **options: Any) -> Trace:
+    """The training graph of ``net`` in the form that the realisation of this name runs.
+
+    ``options`` are those of :func:`memplan.mxnet.trace.build.trace`. Raises TraceError for an op
+    that this realisation cannot run.
+    """
+    form: Any = load(realisation)
+    from memplan.mxnet.trace.build import trace as build
+
+    return build(net, form=form, **options)
+
+
+def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
+    """All that makes ``traced`` again by :func:`trace_again`, fit for JSON."""
+    from memplan.mxnet.trace.request import request_of as request
+
+    return request(traced, device_type=device_type)
+
+
+def trace_again(request: Mapping[str, Any], *, match_range: int) -> Trace:
+    """The trace that :func:`request_of` describes, under this NNVM_EXEC_MATCH_RANGE."""
+    from memplan.mxnet.trace.request import trace_again as again
+
+    form: Any = load(request["realisation"])
+    return again(request, form=form, match_range=match_range)
+
+
+def under(match_range: int) -> AbstractContextManager[None]:
+    """What is bound within this is bound at that NNVM_EXEC_MATCH_RANGE."""
+    from memplan.mxnet.trace.environment import match_range as environment
+
+    return environment(match_range)
+
+
+def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:
+    """Whole MiB that MXNet says it allocates to train ``net``, by the flags that it carries."""
+    from memplan.mxnet.realise.measure import step_mib as measured
+
+    return measured(net, shapes, type_dict)
+
+
+def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) -> CostTable:
+    """Seconds of ops measured on ``ctx``; CostError where that is not possible."""
+    from memplan.mxnet.profile import profile
+
+    try:
+        return profile(net, ctx=ctx, realisation=realisation, **options)
+    except CostError as error:
+        raise CostError(
+            f"{str(error).rstrip('.')}; to plan for a GPU that is not here, pass "
+            "costs='roofline:v100' (or another), or a table measured there"
+        ) from error
+
+
+def device_of(ctx: Context | None) -> str | None:
+    """Where costs must come from; only the kind of device, for a GPU not in this machine."""
+    from memplan.mxnet.profile import device_name
+
+    if ctx is None:
+        return None
+    try:
+        return device_name(ctx)
+    except CostError:
+        return str(ctx.device_type)

@@ -1,0 +1,96 @@
+"""Checkmate's program over mirroring's flags, solved with more and more moments of the step.
+
+After Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys
+2020 (arXiv:1910.02653), section 4: recompute seconds are minimised under a memory limit at every
+step. The program is :mod:`memplan.programs.mirror_program`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from memplan.programs.mirror_program import MirrorProgram
+from memplan.programs.refinement import Refined
+from memplan.programs.solver import Program
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flags_of, mirror
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import Timeline, simulate
+from memplan.util.progress import tell
+
+# How many moments that are over the budget join the program after each solve.
+MOMENTS_PER_ROUND = 3
+
+
+def refine_flags(
+    graph: TrainingGraph,
+    budget_nbytes: int,
+    deadline: float,
+    *,
+    solver: str,
+    start: Schedule | None = None,
+) -> Iterator[Refined]:
+    """The optimum of the program with more and more moments, the bound never falling.
+
+    Ends when that optimum is a schedule whose live bytes are within the budget, or at ``deadline``,
+    a time of time.monotonic(). ``start`` is a mirrored schedule for the solver to begin with.
+    """
+    with Program(solver) as program:
+        yield from _refine(MirrorProgram(graph, budget_nbytes, program), deadline, start)
+
+
+def _refine(program: MirrorProgram, deadline: float, start: Schedule | None) -> Iterator[Refined]:
+    graph, budget_nbytes = program.graph, program.budget_nbytes
+    unplanned = simulate(Schedule.unplanned(graph))
+    program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
+    bound = 0.0
+    while (left := deadline - time.monotonic()) > 0:
+        if start is not None:
+            program.start_from(flags_of(start))
+        solution = program.solve(left)
+        if solution.infeasible:
+            yield Refined(None, float("inf"))
+            return
+        bound = max(bound, solution.bound_seconds)
+        seconds = graph.seconds + bound
+        tell("program", bound_seconds=seconds, unplanned_seconds=graph.seconds)
+        if solution.flags is None:
+            yield Refined(None, seconds)
+            return
+        schedule = mirror(graph, solution.flags)
+        timeline = simulate(schedule)
+        if timeline.peak_nbytes <= budget_nbytes:
+            yield Refined(schedule, seconds)
+            return
+        yield Refined(None, seconds)
+        if not _add_moments(program, schedule, timeline, budget_nbytes):
+            program.forbid(solution.flags)
+
+
+def _add_moments(
+    program: MirrorProgram, schedule: Schedule, timeline: Timeline, budget_nbytes: int
+) -> bool:
+    """Add the moments at which ``schedule`` is most over the budget; False if all are there."""
+    worst = sorted(_moments(schedule), key=lambda moment: -timeline.live_nbytes[moment[0]])
+    added = 0
+    for step, k, copy in worst:
+        if timeline.live_nbytes[step] <= budget_nbytes or added == MOMENTS_PER_ROUND:
+            break
+        added += program.add_moment(k, copy)
+    return added > 0
+
+
+def _moments(schedule: Schedule) -> Iterator[tuple[int, int, int | None]]:
+    """For every step, its moment in the program: (step, op, None) or (step, next op, copy)."""
+    graph = schedule.graph
+    following = None
+    for step in range(len(schedule.ops) - 1, -1, -1):
+        op = schedule.ops[step]
+        if op >= graph.nforward:
+            following = op
+            yield step, op, None
+        elif step < graph.nforward:
+            yield step, op, None
+        elif following is not None:
+            yield step, following, op

@@ -1,0 +1,161 @@
+"""Checkmate's program over all of the step, and what leads to its optimum in less time.
+
+Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
+(arXiv:1910.02653), section 4. The program is :mod:`memplan.programs.stage_program`. A few moments
+of the step (:mod:`memplan.programs.refinement`) are often enough; what they prove holds for
+schedules in any order, what the program proves for those that advance the frontier in base order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Set as AbstractSet
+
+from memplan.memory.memory import Live, cheapest
+from memplan.programs.refinement import Proving, Refined, refine
+from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.solver import TOLERANCE, Program
+from memplan.programs.stage_program import StageProgram
+from memplan.search.eviction import Drop, Evictions
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.util.progress import tell
+
+# A first schedule is searched for until so many attempts in a row have not made it cheaper.
+PATIENCE = 200
+
+# Part of the time left that goes into the program of a few moments.
+MOMENTS_SHARE = 0.4
+
+
+class StageRefinement:
+    """Solves the program for live bytes in a budget; what becomes known is added to a list.
+
+    The last of ``known`` has the cheapest schedule so far and the highest bound.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        budget_nbytes: int,
+        deadline: float,
+        options: Proving,
+        known: list[Refined],
+    ) -> None:
+        self.graph, self.budget_nbytes = graph, budget_nbytes
+        self.deadline, self.options, self.known = deadline, options, known
+        self.best = self._cheapest(*(found.schedule for found in known))
+        self.bound = graph.seconds
+        self.in_order = False  # is the bound that of the program with a stage for every op?
+        self.evictions = Evictions(
+            graph, budget_nbytes, recompute_backward=options.recompute_backward
+        )
+
+    def run(self) -> None:
+        """Evictions, a few moments, then the whole."""
+        self._search(frozenset())
+        self._refine()
+        if math.isinf(self.bound) or self._is_proved():
+            return
+        with Program(self.options.solver) as program:
+            try:
+                stages = StageProgram(
+                    self.graph,
+                    self.budget_nbytes,
+                    program,
+                    recompute_backward=self.options.recompute_backward,
+                    deadline=0.5 * (time.monotonic() + self.deadline),
+                )
+            except TimeoutError:
+                return
+            self._solve_all(stages)
+
+    def _cheapest(self, *schedules: Schedule | None) -> Schedule | None:
+        return cheapest((s for s in schedules if s is not None), self.budget_nbytes, Live())
+
+    def _offer(self, *schedules: Schedule) -> None:
+        """Remember the cheapest within the budget."""
+        self.best = self._cheapest(self.best, *schedules)
+        self._note()
+
+    def _raise_bound(self, seconds: float, *, in_order: bool) -> None:
+        if seconds > self.bound:
+            self.bound, self.in_order = seconds, in_order
+        self._note()
+
+    def _note(self) -> None:
+        self.known.append(Refined(self.best, self.bound, self.in_order))
+        tell(
+            "checkmate",
+            incumbent_seconds=None if self.best is None else self.best.seconds,
+            bound_seconds=self.bound,
+            unplanned_seconds=self.graph.seconds,
+        )
+
+    def _is_proved(self) -> bool:
+        allowance = 2 * TOLERANCE * self.graph.seconds
+        return self.best is not None and self.best.seconds <= self.bound + allowance
+
+    def _search(self, drops: AbstractSet[Drop]) -> None:
+        """Evict and improve from these drops, for half of the share of the time that is for it."""
+        share = 0.5 * self.options.search_share
+        deadline = time.monotonic() + share * (self.deadline - time.monotonic())
+        found = self.evictions.fit(drops, deadline)
+        if found is not None:
+            self._offer(self.evictions.improve(found, deadline, patience=PATIENCE).schedule)
+
+    def _refine(self) -> None:
+        """Few moments instead of all (:mod:`memplan.programs.refinement`): often that is enough."""
+        refined = refine(
+            self.graph,
+            self.budget_nbytes,
+            time.monotonic() + MOMENTS_SHARE * (self.deadline - time.monotonic()),
+            solver=self.options.solver,
+            recompute_backward=self.options.recompute_backward,
+        )
+        for found in refined:
+            self._raise_bound(found.bound_seconds, in_order=False)
+            if found.schedule is not None:
+                self._offer(found.schedule)
+            if self._is_proved():
+                break
+
+    def _solve_all(self, program: StageProgram) -> None:
+        """The program with a stage for every op: relaxation, roundings, integer program."""
+        relaxed = relaxation(program, self.deadline)
+        if relaxed is None:
+            return
+        if relaxed.infeasible:
+            self._raise_bound(math.inf, in_order=True)
+            return
+        self._raise_bound(program.seconds(relaxed.bound), in_order=True)
+        if relaxed.values is not None:
+            count = self.options.thresholds
+            self._offer(
+                *roundings(program, relaxed.values, thresholds=count, deadline=self.deadline)
+            )
+            self._search(self.evictions.drops_of(program.retained(relaxed.values)))
+        self._solve_program(program)
+
+    def _solve_program(self, program: StageProgram) -> None:
+        """Add rows until the program's optimum is a schedule within the budget, or time is up."""
+        while (left := self.deadline - time.monotonic()) > 0:
+            if self.best is not None:
+                program.start_from(self.best)
+            solved = program.solve(left)
+            if solved.infeasible:
+                self._raise_bound(math.inf, in_order=True)
+                return
+            self._raise_bound(program.seconds(solved.bound), in_order=True)
+            if solved.values is None:
+                return
+            schedule = program.schedule(solved.values)
+            self._offer(schedule)
+            if simulate(schedule).peak_nbytes <= self.budget_nbytes:
+                if solved.optimal:  # as near to its bound as a solver can tell
+                    self._raise_bound(schedule.seconds, in_order=True)
+                return
+            if not program.add_violated(solved.values):
+                program.forbid(solved.values)

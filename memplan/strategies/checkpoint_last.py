@@ -1,0 +1,30 @@
+"""Keep nothing but what the op before has written.
+
+A baseline of Jain et al. 2020 (arXiv:1910.02653), table 1, as a schedule of any training graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memplan.search.rematerialize import rematerialize
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import Outcome, Problem
+
+
+@dataclass(frozen=True)
+class CheckpointLast:
+    """Carries of the forward values only those of the op before; recomputes the others, each time.
+
+    Values that later forward ops read are no exception: they are recomputed, too.
+    """
+
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        """That one schedule."""
+        producer = problem.graph.producer
+        yield rematerialize(problem.graph, lambda t, a: producer[a] == t - 1)
+
+    def solve(self, problem: Problem) -> Outcome:
+        """That one schedule, if it fits the budget."""
+        return problem.best_of(self.candidates(problem))

@@ -1,0 +1,48 @@
+"""The least memory, by one meaning: the lowest at no more than a problem's seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import Problem
+from memplan.strategies.spaces import Moves
+from memplan.util.stop import Stop
+
+# What part of the time goes into schedules to begin with.
+BEGINNINGS_SHARE = 0.5
+
+# The rest goes in so many steps, at first by so much less memory each; a step that finds nothing
+# halves that, down to the smallest.
+STEPS = 8
+FIRST_STEP = 0.08
+SMALLEST_STEP = 0.001
+
+
+def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves) -> Schedule:
+    """The schedule of the fewest bytes found that takes no more than ``problem.most_seconds``.
+
+    An interrupt ends the search with what is found so far.
+    """
+    space = problem.space
+    known = [Schedule.unplanned(problem.graph), *starts]
+    try:
+        if math.isinf(problem.most_seconds):
+            found = space.improve(problem, problem.cheapest(known), stop, moves)
+            return problem.cheapest([*known, found]) or known[0]
+        known += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
+        best = problem.cheapest(known) or known[0]
+        step, seconds = FIRST_STEP, stop.seconds_left / STEPS
+        while step > SMALLEST_STEP and not stop.is_over():
+            aim = int((1.0 - step) * problem.memory.nbytes(best))
+            until = Stop(Stop.after(seconds).deadline, part_of=stop)
+            found = space.improve(problem.within(aim), best, until, moves)
+            if found is not None and found.seconds <= problem.most_seconds:
+                known.append(found)
+                best = problem.cheapest([best, found]) or best
+            else:
+                step *= 0.5
+    except KeyboardInterrupt:
+        pass
+    return problem.cheapest(known) or known[0]

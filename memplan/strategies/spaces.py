@@ -1,0 +1,336 @@
+"""The schedules that a strategy may choose from: those of mirroring, or any sequence of ops.
+
+What strategies ask of a space: what keeping certain ops makes of a step, schedules to begin with,
+what is proved about all of them, and a search that improves one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from memplan.errors import ScheduleError
+from memplan.programs.flag_refinement import refine_flags
+from memplan.programs.moments import Moments
+from memplan.programs.refinement import Proving, Refined, refine
+from memplan.programs.stage_refinement import StageRefinement
+from memplan.search.aiming import aim_lower
+from memplan.search.eviction import Evictions, lowest
+from memplan.search.flag_annealing import anneal, compile_annealing
+from memplan.search.mirrored import mirrored_schedule
+from memplan.search.rematerialize import inner_forward, recomputing_segments
+from memplan.search.segments import flags_keeping
+from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, flags_of, mirror
+from memplan.step.schedule import Schedule
+from memplan.util.stop import Stop
+
+if TYPE_CHECKING:
+    from memplan.strategies.base import Problem
+
+# Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
+# time and memory with the square of the number of ops.
+LARGE = 3000
+
+# Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
+MIRRORED_RANGES = (2, 16)
+
+# A round of annealing over flags makes so many moves: some seconds on a network of 500 ops.
+MOVES_PER_ROUND = 5000
+
+# Of choosing what to drop: so many attempts in a row may find nothing cheaper.
+PATIENCE = 300
+
+# Greedy schedules are made for this part of the budget in live bytes, then less.
+GREEDY_SHARE = 0.6
+
+# What part of its time a bound gets in each aim, where live bytes are not what counts.
+REFINING_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How a search goes about it.
+
+    It ends after ``rounds`` (None: when time is up). Ops may change their order if ``reorder``;
+    backward ops run once unless ``recompute_backward``; mirroring can do neither. One that takes
+    ``enough_seconds`` ends it.
+    """
+
+    seed: int = 0
+    rounds: int | None = None
+    reorder: bool = True
+    recompute_backward: bool = False
+    enough_seconds: float = 0.0
+
+    @property
+    def of_flags(self) -> int | None:
+        """How many moves annealing over flags makes."""
+        return None if self.rounds is None else MOVES_PER_ROUND * self.rounds
+
+
+class Space(Protocol):
+    """Which schedules MXNet can be made to execute."""
+
+    @property
+    def repeats_backward(self) -> bool:
+        """May backward ops run more than once in it?"""
+
+    def prepare(self) -> None:
+        """Compile what a search needs, which is not to be in anybody's time."""
+
+    def has(self, schedule: Schedule) -> bool:
+        """Is ``schedule`` one of them?"""
+
+    def points(self, graph: TrainingGraph) -> tuple[int, ...]:
+        """The forward ops of the linearised network between which segments may be cut."""
+
+    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
+        """The schedule that keeps the forward ops ``kept`` and recomputes the others once."""
+
+    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        """Schedules that a search may begin with."""
+
+    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        """Add to ``known`` what is quickly proved, and the schedules that come of it."""
+
+    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
+
+    def improve(
+        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+    ) -> Schedule | None:
+        """The best schedule of a search that begins with ``start``, if any keeps the budget."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What MXNet's mirroring can execute: a schedule for every set of flagged forward ops."""
+
+    @property
+    def repeats_backward(self) -> bool:
+        return False
+
+    def prepare(self) -> None:
+        compile_annealing()
+
+    def has(self, schedule: Schedule) -> bool:
+        try:
+            flags_of(schedule)
+        except ScheduleError:
+            return False
+        return True
+
+    def points(self, graph: TrainingGraph) -> tuple[int, ...]:
+        return tuple(range(graph.nforward))
+
+    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
+        return mirror(graph, flags_keeping(graph, kept))
+
+    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        if problem.budget_nbytes is not None:
+            return []
+        found = self.improve(problem, None, stop, moves)
+        return [] if found is None else [found]
+
+    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        self.program(problem, stop, options, known)
+
+    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        assert problem.budget_nbytes is not None
+        if not flaggable(problem.graph):  # and the unplanned step does not fit
+            known.append(Refined(None, math.inf))
+            return
+        start = problem.cheapest([found.schedule for found in known])
+        refined = refine_flags(
+            problem.graph, problem.budget_nbytes, stop.deadline, solver=options.solver, start=start
+        )
+        known.extend(refined)
+
+    def improve(
+        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+    ) -> Schedule | None:
+        graph = problem.graph
+        flags = frozenset[int]() if start is None else flags_of(start)
+        ranges = problem.memory.match_ranges or (graph.match_range,)
+        plans = [start]
+        for done, match_range in enumerate(ranges):
+            placed = graph
+            if match_range != graph.match_range:
+                placed = dataclasses.replace(graph, match_range=match_range)
+            found = anneal(
+                placed,
+                flags,
+                problem.budget_nbytes,
+                seconds=stop.share(1.0 / (len(ranges) - done)),
+                moves=moves.of_flags,
+                seed=moves.seed,
+            )
+            if found is not None:
+                plans.append(mirror(graph, frozenset(found.recomputed)))
+        return problem.cheapest(plans)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Any sequence of executions in which every step reads the latest run of what it reads."""
+
+    @property
+    def repeats_backward(self) -> bool:
+        return True
+
+    def prepare(self) -> None:
+        compile_search()
+
+    def has(self, schedule: Schedule) -> bool:
+        del schedule
+        return True
+
+    def points(self, graph: TrainingGraph) -> tuple[int, ...]:
+        return inner_forward(graph)
+
+    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
+        # The backward pass begins after the last kept op: what lies there stays.
+        last_segment = range(max(kept, default=graph.nforward), graph.nforward)
+        return recomputing_segments(graph, frozenset(kept).union(last_segment))
+
+    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        if problem.memory.match_ranges:
+            return [*self._mirrored(problem, stop.share(0.5), moves), *self._greedy(problem, stop)]
+        if len(problem.graph.ops) > LARGE:
+            return []
+        if problem.budget_nbytes is None:
+            return [lowest(problem.graph, stop, most_seconds=problem.most_seconds)]
+        return self._evicted(problem, stop, moves)
+
+    def _mirrored(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        """Schedules that recompute what mirroring could.
+
+        They are few decisions, so that in blocks they are a far better start than schedules made
+        by live bytes.
+        """
+        found = (
+            mirrored_schedule(
+                problem.graph,
+                problem.budget_nbytes,
+                match_range=match_range,
+                seconds=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
+                moves=moves.of_flags,
+                seed=moves.seed,
+            )
+            for done, match_range in enumerate(MIRRORED_RANGES)
+        )
+        return [schedule for schedule in found if schedule is not None]
+
+    def _greedy(self, problem: Problem, stop: Stop) -> list[Schedule]:
+        """What a search in live bytes begins with, for the most of them with which blocks fit."""
+        if problem.budget_nbytes is None:
+            return []
+
+        def solve(aim: int, until: Stop) -> Schedule | None:
+            return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
+
+        found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop)
+        return [] if found is None else [found]
+
+    def _evicted(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        """The schedule that choosing what to drop, again and again, ends with.
+
+        On traced networks that is as good as the search for long, and drops at the same places in
+        repeated layers are easily packed.
+        """
+        assert problem.budget_nbytes is not None
+
+        def solve(aim: int, until: Stop) -> Schedule | None:
+            evictions = Evictions(problem.graph, aim, recompute_backward=moves.recompute_backward)
+            found = evictions.fit((), until)
+            if found is None:
+                return None
+            return evictions.improve(found, until, patience=PATIENCE, seed=moves.seed).schedule
+
+        share = 1.0 if problem.counts_live else 0.5
+        nbytes = problem.memory.nbytes
+        found = aim_lower(solve, problem.budget_nbytes, nbytes, stop, share=share)
+        return [] if found is None else [found]
+
+    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        graph, budget_nbytes = problem.graph, problem.budget_nbytes
+        assert budget_nbytes is not None
+        if len(graph.ops) > LARGE:
+            moments = Moments(graph, recompute_backward=options.recompute_backward)
+            until = stop.share(0.5).deadline
+            bound = moments.bound(budget_nbytes, until, nmoments=3, solver=options.solver)
+            known.append(Refined(None, bound.seconds))
+            return
+
+        def solve(aim: int, until: Stop) -> Schedule | None:
+            cheapest: Schedule | None = None
+            refined = refine(
+                graph,
+                aim,
+                until.deadline,
+                solver=options.solver,
+                recompute_backward=options.recompute_backward,
+            )
+            for found in refined:
+                # What is proved for less than the budget proves nothing for the budget.
+                bound = found.bound_seconds if aim == budget_nbytes else 0.0
+                known.append(Refined(found.schedule, bound))
+                if found.schedule is not None:
+                    cheapest = min(cheapest or found.schedule, found.schedule, key=_seconds)
+                    if cheapest.seconds <= found.bound_seconds:
+                        break
+            return cheapest
+
+        share = 1.0 if problem.counts_live else REFINING_SHARE
+        aim_lower(solve, budget_nbytes, problem.memory.nbytes, stop, share=share)
+
+    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+        assert problem.budget_nbytes is not None
+        StageRefinement(problem.graph, problem.budget_nbytes, stop.deadline, options, known).run()
+
+    def improve(
+        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+    ) -> Schedule | None:
+        if problem.budget_nbytes is None:
+            found = _search(problem, None, start, stop, moves, blocks=True)
+        else:
+
+            def solve(aim: int, until: Stop) -> Schedule | None:
+                return _search(problem, aim, start, until, moves, blocks=True)
+
+            share = 1.0 if problem.memory.is_exact else 0.6
+            nbytes = problem.memory.nbytes
+            found = aim_lower(solve, problem.budget_nbytes, nbytes, stop, share=share)
+        return problem.cheapest([found, start])
+
+
+def _seconds(schedule: Schedule) -> float:
+    return schedule.seconds
+
+
+def _search(
+    problem: Problem,
+    aim: int | None,
+    start: Schedule | None,
+    stop: Stop,
+    moves: Moves,
+    *,
+    blocks: bool,
+) -> Schedule | None:
+    """The best schedule in ``aim`` bytes: of blocks, or alive, whichever the search can count."""
+    ranges = problem.memory.match_ranges if blocks else ()
+    return search(
+        problem.graph,
+        aim,
+        rules=Rules(moves.recompute_backward, moves.reorder, ranges),
+        starts=[] if start is None else [start],
+        seed=moves.seed,
+        deadline=stop,
+        rounds=moves.rounds,
+        enough_seconds=moves.enough_seconds,
+    )
