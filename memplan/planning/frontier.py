@@ -78,7 +78,7 @@ def frontier(
     of one point. The network is traced once. Every second point begins from the plans of its
     neighbours, if the strategy can, and then takes half the time. ``executor`` (a process pool,
     Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer does
-    not hang on the clock gives the same curve. ``cache`` is a folder for finished points.
+    not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
 
     An interrupt ends the search with the points made so far. Raises what :func:`memplan.plan`
     raises, BudgetError excepted: a budget without a plan is left out of the curve.

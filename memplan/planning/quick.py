@@ -19,7 +19,7 @@ from memplan.util.stop import Stop
 # On graphs with more ops than this they are not quick.
 LARGE = 3000
 
-# Of schedules in memory that takes long to count, so many with the fewest live bytes are counted.
+# Of schedules in memory that takes long to count, this many with the fewest live bytes are counted.
 COUNTED = 5
 
 

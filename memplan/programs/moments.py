@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 # Solvers work with tolerances around 1e-6: seconds and bytes are scaled to about this range.
 SCALE = 1000.0
 
-# Beyond so many ops the floor counts only what an op itself reads and writes.
+# Beyond this many ops the floor counts only what an op itself reads and writes.
 LARGE = 20_000
 
 

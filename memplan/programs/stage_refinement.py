@@ -23,7 +23,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.progress import tell
 
-# A first schedule is searched for until so many attempts in a row have not made it cheaper.
+# A first schedule is searched for until this many attempts in a row have not made it cheaper.
 PATIENCE = 200
 
 # Part of the time left that goes into the program of a few moments.

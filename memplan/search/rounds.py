@@ -32,7 +32,7 @@ from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
-# A round makes so many moves for every op, times its length.
+# A round makes this many moves for every op, times its length.
 MOVES_PER_OP = 2000
 # Temperatures of a round are in units of the mean time of an op; each falls to this share.
 COLD = 0.1
@@ -51,7 +51,7 @@ SHORT_HOT = 0.04
 TRIAL_MOVES = 64
 # The search in blocks leaves out tensors of less than this share of the budget.
 SMALL_SHARE = 2e-4
-# Between two looks at the clock about so many seconds pass.
+# Between two looks at the clock about this many seconds pass.
 CHUNK_SECONDS = 0.1
 
 

@@ -39,10 +39,10 @@ LARGE = 3000
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
 MIRRORED_RANGES = (2, 16)
 
-# A round of annealing over flags makes so many moves: some seconds on a network of 500 ops.
+# A round of annealing over flags makes this many moves: some seconds on a network of 500 ops.
 MOVES_PER_ROUND = 5000
 
-# Of choosing what to drop: so many attempts in a row may find nothing cheaper.
+# Of choosing what to drop: this many attempts in a row may find nothing cheaper.
 PATIENCE = 300
 
 # Greedy schedules are made for this part of the budget in live bytes, then less.

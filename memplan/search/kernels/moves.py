@@ -21,7 +21,7 @@ from memplan.util.compiled import compiled
 
 # Shares of the kinds of moves: recompute, do not, exchange the two; the rest moves a run.
 RECOMPUTE, DROP, EXCHANGE = 0.3, 0.25, 0.05
-# A recomputed tensor whose own inputs would be carried over so many steps may recompute these.
+# A recomputed tensor whose own inputs would be carried over this many steps may recompute these.
 FAR = 3
 MOST_CHAINED = 12
 

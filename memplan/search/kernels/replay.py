@@ -31,7 +31,7 @@ from memplan.search.kernels.arrays import (
 from memplan.step.graph import TrainingGraph
 from memplan.util.compiled import compiled
 
-# More bytes than there can be: the tensors of a graph have 2^53 at most, and so many elements.
+# More bytes than there can be: the tensors of a graph have 2^53 at most, and as many elements.
 UNLIMITED = 1 << 62
 
 # Rows of ReplayMemory.tensors, of ReplayMemory.blocks and of ReplayMemory.free.

@@ -43,7 +43,7 @@ class SequenceState(NamedTuple):
 def sequence_state(model: SequenceModel, capacity: int, seed: int) -> SequenceState:
     """A state with room for ``capacity`` steps, empty.
 
-    GraphError if bytes, summed over so many steps, are more than compiled code can count.
+    GraphError if bytes, summed over this many steps, are more than compiled code can count.
     """
     nops = len(model.seconds)
     nbytes = int(model.tensors[NBYTES].sum())
