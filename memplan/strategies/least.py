@@ -13,7 +13,7 @@ from memplan.util.stop import Stop
 # What part of the time goes into schedules to begin with.
 BEGINNINGS_SHARE = 0.5
 
-# The rest goes in this many steps, at first by this much less memory each; a step that finds nothing
+# The rest goes in this many steps, at first by this much less memory each; a step without a plan
 # halves that, down to the smallest.
 STEPS = 8
 FIRST_STEP = 0.08

@@ -51,7 +51,7 @@ def values(symbol: mx.sym.Symbol, attribute: str, default: str) -> dict[str, str
 def test_a_plan_for_one_device_is_right_on_the_other(cudnn: bool) -> None:
     symbol = network()
     traced = trace(symbol, shapes=SHAPES)
-    planned = annotate(traced, flagged_but_kept(traced), cudnn=cudnn)
+    planned = annotate(traced, flagged_but_kept(traced), on_gpu=cudnn)
     assert values(planned, "momentum", "0.9") == values(symbol, "momentum", "0.9")
     assert values(planned, "cudnn_off", "False") == {
         "kept": "False",
@@ -68,7 +68,7 @@ def test_a_plan_for_one_device_is_right_on_the_other(cudnn: bool) -> None:
 def test_a_saved_plan_is_planned_again_as_the_network_it_was() -> None:
     symbol = network()
     traced = trace(symbol, shapes=SHAPES)
-    planned = annotate(traced, flagged_but_kept(traced), cudnn=True)
+    planned = annotate(traced, flagged_but_kept(traced), on_gpu=True)
     assert planned.tojson() != symbol.tojson()
     assert without_flags(mx.sym.load_json(planned.tojson())).tojson() == symbol.tojson()
 

@@ -35,7 +35,7 @@ class Mirror(Form):
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""
-        return annotate(trace, flags_of(schedule), cudnn=on_gpu)
+        return annotate(trace, flags_of(schedule), on_gpu=on_gpu)
 
     def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
@@ -44,7 +44,7 @@ class Mirror(Form):
 
 
 def annotate(
-    trace: Trace, flags: AbstractSet[int], *, cudnn: bool = False, for_timing: bool = False
+    trace: Trace, flags: AbstractSet[int], *, on_gpu: bool = False, for_timing: bool = False
 ) -> mx.sym.Symbol:
     """A copy of the traced network whose ops in ``flags`` carry ``force_mirroring``.
 
@@ -52,7 +52,7 @@ def annotate(
     ``for_timing``: cuDNN updates the moving statistics in every forward call, and so twice where
     one is recomputed; MXNet's own kernels do so once, in the backward op, on any device
     (src/operator/nn/batch_norm.cu). Where nobody would read a copy that must be read
-    (:func:`unread_copies`, with ``cudnn`` on a GPU), an identity op does, flagged as well, which
+    (:func:`unread_copies`), an identity op does, flagged as well, which
     costs no memory.
     """
     warn_if_overridden()
@@ -65,7 +65,7 @@ def annotate(
             if not for_timing and may_run_on_cudnn(node["op"], attrs):
                 attrs[CUDNN_OFF_BEFORE] = attrs.get("cudnn_off", "")
                 attrs["cudnn_off"] = "True"
-    for op in sorted(unread_copies(trace, flags, on_gpu=cudnn)):
+    for op in sorted(unread_copies(trace, flags, on_gpu=on_gpu)):
         for index in trace.sources[op]:
             _add_reader(data, index)
     del data["node_row_ptr"]
