@@ -197,9 +197,14 @@ def test_an_interrupted_plan_is_the_best_so_far(
     given = {field: value for field, value in options.items() if field == "budget"}
     strategy = create(name, realisation=realisation, **fields)
     plan("store_all", budget=1.0)  # what is compiled or loaded at first use takes its time
-    timer = interrupt_after(3.0)
-    made = plan(strategy, realisation, **given)
-    timer.cancel()
+    # The second comes only to a search that has missed the first.
+    first, second = interrupt_after(3.0), interrupt_after(120.0)
+    try:
+        made = plan(strategy, realisation, **given)
+        assert not second.finished.is_set(), "the first interrupt was lost"
+    finally:
+        for timer in (first, second):
+            timer.cancel()
     assert made.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert made.budget_nbytes is None or made.total_nbytes <= made.budget_nbytes
     assert made.total_nbytes < 0.6 * made.unplanned.total_nbytes
