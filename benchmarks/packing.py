@@ -29,6 +29,7 @@ import numpy as np
 
 from memplan.memory.offsets.buffers import Array, Buffers
 from memplan.memory.offsets.placement import Placement, place, solve
+from memplan.memory.offsets.quick import lowest_first
 
 HEADS = (
     "instance",
@@ -120,7 +121,8 @@ def compile_all() -> None:
     """Run all that is compiled, once."""
     ones = np.ones(3, dtype=np.int64)
     buffers = Buffers.from_lifetimes(ones, np.arange(3), np.arange(3) + 2)
-    place(buffers, capacity_nbytes=1, nnodes=0)
+    place(buffers, nnodes=0)
+    lowest_first(ones, buffers.first, buffers.last, np.arange(3), 1 << 60)
     solve(buffers, 2)
 
 

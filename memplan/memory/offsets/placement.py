@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -19,17 +21,21 @@ NO_SEGMENTS = 1 << 60
 ALL = Inferences()
 
 # Orders of the complete search, descending: by the fullest section of a lifetime (T), its length
-# (W), its length times the bytes (A), the bytes (Z). Moffitt 2023 has the same three.
+# (W), its length times the bytes (A). Moffitt 2023 has the same three.
 SEARCHED = ("TWA", "TAW", "WAT")
 
 # Orders of a pass by the lowest offset; B: by the bytes times the root of the length. Set on
 # iopddl's s, where TB gives 1.0017 of the peak, TAW 1.0021, WAT 1.007 and TWA 1.03.
 PASSES = ("TB", "TAW", "TWA", "WAT")
 
-# The complete search begins with this many placements in every order, at least with two for every
-# buffer, and doubles them. Set on MiniMalloc's A to J, which take from 400 to 10,000 in the best
-# of the orders.
+# The complete search begins with FIRST_NNODES placements in every order, at least with two for
+# every buffer, and doubles them. In between, as many placements in all go to orders disturbed by
+# up to NOISE, RESTART_NNODES each. Set on MiniMalloc's A to J, and on rectangles cut into 100 to
+# 200 buffers: where an order has no solution within a few thousand placements, it often has none
+# within a million, but one in ten disturbed orders has one within RESTART_NNODES.
 FIRST_NNODES = 500
+RESTART_NNODES = 2000
+NOISE = 0.3
 
 # Sizes that are tried after the first, and the part of its placements that each one gets.
 MOST_SIZES = 6
@@ -107,20 +113,36 @@ def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
     return best
 
 
-def _ranks(buffers: Buffers, name: str) -> Array:
+def _ranks(buffers: Buffers, name: str, noise: np.random.Generator | None = None) -> Array:
     """The place of every buffer in an order; see SEARCHED."""
     width = buffers.last - buffers.first + 1
     keys = {
         "T": buffers.totals,
         "W": width,
         "A": width * buffers.sizes,
-        "Z": buffers.sizes,
-        "B": (np.sqrt(width) * buffers.sizes).astype(np.int64),
+        "B": np.sqrt(width) * buffers.sizes,
     }
+    if noise is not None:
+        for key in "WA":
+            keys[key] = keys[key] * (1.0 + NOISE * noise.random(len(buffers)))
     order = np.lexsort([-keys[key] for key in reversed(name)])
     ranks = np.empty(len(buffers), dtype=np.int64)
     ranks[order] = np.arange(len(buffers))
     return ranks
+
+
+def _trials(buffers: Buffers) -> Iterator[tuple[str, Array, int]]:
+    """Orders without end, their ranks, and the placements to spend on each."""
+    noise = np.random.default_rng(0)
+    nnodes = max(FIRST_NNODES, 2 * len(buffers))
+    restart_nnodes = max(RESTART_NNODES, 2 * len(buffers))
+    while True:
+        for name in SEARCHED:
+            yield name, _ranks(buffers, name), nnodes
+        nrestarts = len(SEARCHED) * nnodes // restart_nnodes
+        for name in islice(cycle(SEARCHED), nrestarts):
+            yield name, _ranks(buffers, name, noise), restart_nnodes
+        nnodes *= 2
 
 
 def solve(
@@ -134,23 +156,19 @@ def solve(
     """A status and, if that is SOLVED, offsets: of a complete search in several orders in turn.
 
     INFEASIBLE is proved; UNKNOWN: ``nnodes`` placements of a buffer were not enough. An order may
-    be lucky where another one is not, by a factor of thousands: all begin with few placements,
-    and get twice as many in every round.
+    be lucky where another one is not, by a factor of thousands, so each gets few at first.
     """
-    most = max(FIRST_NNODES, 2 * len(buffers))
-    while True:
-        for name in SEARCHED:
-            most = min(most, nnodes)
-            state = new_state(
-                buffers,
-                _ranks(buffers, name),
-                by_total=name.startswith("T"),
-                capacity_nbytes=capacity_nbytes,
-                segment_nbytes=segment_nbytes,
-                inferences=inferences,
-            )
-            status = search(state, most)
-            nnodes -= most
-            if status != UNKNOWN or nnodes <= 0:
-                return status, state.buffers["floor"].copy()
-        most *= 2
+    for name, ranks, most in _trials(buffers):
+        state = new_state(
+            buffers,
+            ranks,
+            by_total=name.startswith("T"),
+            capacity_nbytes=capacity_nbytes,
+            segment_nbytes=segment_nbytes,
+            inferences=inferences,
+        )
+        status = search(state, min(most, nnodes))
+        nnodes -= int(state.counts[0]["nnodes"])
+        if status != UNKNOWN or nnodes <= 0:
+            break
+    return status, state.buffers["floor"].copy()
