@@ -29,30 +29,40 @@ def refusal(
     ``max_overhead`` at most.
     """
     proved = attempt.status is Status.INFEASIBLE
-    reserve_nbytes = least[1].reserve_nbytes
-    budget = format_nbytes(attempt.budget_nbytes or 0)
-    if max_overhead is not None:
-        budget += f" at {max_overhead:.1%} more time at most"
+    budget_nbytes, reserve_nbytes = attempt.budget_nbytes, least[1].reserve_nbytes
     held = graph.fixed_nbytes + reserve_nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
-    sentences = [
-        f"no {kind} fits in {budget} (proved)"
-        if proved
-        else f"strategy {attempt.strategy} found no plan within {budget}"
-    ]
+    within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
+    if budget_nbytes is None or max_overhead is not None:
+        within += _at_most(max_overhead)
+    if budget_nbytes is None:
+        sentences = [f"strategy {attempt.strategy} found no plan{within}"]
+    elif proved:
+        sentences = [f"no {kind} fits in {within} (proved)"]
+    else:
+        sentences = [f"strategy {attempt.strategy} found no plan within {within}"]
     sentences.append(
         f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, the reserve "
         f"{format_nbytes(reserve_nbytes)}, whatever the plan"
     )
-    if proved and floor.nbytes + held > (attempt.budget_nbytes or 0):
+    if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
-    lowest = least[1].total_nbytes
     sentences.append(_reached(*least))
-    if lowest <= (attempt.budget_nbytes or 0):
+    lowest = least[1].total_nbytes
+    if budget_nbytes is None:
+        sentences.append("Raise max_overhead, or take strategy='auto'")
+    elif lowest <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:
         sentences.append("Raise the budget, or lower the batch size")
     return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
+
+
+def _at_most(max_overhead: float | None) -> str:
+    """Within which time a plan was looked for; without a budget, by default one forward pass."""
+    if max_overhead is None:
+        return " at one more forward pass at most"
+    return f" at {max_overhead:.1%} more time at most"
 
 
 def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def text(request: pytest.FixtureRequest) -> str:
         net,
         realisation=request.param,
         strategy="checkpoint_last",
+        max_overhead=math.inf,
         costs="roofline:cpu",
         data=(16, 4),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import memplan
 from helpers.graphs import unit_chain
-from helpers.networks import two_headed_net
+from helpers.networks import residual_net, two_headed_net
 from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
@@ -223,3 +224,13 @@ def test_costs_of_another_device_or_network_are_refused(network: Any, tmp_path: 
     poorer = dataclasses.replace(table, seconds=dict(list(table.seconds.items())[3:]))
     with pytest.raises(CostError, match="lack"):
         quick(network, costs=poorer, strategy="store_all")
+
+
+def test_without_a_budget_the_refusal_names_the_time() -> None:
+    net, shapes = residual_net(units=3)
+    options: dict[str, Any] = {"realisation": "explicit", "strategy": "checkpoint_last"}
+    with pytest.raises(BudgetError, match="no plan at one more forward pass at most") as caught:
+        memplan.plan(net, **options, **shapes)
+    assert "Raise max_overhead" in str(caught.value)
+    assert "budget" not in str(caught.value)
+    assert memplan.plan(net, max_overhead=math.inf, **options, **shapes).overhead > 0

@@ -37,7 +37,7 @@ ODD = {
     "other op": "second",
 }
 
-REALISATIONS = [("mirror", "memonger"), ("explicit", "checkpoint_last"), ("packed", "evict")]
+REALISATIONS = [("mirror", "memonger"), ("explicit", "memonger"), ("packed", "evict")]
 
 DATA, LABEL = ("data", (4, 6)), ("softmax_label", (4,))
 
