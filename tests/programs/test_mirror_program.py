@@ -32,6 +32,7 @@ from helpers.graphs import (
 from helpers.networks import Network, unrolled_lstm
 from memplan.errors import ScheduleError
 from memplan.mxnet.trace.build import trace
+from memplan.programs.flag_refinement import _moments
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_program import MirrorProgram
 from memplan.programs.solver import SOLVERS, Program
@@ -39,7 +40,7 @@ from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status
-from memplan.strategies.checkmate import Checkmate, _moments
+from memplan.strategies.checkmate import Checkmate
 
 Moment = tuple[int, int | None]
 
