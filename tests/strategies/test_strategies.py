@@ -46,7 +46,7 @@ HEURISTICS = (
 
 
 def made(name: str, seconds: float = 0.3, **options: Any) -> strategies.Strategy:
-    """A strategy that takes little time."""
+    """A strategy that takes ``seconds`` at most."""
     strategy = strategies.create(name, **options)
     if "time_limit" in {field.name for field in dataclasses.fields(strategy)}:  # type: ignore[arg-type]
         return dataclasses.replace(strategy, time_limit=seconds)  # type: ignore[type-var]
@@ -92,7 +92,7 @@ def test_without_a_budget_memory_is_saved(graph: TrainingGraph, name: str) -> No
 
 
 def test_checkmate_proves_what_cannot_be(graph: TrainingGraph) -> None:
-    assert made("checkmate").solve(mirrored(graph, 1)).status is Status.INFEASIBLE
+    assert made("checkmate", 60.0).solve(mirrored(graph, 1)).status is Status.INFEASIBLE
 
 
 def test_memonger_keeps_the_hinted_stages_only() -> None:
