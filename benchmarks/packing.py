@@ -101,9 +101,9 @@ def proof(found: Placement, capacity: int | None) -> str:
     return "yes: least" if found.nbytes == found.bound_nbytes else f"no: {found.bound_nbytes}"
 
 
-def row(path: Path, nnodes: int) -> list[str]:
+def row(path: Path, arrays: tuple[Array, Array, Array], nnodes: int) -> list[str]:
     """The cells of a file."""
-    sizes, lower, upper = arrays = read(path)
+    sizes, lower, upper = arrays
     match = re.fullmatch(r".*\.(\d+)\.csv", path.name)
     capacity = int(match[1]) if match else None
     begin = time.process_time()
@@ -134,11 +134,12 @@ def main() -> None:
         *("--placements", "-n"), type=int, default=2_000_000, help="of the search, for a size"
     )
     options = parser.parse_args()
+    instances = [(path, read(path)) for path in options.files]
     compile_all()
     print("|", " | ".join(HEADS), "|")
     print("|", " | ".join("---" for _ in HEADS), "|")
-    for path in options.files:
-        print("|", " | ".join(row(path, options.placements)), "|", flush=True)
+    for path, arrays in instances:
+        print("|", " | ".join(row(path, arrays, options.placements)), "|", flush=True)
 
 
 if __name__ == "__main__":

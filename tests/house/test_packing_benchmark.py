@@ -1,0 +1,88 @@
+"""benchmarks/packing.py reads what MiniMalloc reads, and checks what it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from helpers.paths import ROOT
+from oracles.offsets import Buffer, flaw
+
+# The example of MiniMalloc's paper is of this kind: 12 bytes are needed.
+ROWS = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module("packing")
+
+
+def printed(folder: Path, **files: str) -> subprocess.CompletedProcess[str]:
+    """What the script says to files of these names and texts."""
+    paths = []
+    for name, text in files.items():
+        paths.append(folder / f"{name.replace('_', '.')}.csv")
+        paths[-1].write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "benchmarks/packing.py", *map(str, paths)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_capacity_is_in_the_name(tmp_path: Path) -> None:
+    done = printed(tmp_path, few=ROWS, few_12=ROWS, few_11=ROWS, few_16=ROWS)
+    assert done.returncode == 0, done.stderr
+    heads, rule, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines())
+    assert len(heads) == len(rule) == 7
+    assert [row[:-1] for row in rows] == [
+        ["few", "5", "12", "12", "1.0000", "yes: least"],
+        ["few.12", "5", "12", "12", "1.0000", "yes: fits"],
+        ["few.11", "5", "12", "12", "1.0909", "yes: too small"],
+        ["few.16", "5", "12", "12", "0.7500", "yes: fits"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,lower,upper\nb1,0,3\n", "no column size"),
+        (ROWS + "b6,0,three,4\n", "line 7"),
+        (ROWS + "b6,0\n", "line 7"),
+        (ROWS + "b6,3,3,4\n", "lower less than its upper"),
+        (ROWS + "b6,0,3,0\n", "size must be positive"),
+    ],
+)
+def test_what_is_no_instance_is_refused(
+    tmp_path: Path, script: ModuleType, text: str, message: str
+) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit, match=rf"wrong\.csv.*{message}"):
+        script.read(path)
+
+
+def test_overlaps_are_noticed(script: ModuleType) -> None:
+    """As the plain check of pairs notices them."""
+    random = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(300):
+        sizes, lower, lives = random.integers(1, 5, (3, 6))
+        offsets = random.integers(0, 20, 6)
+        arrays = sizes, lower, lower + lives
+        buffers = [Buffer(*map(int, row)) for row in zip(*arrays, strict=True)]
+        expected = flaw(buffers, offsets.tolist(), 100)
+        assert (script.overlapping(*arrays, offsets) is None) == (expected is None)
+        verdicts.append(expected is None)
+    assert 30 < verdicts.count(True) < 270, "one answer is right nearly always"
