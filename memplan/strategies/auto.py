@@ -63,9 +63,10 @@ class Auto:
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             best = least(problem, starts, stop.share(LEAST_SHARE), moves)
-            held = problem.within(problem.memory.nbytes(best))
-            cheaper = held.space.improve(held, best, stop, moves)
-            best = held.cheapest([best, cheaper]) or best
+            if not stop.is_over():
+                held = problem.within(problem.memory.nbytes(best))
+                cheaper = held.space.improve(held, best, stop, moves)
+                best = held.cheapest([best, cheaper]) or best
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, moves, starts).run()
 
@@ -94,7 +95,7 @@ class _Search:
                 return Outcome(Status.INFEASIBLE)
             if not self._is_closed():
                 self._begin()
-            if not self._is_closed():
+            if not self._is_closed() and not self.stop.is_over():
                 self._search()
         except KeyboardInterrupt:
             self._take()

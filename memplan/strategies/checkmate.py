@@ -70,6 +70,8 @@ class Checkmate:
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
+            if stop.is_over():
+                return Outcome(Status.FEASIBLE, lowest, cut_by_clock=True)
             held = problem.within(problem.memory.nbytes(lowest))
             found = self._cheapest(held, [lowest], stop)
             # What was proved holds for that memory, not for a budget that the user named.

@@ -44,5 +44,5 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
             else:
                 step *= 0.5
     except KeyboardInterrupt:
-        pass
+        stop.end()
     return problem.cheapest(known) or known[0]

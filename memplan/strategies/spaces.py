@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +28,7 @@ from memplan.search.sequence_search import Rules, compile_search, search
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
+from memplan.util.interrupts import noticing
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -162,14 +164,15 @@ class Flags:
             placed = graph
             if match_range != graph.match_range:
                 placed = dataclasses.replace(graph, match_range=match_range)
-            found = anneal(
-                placed,
-                flags,
-                problem.budget_nbytes,
-                seconds=stop.share(1.0 / (len(ranges) - done)),
-                moves=moves.of_flags,
-                seed=moves.seed,
-            )
+            with _ending(stop):
+                found = anneal(
+                    placed,
+                    flags,
+                    problem.budget_nbytes,
+                    seconds=stop.share(1.0 / (len(ranges) - done)),
+                    moves=moves.of_flags,
+                    seed=moves.seed,
+                )
             if found is not None:
                 plans.append(mirror(graph, frozenset(found.recomputed)))
         return problem.cheapest(plans)
@@ -213,18 +216,19 @@ class Sequences:
         They are few decisions, so that in blocks they are a far better start than schedules made
         by live bytes.
         """
-        found = (
-            mirrored_schedule(
-                problem.graph,
-                problem.budget_nbytes,
-                match_range=match_range,
-                seconds=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
-                moves=moves.of_flags,
-                seed=moves.seed,
-            )
-            for done, match_range in enumerate(MIRRORED_RANGES)
-        )
-        return [schedule for schedule in found if schedule is not None]
+        result = []
+        for done, match_range in enumerate(MIRRORED_RANGES):
+            with _ending(stop):
+                found = mirrored_schedule(
+                    problem.graph,
+                    problem.budget_nbytes,
+                    match_range=match_range,
+                    seconds=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
+                    moves=moves.of_flags,
+                    seed=moves.seed,
+                )
+            result += [] if found is None else [found]
+        return result
 
     def _greedy(self, problem: Problem, stop: Stop) -> list[Schedule]:
         """What a search in live bytes begins with, for the most of them with which blocks fit."""
@@ -309,6 +313,15 @@ class Sequences:
         return problem.cheapest([found, start])
 
 
+@contextmanager
+def _ending(stop: Stop) -> Iterator[None]:
+    """An interrupt ends a search with its best so far; what it is a part of must end as well."""
+    with noticing() as interrupt:
+        yield
+    if interrupt.noticed:
+        stop.end()
+
+
 def _seconds(schedule: Schedule) -> float:
     return schedule.seconds
 
@@ -324,13 +337,14 @@ def _search(
 ) -> Schedule | None:
     """The best schedule in ``aim`` bytes: of blocks, or alive, whichever the search can count."""
     ranges = problem.memory.match_ranges if blocks else ()
-    return search(
-        problem.graph,
-        aim,
-        rules=Rules(moves.recompute_backward, moves.reorder, ranges),
-        starts=[] if start is None else [start],
-        seed=moves.seed,
-        deadline=stop,
-        rounds=moves.rounds,
-        enough_seconds=moves.enough_seconds,
-    )
+    with _ending(stop):
+        return search(
+            problem.graph,
+            aim,
+            rules=Rules(moves.recompute_backward, moves.reorder, ranges),
+            starts=[] if start is None else [start],
+            seed=moves.seed,
+            deadline=stop,
+            rounds=moves.rounds,
+            enough_seconds=moves.enough_seconds,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -43,6 +44,13 @@ class Stop:
             return False
         self.cut()
         return True
+
+    def end(self) -> None:
+        """End the search, and what it is a part of, now: it was interrupted."""
+        self.deadline = -math.inf
+        self.cut()
+        if self._part_of is not None:
+            self._part_of.end()
 
     def cut(self) -> None:
         """Time is too short for what was to be done."""
