@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Status
+from memplan.strategies import Outcome, Problem, Status
 
 
 @dataclass(frozen=True)
@@ -15,6 +14,6 @@ class Counting:
 
     asked: list[int | None]
 
-    def solve(self, graph: Any, budget_nbytes: int | None) -> Outcome:
-        self.asked.append(budget_nbytes)
-        return Outcome(Status.FEASIBLE, Schedule.unplanned(graph))
+    def solve(self, problem: Problem) -> Outcome:
+        self.asked.append(problem.budget_nbytes)
+        return Outcome(Status.FEASIBLE, Schedule.unplanned(problem.graph))

@@ -35,7 +35,6 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
-from memplan.strategies import search as search_strategy
 from memplan.strategies.base import Problem
 from memplan.strategies.search import Search
 from memplan.util import stop
@@ -231,7 +230,7 @@ def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
 def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_search()  # which looks at the clock, too
     clock = TickingClock(0.01)
-    clock.replaces_that_of(monkeypatch, rounds, stop, search_strategy)
+    clock.replaces_that_of(monkeypatch, rounds, stop)
     Search(time_limit=0.5).solve(Problem(unit_chain(40), 6 * UNIT))
     assert 40 < clock.looks < 60
 

@@ -19,7 +19,7 @@ from helpers.around import AROUND
 from helpers.held import held
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.trace.build import trace
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
 SHAPES = {"data": (4, 3, 8, 8), "softmax_label": (4,)}
