@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
 from memplan.memory.offsets.inferences import Inferences
-from memplan.memory.offsets.placement import place, solve
-from oracles.offsets import Buffer, flaw, least_nbytes, peak
+from memplan.memory.offsets.placement import NO_SEGMENTS, place, solve
+from memplan.memory.offsets.state import new_state
+from oracles.offsets import Buffer, flaw, least_nbytes, least_sum, peak
 
 NAMES = [field.name for field in dataclasses.fields(Inferences)]
 
@@ -81,7 +83,7 @@ WITH_GAP = [
 ]
 MIRRORED = [Buffer(size, -upper, -lower) for size, lower, upper in WITH_GAP]
 BELOW_ANOTHER = [*WITH_GAP, Buffer(3, -1, 10)]
-WITH_TWINS = [*WITH_GAP, Buffer(1, 9, 12), Buffer(1, 9, 12), Buffer(3, 11, 13)]
+WITH_TWINS = [*WITH_GAP, Buffer(1, 8, 12), Buffer(1, 8, 12)]
 GAPS = [WITH_GAP, MIRRORED, BELOW_ANOTHER, WITH_TWINS]
 
 
@@ -124,6 +126,34 @@ def test_what_fits_is_never_proved_infeasible(
     assert status != INFEASIBLE
     if status == SOLVED:
         assert flaw(buffers, offsets.tolist(), 20) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_least_sum_survives_the_bounds(seed: int) -> None:
+    """After each of its placements, by ascending offset, no bound is above what follows."""
+    buffers = crowd(seed, 6) if seed % 2 else cut(seed, 6, 6, 9)
+    capacity = least_nbytes(buffers)
+    offsets = least_sum(buffers, capacity)
+    order = sorted(range(6), key=lambda k: (offsets[k], k))
+    for count in range(1, 6):
+        state = new_state(
+            arrays(buffers),
+            np.arange(6),
+            by_total=False,
+            capacity_nbytes=capacity,
+            segment_nbytes=NO_SEGMENTS,
+            inferences=Inferences(),
+        )
+        state.members[:] = order
+        state.buffers["placed"][order[:count]] = 1
+        for k in order[count:]:
+            under = [o for o in order[:count] if buffers[o].meets(buffers[k])]
+            tops = [offsets[o] + buffers[o].size for o in under]
+            state.buffers["floor"][k] = max(tops, default=0)
+        latest = order[count - 1]
+        assert most_left(state, count, 6, offsets[latest], latest) > 0
+        left = order[count:]
+        assert (state.buffers["key"][left] <= np.array(offsets)[left]).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 
@@ -61,3 +61,19 @@ def least_nbytes(buffers: list[Buffer], segment: int = 0) -> int:
 
     drop(buffers, [], 0)
     return least
+
+
+def least_sum(buffers: list[Buffer], nbytes: int) -> list[int]:
+    """Offsets within ``nbytes`` with the least sum of all placements; there must be one."""
+    best: tuple[int, list[int]] | None = None
+    for order in permutations(range(len(buffers))):
+        offsets: dict[int, int] = {}
+        for one in order:
+            under = (k for k in offsets if buffers[k].meets(buffers[one]))
+            offsets[one] = max((offsets[k] + buffers[k].size for k in under), default=0)
+        if all(offset + buffers[k].size <= nbytes for k, offset in offsets.items()):
+            total = sum(offsets.values())
+            if best is None or total < best[0]:
+                best = total, [offsets[k] for k in range(len(buffers))]
+    assert best is not None
+    return best[1]
