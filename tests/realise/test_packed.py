@@ -167,13 +167,13 @@ def test_a_plan_from_a_file_trains(tmp_path: Path) -> None:
     assert not differences(stock, ours)
 
 
-def test_a_monitor_is_refused_and_nothing_is_lost() -> None:
+def test_a_monitor_of_inputs_is_refused_and_nothing_is_lost() -> None:
     size = iter((16, 16))
 
     def watch(module: Module) -> None:
         if next(size, None):
             with pytest.raises(UsageError, match="realisation='explicit'"):
-                module.install_monitor(mx.mon.Monitor(1))
+                module.install_monitor(mx.mon.Monitor(1, monitor_all=True))
 
     ours = module_steps(module(realisation="packed", strategy="evict"), (16, 8), watch)
     stock = module_steps(mx.mod.Module, (16, 8), lambda _: None)

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import mxnet as mx
 import numpy as np
 
-from memplan.errors import ArgumentError, UsageError
+from memplan.errors import ArgumentError
 from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import SEGMENT_NBYTES, pack
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
@@ -27,6 +27,7 @@ from memplan.mxnet.realise.imperative import (
     wait_to_write,
 )
 from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
+from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_rules import (
     gradients_read,
     needs_state,
@@ -140,7 +141,10 @@ class PackedStep:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
         writer = _Calls(lowered, packing.offsets, memory, arrays)
-        self._bundles = _bundles(writer.calls())
+        calls = writer.calls()
+        self._bundles = _bundles(calls)
+        self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
+        self._monitor: Monitor | None = None
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
         self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
         self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
@@ -158,29 +162,34 @@ class PackedStep:
         all_alone = bool(mx.profiler.dumps())
         # A bundle of the user's would cut these in two.
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
+            if self._monitor is not None:
+                for _, call, _ in self._steps:
+                    self.memory.alone(call)
+                    self._monitor.show(call)
+                return self._ran()
             for bundle in self._bundles:
                 if all_alone or isinstance(bundle[0], BackwardCall):
                     for call in bundle:
                         self.memory.alone(call)
                 else:
                     self.memory.in_turn(bundle)
+        return self._ran()
+
+    def _ran(self) -> list[NDArray]:
         self.memory.left = self.outputs
         return self.outputs
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
-        """UsageError: there is no executor to watch."""
-        refuse_monitor()
+        """Call ``callback`` with every output of every op, as MXNet's executors do.
+
+        Ops then run one by one. UsageError for ``monitor_all``, which wants their inputs, too.
+        """
+        check_monitor(monitor_all)
+        self._monitor = Monitor(callback, self._steps)
 
     def debug_str(self) -> str:
         """The ops in order and the memory, as MXNet's executors describe theirs."""
         return "\n".join(self._lines) + "\n"
-
-
-def refuse_monitor() -> NoReturn:
-    """UsageError: nobody sees what a step computes on its way."""
-    raise UsageError(
-        "a step in packed memory cannot be monitored; use realisation='explicit' meanwhile"
-    )
 
 
 def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:

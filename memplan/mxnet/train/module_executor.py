@@ -13,7 +13,7 @@ from mxnet.base import NDArrayHandle
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
-from memplan.mxnet.realise.packed import refuse_monitor
+from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.nnvm import VARIABLE
@@ -225,10 +225,11 @@ class Executor:
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
         """Call ``callback`` with the outputs of all ops, as MXNet's executor does.
 
-        UsageError in packed memory: at once, or a step that is bound later would fail.
+        UsageError for ``monitor_all`` in packed memory: at once, or a step that is bound later
+        would fail.
         """
         if load(self._plans.realisation).in_one_array:
-            refuse_monitor()
+            check_monitor(monitor_all)
         for executor in (self, *self._reshaped.values()):
             executor._monitor = (callback, monitor_all)
             executor._watch()

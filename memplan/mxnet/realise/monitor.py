@@ -1,0 +1,55 @@
+"""Shows a monitor what the calls of a packed step write, as MXNet's executors show theirs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mxnet.base import _LIB, NDArrayHandle, check_call
+
+from memplan.errors import UsageError
+from memplan.mxnet.realise.imperative import BackwardCall, Call, wait_to_write
+from memplan.mxnet.trace.nnvm import Node, to_symbol
+
+NDArray = Any
+
+# A node of the step, the call that runs it, and the arrays of its outputs.
+Step = tuple[Node, Call | BackwardCall, Sequence[NDArray]]
+
+
+def check_monitor(monitor_all: bool) -> None:
+    """UsageError for a monitor that packed steps cannot serve."""
+    if monitor_all:
+        raise UsageError(
+            "a step in packed memory shows the outputs of its ops, not their inputs: leave "
+            "monitor_all out, or use realisation='explicit' meanwhile"
+        )
+
+
+class Monitor:
+    """Calls ``callback`` with the name and the handle of every output that a call has written."""
+
+    def __init__(self, callback: Callable[..., Any], steps: Sequence[Step]) -> None:
+        self._callback = callback
+        entries = [(node, k) for node, _, arrays in steps for k in range(len(arrays))]
+        names = iter(to_symbol(entries).list_outputs())
+        self._outputs: dict[int, list[tuple[bytes, NDArray]]] = {}
+        for _, call, arrays in steps:
+            named = [(next(names).encode(), array) for array in arrays]
+            if isinstance(call, BackwardCall):
+                # Autograd leaves out the gradients that nobody reads.
+                written = set(map(id, call.written))
+                named = [(name, array) for name, array in named if id(array) in written]
+            self._outputs[id(call)] = named
+
+    def show(self, call: Call | BackwardCall) -> None:
+        """Show what ``call``, which has run, has written."""
+        for name, array in self._outputs[id(call)]:
+            handle = NDArrayHandle()
+            # The callback frees the handle that it gets.
+            check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+            self._callback(name, handle)
+            # What the callback asks for reads the array before anything overwrites its memory,
+            # which MXNet's engine would not see to.
+            wait_to_write(array)
