@@ -25,11 +25,12 @@ from memplan.mxnet.realise.rewrite import (
     writable,
 )
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.form import Form
+from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import TrainingGraph
+from memplan.step.halves import in_halves
 from memplan.step.schedule import Schedule
 
 # MXNet merges ops that differ in nothing, which would undo recomputation: this attribute, which
@@ -59,8 +60,9 @@ class Explicit(Form):
         return repeatable_nodes(forward)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-        """Random ops keep their order."""
-        return dataclasses.replace(graph, ops=keep_random_order(graph.ops, nodes))
+        """Random ops keep their order, and halves of a step theirs."""
+        graph = dataclasses.replace(graph, ops=keep_random_order(graph.ops, nodes))
+        return in_halves(graph) if is_in_halves(nodes) else graph
 
     def memory(self, trace: Trace) -> Memory:
         """MXNet's blocks, at the match range that suits a schedule best."""

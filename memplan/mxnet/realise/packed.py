@@ -38,6 +38,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.step.graph import TrainingGraph
+from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
 
 NDArray = Any
@@ -141,8 +142,8 @@ class PackedStep:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
         writer = _Calls(lowered, packing.offsets, memory, arrays)
-        calls = writer.calls()
-        self._bundles = _bundles(calls)
+        calls, second = writer.calls(), second_half(lowered.schedule)
+        self._halves = (_bundles(calls[:second]), _bundles(calls[second:]))
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
         self._monitor: Monitor | None = None
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
@@ -157,27 +158,33 @@ class PackedStep:
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
         del is_train
+        self.first()
+        self.second()
+        return self.outputs
+
+    def first(self) -> None:
+        """Run the first half of a step."""
         self.memory.wait()
+        self._run(self._halves[0])
+
+    def second(self) -> None:
+        """Run the second half of a step. Nothing else has run in the memory since the first."""
+        self._run(self._halves[1])
+        self.memory.left = self.outputs
+
+    def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
-        all_alone = bool(mx.profiler.dumps())
+        all_alone = self._monitor is not None or bool(mx.profiler.dumps())
         # A bundle of the user's would cut these in two.
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
-            if self._monitor is not None:
-                for _, call, _ in self._steps:
-                    self.memory.alone(call)
-                    self._monitor.show(call)
-                return self._ran()
-            for bundle in self._bundles:
+            for bundle in bundles:
                 if all_alone or isinstance(bundle[0], BackwardCall):
                     for call in bundle:
                         self.memory.alone(call)
+                        if self._monitor is not None:
+                            self._monitor.show(call)
                 else:
                     self.memory.in_turn(bundle)
-        return self._ran()
-
-    def _ran(self) -> list[NDArray]:
-        self.memory.left = self.outputs
-        return self.outputs
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """Call ``callback`` with every output of every op, as MXNet's executors do.

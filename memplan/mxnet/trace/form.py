@@ -10,6 +10,14 @@ from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
 from memplan.step.graph import TrainingGraph
 
+# An attribute of the inputs of a network whose step runs in halves (memplan/step/halves.py).
+IN_HALVES = "__memplan_in_halves__"
+
+
+def is_in_halves(nodes: Sequence[Node]) -> bool:
+    """Is a step of these ops to be run in halves?"""
+    return any(IN_HALVES in source.attrs for node in nodes for source, _ in node.inputs)
+
 
 @dataclass(frozen=True)
 class Form:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, noutputs, variables
 
 Parameter = Any
@@ -43,10 +44,12 @@ def compose(
     params: Mapping[str, Parameter],
     *,
     keep_outputs: bool,
+    in_halves: bool = False,
 ) -> BlockNetwork:
     """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
 
     ``params`` are theirs, by name. With ``keep_outputs`` the block's outputs are outputs, too.
+    ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for NumPy
     semantics and for variables that are no parameters.
     """
@@ -65,7 +68,7 @@ def compose(
     found = list(leaves((losses, kept)))
     if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
-    symbol = mx.sym.Group(found)
+    symbol = _without_repeats(mx.sym.Group(found))
     names = [variable.name for variable in leaves((inputs, labels))]
     known = {*params, *names}
     unknown = [name for name in symbol.list_inputs() if name not in known]
@@ -75,7 +78,7 @@ def compose(
             f"block; if the loss has parameters, give it as a Block, not as a function"
         )
     return BlockNetwork(
-        _declared(symbol, params),
+        _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         mapped(noutputs, (losses, kept)),
         _structure(symbol),
@@ -120,6 +123,20 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
         ) from error
 
 
+def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """``symbol`` with a copy for an output that is there already, as in a hybridized block.
+
+    MXNet's executor takes one gradient only for an output that is there twice.
+    """
+    heads = [tuple(head) for head in symbol_json.parse(symbol)["heads"]]
+    if len(set(heads)) == len(heads):
+        return symbol
+    outputs = [symbol[k] for k in range(len(heads))]
+    repeated = [head in heads[:k] for k, head in enumerate(heads)]
+    copied = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
+    return mx.sym.Group(copied)
+
+
 def _structure(symbol: mx.sym.Symbol) -> str:
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
@@ -128,13 +145,18 @@ def _structure(symbol: mx.sym.Symbol) -> str:
     return json.dumps([data["nodes"], data["heads"]])
 
 
-def _declared(symbol: mx.sym.Symbol, params: Mapping[str, Parameter]) -> mx.sym.Symbol:
+def _declared(
+    symbol: mx.sym.Symbol, params: Mapping[str, Parameter], in_halves: Collection[str]
+) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
-    Those that Gluon gave them may be older: of the time before a cast.
+    Those that Gluon gave them may be older: of the time before a cast. The variables that
+    ``in_halves`` names say that the step runs so.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
+        if node["op"] == "null" and node["name"] in in_halves:
+            node.setdefault("attrs", {})[IN_HALVES] = "True"
         parameter = params.get(node["name"]) if node["op"] == "null" else None
         if parameter is None:
             continue

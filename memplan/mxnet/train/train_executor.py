@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import mxnet as mx
@@ -12,6 +13,8 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.halves import ExecutorHalves
+from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed import Memory, PackedStep
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first
@@ -154,20 +157,11 @@ class TrainExecutor:
 
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""
-        for name, value in values.items():
-            if name not in self.arg_dict:
-                raise ArgumentError(f"{name!r} is no argument of the network")
-            self.arg_dict[name][:] = value
+        self._set(values)
         if is_train:
-            to_default_layout(self._matrices)
-            self._hidden_writes.begin()
+            self._begin()
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
-            self._hidden_writes.end()
-            for name, array in self._kept.items():
-                if self.trace.grad_req[name] == "add":
-                    array += self._computed[name]
-                else:
-                    self._computed[name].copyto(array)
+            self._finish()
         else:
             if self._inference is None:
                 self._inference = bind_inference(
@@ -175,6 +169,52 @@ class TrainExecutor:
                 )
             self.outputs = self._inference.forward(is_train=False)
         return self.outputs
+
+    def forward_half(self, **values: Any) -> list[NDArray]:
+        """Set the arguments ``values``, then run the first half of a step; the outputs.
+
+        The network is one whose inputs say that the step runs in halves
+        (:data:`memplan.mxnet.trace.form.IN_HALVES`). The outputs stay until the next step.
+        """
+        self._set(values)
+        halves = self._halves
+        self._begin()
+        halves.first()
+        self.outputs = self._training.outputs[: self._noutputs]
+        return self.outputs
+
+    def backward_half(self, more: Arrays) -> None:
+        """Run the second half, which reads ``head_grads``; the gradients are those and ``more``."""
+        self._halves.second()
+        self._finish(more)
+
+    @cached_property
+    def _halves(self) -> PackedStep | ExecutorHalves:
+        if isinstance(self._training, PackedStep):
+            return self._training
+        return ExecutorHalves(self._training, lower(self.trace, self.schedule).schedule)
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in self.arg_dict:
+                raise ArgumentError(f"{name!r} is no argument of the network")
+            self.arg_dict[name][:] = value
+
+    def _begin(self) -> None:
+        """Before a step: the engine learns what the step reads and writes unknown to it."""
+        to_default_layout(self._matrices)
+        self._hidden_writes.begin()
+
+    def _finish(self, more: Arrays | None = None) -> None:
+        """After a step: gradients, ``more`` added to them, go where they are wanted."""
+        self._hidden_writes.end()
+        for name, array in (more or {}).items():
+            self._computed[name] += array
+        for name, array in self._kept.items():
+            if self.trace.grad_req[name] == "add":
+                array += self._computed[name]
+            else:
+                self._computed[name].copyto(array)
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Nothing: ``forward(is_train=True)`` has left the gradients in ``grad_dict``.

@@ -1,22 +1,29 @@
-"""Training a Gluon block by a plan: forward, backward and recomputation in one call.
+"""Training a Gluon block by a plan: forward, backward and recomputation in one call, or in two.
 
 step = TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), budget="4GiB")
 for x, y in batches:
     loss = step(x, y)
     trainer.step(x.shape[0])
+
+step = TrainStep(net, budget="4GiB")
+for x, y in batches:
+    with autograd.record():
+        loss = any_function(step.forward(x), y)
+    step.backward(loss)
+    trainer.step(x.shape[0])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.errors import ArgumentError, MemplanError
-from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork, cached_graphs, compose
+from memplan.errors import ArgumentError, MemplanError, UsageError
+from memplan.mxnet.train.block_network import BlockNetwork, cached_graphs, compose
+from memplan.mxnet.train.bound_step import BoundStep, HandedOver, place_of
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -25,19 +32,19 @@ from memplan.mxnet.train.nesting import (
     leaves,
     one_context,
     per_context,
-    regrouped,
     specs_of,
 )
-from memplan.mxnet.train.pool import Pool, release, training_need, view
-from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget, plan
 from memplan.planning.realisation import runs_whole_steps
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
-NDArray = Any
 Parameter = Any
+
+# Specs of inputs and labels; does the step run in halves?
+Kind = tuple[Specs, bool]
 
 
 class TrainStep:
@@ -50,6 +57,9 @@ class TrainStep:
     memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
     frozen, moved or set anew in between. Whoever changes what a layer computes, such as the
     probability of DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
+
+    A loss that works on arrays only is computed by the caller, between :meth:`forward` and
+    :meth:`backward`.
     """
 
     def __init__(
@@ -69,7 +79,8 @@ class TrainStep:
 
         ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works
         on Symbols; it may return several losses. A list of losses takes one output and one label
-        each. None: the block itself computes the loss, of the inputs and the labels.
+        each. None: the block itself computes the loss, of the inputs and the labels, or the caller
+        does, between :meth:`forward` and :meth:`backward`.
 
         ``budget`` (for one context), ``strategy``, ``time_limit`` (seconds, for each combination
         of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`; ``realisation``
@@ -106,26 +117,30 @@ class TrainStep:
             "realisation": realisation,
         }
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
-        self._bound: dict[Any, _Bound] = {}
+        self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
         self._graphs = cached_graphs(self._blocks)
+        self._half_done: dict[mx.Context, HandedOver] = {}
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
         """The plans made so far, by the shapes of inputs and labels."""
         return {
-            tuple(spec.shape for spec in leaves(key[0])): made[0]
+            tuple(spec.shape for spec in leaves(key[0][0])): made[0]
             for key, made in self._plans.items()
         }
 
-    def plan(self, x: Arrays, y: Arrays = None) -> Plan:
-        """The plan for such inputs and labels: arrays, or shapes of float32 arrays."""
+    def plan(self, x: Arrays, y: Arrays = None, *, in_halves: bool = False) -> Plan:
+        """The plan for such inputs and labels: arrays, or shapes of float32 arrays.
+
+        With ``in_halves`` that by which :meth:`forward` and :meth:`backward` run.
+        """
         batches = per_context(x, y)
         batch = (x, y) if batches is None else batches[0]
         self._forget_changed()
         params = self._parameters()
         specs = specs_of((as_inputs(batch[0]), batch[1]))
-        return self._planned(specs, params, _context(params.values()))[0]
+        return self._planned((specs, in_halves), params, _context(params.values()))[0]
 
     def __call__(self, x: Arrays, y: Arrays = None, *, scale: float = 1.0) -> Arrays:
         """Run a training step on inputs ``x`` and labels ``y``; the loss, as the loss returns it.
@@ -142,33 +157,98 @@ class TrainStep:
         ``autograd.record(train_mode=False)``, TraceError for a network that cannot be planned, and
         whatever :func:`memplan.plan` raises.
         """
-        if autograd.is_recording() and not autograd.is_training():
-            raise ArgumentError(
-                "TrainStep trains in training mode only; call it outside of "
-                "autograd.record(train_mode=False). If layers are to compute as in inference, make "
-                "BatchNorm with use_global_stats=True, and leave Dropout out"
-            )
+        _check_mode()
         batches = per_context(x, y)
         with autograd.pause():
-            ran = [self._step((as_inputs(x), y), scale) for x, y in batches or [(x, y)]]
+            ran = [
+                self._ready((as_inputs(x), y), in_halves=False).step((as_inputs(x), y), scale)
+                for x, y in batches or [(x, y)]
+            ]
         losses, outputs = zip(*ran, strict=True)
         self.outputs = outputs[0] if batches is None else list(outputs)
         return losses[0] if batches is None else list(losses)
 
-    def _step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
-        specs = specs_of(batch)
-        ctx = one_context(batch)
+    def forward(self, *inputs: Arrays) -> Arrays:
+        """Run the forward part of a step; what the block returns, to compute any loss of it.
+
+        ``inputs`` are those of the block, or one list or tuple of them, or a list with an entry
+        for each context. Under ``autograd.record()`` the loss is computed from the arrays returned,
+        in Python and by whatever MXNet can differentiate; then :meth:`backward` must be called.
+        The arrays are the caller's: no later step writes into them.
+
+        Raises UsageError where backward is missing, and otherwise what calling the step raises.
+        """
+        if self.loss is not None:
+            raise ArgumentError(
+                "this TrainStep computes its loss itself: call it, or make one without a loss, "
+                "TrainStep(block), for forward and backward"
+            )
+        _check_mode()
+        x = inputs[0] if len(inputs) == 1 else inputs
+        batches = per_context(x, None)
+        handed = []
+        with autograd.pause():
+            for given, _ in batches or [(x, None)]:
+                batch = (as_inputs(given), None)
+                bound = self._ready(batch, in_halves=True)
+                handed.append(bound.first_half(batch))
+                self._half_done[bound.executor.ctx] = handed[-1]
+        return handed[0].outputs if batches is None else [half.outputs for half in handed]
+
+    def backward(self, loss: Arrays, head_grads: Any = None) -> None:
+        """Run the rest of the step that :meth:`forward` began: gradients of ``loss``, a list too.
+
+        ``head_grads`` are those of the losses, as for ``autograd.backward``; None: ones. Who has
+        gradients of the outputs themselves gives the outputs for losses. Outputs on which no loss
+        depends have zeros for gradients, as those of a hybridized block have.
+
+        Raises UsageError where no forward has run, ArgumentError for a loss that cannot be
+        differentiated, or does not depend on the outputs of the last forward.
+        """
+        if not self._half_done:
+            raise UsageError("there is nothing to differentiate: call forward() first, every time")
+        heads = list(leaves(loss))
+        given = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
+        try:
+            autograd.backward(heads, [given] if isinstance(given, mx.nd.NDArray) else given)
+        except mx.MXNetError as error:
+            raise ArgumentError(
+                "the loss cannot be differentiated; compute it under autograd.record() from what "
+                f"forward() returned: {error}"
+            ) from error
+        with autograd.pause():
+            unread = [str(ctx) for ctx, half in self._half_done.items() if half.close()]
+            if unread:
+                raise ArgumentError(
+                    f"the loss does not depend on what the last forward() returned on "
+                    f"{', '.join(unread)}"
+                )
+            for half in self._half_done.values():
+                half.bound.second_half()
+        self._half_done = {}
+
+    def abandon(self) -> None:
+        """Leave the step that :meth:`forward` began without its gradients."""
+        self._half_done = {}
+
+    def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
+        """The plan for ``batch``, bound."""
+        kind, ctx = (specs_of(batch), in_halves), one_context(batch)
+        if ctx in self._half_done:
+            raise UsageError(
+                "the step that forward() began is not finished: call backward(loss), or abandon()"
+            )
         self._forget_changed()
-        bound = self._bound.get((specs, ctx))
+        bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_current():
             params = self._parameters()
-            made, network = self._planned(specs, params, ctx, to_run=True)
-            bound = self._bound[specs, ctx] = self._bind(made, network, params, ctx)
-        return bound.step(batch, scale)
+            made, network = self._planned(kind, params, ctx, to_run=True)
+            bound = self._bound[kind, ctx] = self._bind(made, network, params, ctx)
+        return bound
 
     def _bind(
         self, made: Plan, network: BlockNetwork, params: Mapping[str, Parameter], ctx: mx.Context
-    ) -> _Bound:
+    ) -> BoundStep:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
         need, pool = training_need(made), self._pools.setdefault(ctx, Pool())
         pool.allow(made)
@@ -179,7 +259,7 @@ class TrainStep:
         for place in unfit:
             self._pools[place].clear()
         others = [other for (_, place), other in self._bound.items() if place == ctx]
-        bound = _Bound(made, network, params, ctx, pool, others)
+        bound = BoundStep(made, network, params, ctx, pool, others)
         pool.add(need, bound.executor.pool, bound.executor.memory)
         bound.hand_over_gradients()  # the parameters hold those of what went
         for place in unfit:
@@ -205,24 +285,24 @@ class TrainStep:
 
     def _planned(
         self,
-        specs: Specs,
+        kind: Kind,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
         *,
         to_run: bool = False,
     ) -> tuple[Plan, BlockNetwork]:
-        """The plan for ``specs`` and the parameters as they are now, made if it is new.
+        """The plan for this ``kind`` and the parameters as they are now, made if it is new.
 
         With ``to_run`` parameters that cannot be bound are an error before the search.
         """
-        key = (specs, tuple(map(_state, params.values())), ctx.device_type)
+        key = (kind, tuple(map(_state, params.values())), ctx.device_type)
         if key not in self._plans:
-            network = compose(self.block, self.loss, specs, params, keep_outputs=self.keep_outputs)
+            network = self._compose(kind, params)
             arguments = network.symbol.list_arguments()
             if to_run:
                 for name in network.symbol.list_inputs():
                     if name in params:
-                        _place(params[name], ctx)
+                        place_of(params[name], ctx)
             requests = {n: params[n].grad_req if n in params else "null" for n in arguments}
             shapes: dict[str, Any] = {
                 n: shape for n, shape in network.shapes.items() if n in requests
@@ -237,8 +317,16 @@ class TrainStep:
             self._plans[key] = (made, network)
         return self._plans[key]
 
-    def _compose(self, specs: Specs, params: Mapping[str, Parameter]) -> BlockNetwork:
-        return compose(self.block, self.loss, specs, params, keep_outputs=self.keep_outputs)
+    def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
+        specs, in_halves = kind
+        return compose(
+            self.block,
+            self.loss,
+            specs,
+            params,
+            keep_outputs=self.keep_outputs and not in_halves,
+            in_halves=in_halves,
+        )
 
     def _forget_changed(self) -> None:
         """Drop the plans of what the block computes no longer, where MXNet forgot graphs of it."""
@@ -252,119 +340,22 @@ class TrainStep:
                 for bound in self._bound.values():
                     bound.is_outdated |= bound.network is network
 
-    def _computes(
-        self, network: BlockNetwork, specs: Specs, params: Mapping[str, Parameter]
-    ) -> bool:
-        """Is ``network`` what the block is now for ``specs``?"""
+    def _computes(self, network: BlockNetwork, kind: Kind, params: Mapping[str, Parameter]) -> bool:
+        """Is ``network`` what the block is now for inputs of this ``kind``?"""
         try:
-            composed = self._compose(specs, params)
+            composed = self._compose(kind, params)
         except MemplanError:  # it no longer takes such inputs
             return False
         return (composed.structure, composed.form) == (network.structure, network.form)
 
 
-class _Bound:
-    """A plan bound to the parameters of a block on one context."""
-
-    def __init__(
-        self,
-        made: Plan,
-        network: BlockNetwork,
-        params: Mapping[str, Parameter],
-        ctx: mx.Context,
-        pool: Pool,
-        others: Sequence[_Bound],
-    ) -> None:
-        """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
-        self.network, self.is_outdated = network, False
-        trace = made.trace
-        used = [params[name] for name in network.symbol.list_inputs() if name in params]
-        _initialise(used, trace.shapes)
-        self.places = [(p, _place(p, ctx), p.grad_req) for p in used]
-        data = {p.name: p._data[i] for p, i, _ in self.places}
-        states = set(network.symbol.list_auxiliary_states())
-        self.executor: TrainExecutor = TrainExecutor(
-            trace,
-            made.schedule,
-            ctx=ctx,
-            args={
-                **{name: array for name, array in data.items() if name not in states},
-                **{name: array for name in network.shapes for array in _lent(name, trace, others)},
-            },
-            args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
-            aux_states={name: array for name, array in data.items() if name in states},
-            pool=pool.executor,
-            match_range=made.match_range,
-            memory=pool.memory,
+def _check_mode() -> None:
+    if autograd.is_recording() and not autograd.is_training():
+        raise ArgumentError(
+            "TrainStep trains in training mode only; call it outside of "
+            "autograd.record(train_mode=False). If layers are to compute as in inference, make "
+            "BatchNorm with use_global_stats=True, and leave Dropout out"
         )
-        self.data = [data[p.name] for p in used]
-        grads = self.executor.grad_dict
-        self.grads = [grads.get(p.name) for p in used]
-        self.scale = 1.0
-
-    def is_current(self) -> bool:
-        """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
-        return not self.is_outdated and all(
-            p._data is not None
-            and len(p._data) > place
-            and p._data[place] is data
-            and p.grad_req == request
-            and (request != "add" or p._grad[place] is grad)
-            for (p, place, request), data, grad in zip(
-                self.places, self.data, self.grads, strict=True
-            )
-        )
-
-    def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
-        """Run a step; its losses and kept outputs."""
-        if scale != self.scale:
-            for array in self.executor.head_grads.values():
-                array[:] = scale
-            self.scale = scale
-        inputs, labels = batch
-        values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
-        values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
-        known = self.executor.arg_dict
-        self.hand_over_gradients()
-        found = self.executor.forward(
-            is_train=True, **{name: value for name, value in values.items() if name in known}
-        )
-        # The next step writes into the executor's arrays.
-        losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
-        return losses, outputs
-
-    def hand_over_gradients(self) -> None:
-        """Make the arrays in which the gradients will be those of the parameters."""
-        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
-            if grad is None:
-                continue
-            if p._grad[place] is not grad:
-                p._grad[place] = grad
-                # Backward of autograd, if it is used beside this step, must write there too.
-                autograd.mark_variables([data], [grad], [request])
-            data._fresh_grad = True
-
-
-def _lent(name: str, trace: Trace, others: Sequence[_Bound]) -> list[NDArray]:
-    """An array for an input in the memory of one that is as large; none where there is none."""
-    if name not in trace.shapes:
-        return []
-    known = [other.executor.arg_dict for other in others]
-    views = [
-        view(arrays[name], trace.shapes[name], trace.dtypes[name])
-        for arrays in known
-        if name in arrays
-    ]
-    return [array for array in views if array is not None][:1]
-
-
-def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Finish deferred initialisation, in the order of a hybridized block: the same numbers."""
-    for parameter in params:
-        if parameter._deferred_init:
-            parameter.shape = shapes[parameter.name]
-    for parameter in params:
-        parameter._finish_deferred_init()
 
 
 def _context(params: Iterable[Parameter]) -> mx.Context:
@@ -373,22 +364,6 @@ def _context(params: Iterable[Parameter]) -> mx.Context:
         if parameter._data is not None or parameter._deferred_init:
             return parameter.list_ctx()[0]
     return mx.context.current_context()
-
-
-def _place(parameter: Parameter, ctx: mx.Context) -> int:
-    """Which of the parameter's arrays is on ``ctx``."""
-    if parameter._data is None and not parameter._deferred_init:
-        raise ArgumentError(
-            f"parameter {parameter.name!r} is not initialized; call block.initialize()"
-        )
-    contexts = parameter.list_ctx()
-    if ctx not in contexts:
-        raise ArgumentError(
-            f"the batch is on {ctx}, parameter {parameter.name!r} on "
-            f"{', '.join(map(str, contexts))}; load the batch there, or call "
-            f"block.collect_params().reset_ctx({ctx})"
-        )
-    return int(contexts.index(ctx))
 
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:

@@ -1,0 +1,197 @@
+"""A plan bound to the parameters of a block on one context: it runs steps, whole or in halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray.ndarray import _new_alloc_handle
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.nesting import Arrays, leaves, regrouped
+from memplan.mxnet.train.pool import Pool, view
+from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.planning.plan import Plan
+
+NDArray = Any
+Parameter = Any
+
+
+@dataclass
+class HandedOver:
+    """The outputs of a first half, nested as the block returns them, and where gradients go."""
+
+    bound: BoundStep
+    outputs: Arrays
+    wanted: list[tuple[NDArray, NDArray]]
+
+    def close(self) -> bool:
+        """Zeros for gradients that autograd did not write; is there none that it wrote?"""
+        missing = [gradient for array, gradient in self.wanted if not array._fresh_grad]
+        for gradient in missing:
+            gradient[:] = 0
+        return len(missing) == len(self.wanted)
+
+
+class BoundStep:
+    """A plan bound to the parameters of a block on one context."""
+
+    def __init__(
+        self,
+        made: Plan,
+        network: BlockNetwork,
+        params: Mapping[str, Parameter],
+        ctx: mx.Context,
+        pool: Pool,
+        others: Sequence[BoundStep],
+    ) -> None:
+        """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
+        self.network, self.is_outdated = network, False
+        trace = made.trace
+        used = [params[name] for name in network.symbol.list_inputs() if name in params]
+        _initialise(used, trace.shapes)
+        self.places = [(p, place_of(p, ctx), p.grad_req) for p in used]
+        data = {p.name: p._data[i] for p, i, _ in self.places}
+        states = set(network.symbol.list_auxiliary_states())
+        self.executor: TrainExecutor = TrainExecutor(
+            trace,
+            made.schedule,
+            ctx=ctx,
+            args={
+                **{name: array for name, array in data.items() if name not in states},
+                **{name: array for name in network.shapes for array in _lent(name, trace, others)},
+            },
+            args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
+            aux_states={name: array for name, array in data.items() if name in states},
+            pool=pool.executor,
+            match_range=made.match_range,
+            memory=pool.memory,
+        )
+        self.data = [data[p.name] for p in used]
+        grads = self.executor.grad_dict
+        self.grads = [grads.get(p.name) for p in used]
+        self.scale = 1.0
+
+    def is_current(self) -> bool:
+        """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
+        return not self.is_outdated and all(
+            p._data is not None
+            and len(p._data) > place
+            and p._data[place] is data
+            and p.grad_req == request
+            and (request != "add" or p._grad[place] is grad)
+            for (p, place, request), data, grad in zip(
+                self.places, self.data, self.grads, strict=True
+            )
+        )
+
+    def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
+        """Run a step; its losses and kept outputs."""
+        if scale != self.scale:
+            for array in self.executor.head_grads.values():
+                array[:] = scale
+            self.scale = scale
+        self.hand_over_gradients()
+        found = self.executor.forward(is_train=True, **self._values(batch))
+        # The next step writes into the executor's arrays.
+        losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
+        return losses, outputs
+
+    def first_half(self, batch: Arrays) -> HandedOver:
+        """Run the first half of a step; the outputs, of which autograd can take the gradients.
+
+        Until the second half the parameters have gradients that are not there yet: what autograd
+        writes into them comes from elsewhere than through the outputs, and is added.
+        """
+        self._lend_gradients()
+        arrays = [array.copy() for array in self.executor.forward_half(**self._values(batch))]
+        head_grads = self.executor.head_grads
+        # Of an output without any, nothing that is trained depends on it.
+        names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
+        wanted = [(array, head_grads[name]) for name, array in names if name in head_grads]
+        if wanted:
+            autograd.mark_variables(*zip(*wanted, strict=True))
+        outputs, _ = regrouped(self.network.form, iter(arrays))
+        return HandedOver(self, outputs, wanted)
+
+    def second_half(self) -> None:
+        """Run the second half of a step."""
+        more = {
+            p.name: p._grad[place]
+            for (p, place, request), data in zip(self.places, self.data, strict=True)
+            if p._grad is not None and request == "write" and data._fresh_grad
+        }
+        self.executor.backward_half(more)
+        self.hand_over_gradients()
+
+    def _values(self, batch: Arrays) -> dict[str, NDArray]:
+        inputs, labels = batch
+        values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
+        values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
+        known = self.executor.arg_dict
+        return {name: value for name, value in values.items() if name in known}
+
+    def _lend_gradients(self) -> None:
+        """Give the parameters arrays for gradients, of which none has memory before it is used."""
+        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
+            if grad is None:
+                continue
+            if request == "write":
+                handle = _new_alloc_handle(grad.shape, grad.context, True, grad.dtype)
+                p._grad[place] = mx.nd.NDArray(handle)
+                autograd.mark_variables([data], [p._grad[place]], [request])
+            data._fresh_grad = False
+
+    def hand_over_gradients(self) -> None:
+        """Make the arrays in which the gradients will be those of the parameters."""
+        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
+            if grad is None:
+                continue
+            if p._grad[place] is not grad:
+                p._grad[place] = grad
+                # Backward of autograd, if it is used beside this step, must write there too.
+                autograd.mark_variables([data], [grad], [request])
+            data._fresh_grad = True
+
+
+def _lent(name: str, trace: Trace, others: Sequence[BoundStep]) -> list[NDArray]:
+    """An array for an input in the memory of one that is as large; none where there is none."""
+    if name not in trace.shapes:
+        return []
+    known = [other.executor.arg_dict for other in others]
+    views = [
+        view(arrays[name], trace.shapes[name], trace.dtypes[name])
+        for arrays in known
+        if name in arrays
+    ]
+    return [array for array in views if array is not None][:1]
+
+
+def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Finish deferred initialisation, in the order of a hybridized block: the same numbers."""
+    for parameter in params:
+        if parameter._deferred_init:
+            parameter.shape = shapes[parameter.name]
+    for parameter in params:
+        parameter._finish_deferred_init()
+
+
+def place_of(parameter: Parameter, ctx: mx.Context) -> int:
+    """Which of the parameter's arrays is on ``ctx``."""
+    if parameter._data is None and not parameter._deferred_init:
+        raise ArgumentError(
+            f"parameter {parameter.name!r} is not initialized; call block.initialize()"
+        )
+    contexts = parameter.list_ctx()
+    if ctx not in contexts:
+        raise ArgumentError(
+            f"the batch is on {ctx}, parameter {parameter.name!r} on "
+            f"{', '.join(map(str, contexts))}; load the batch there, or call "
+            f"block.collect_params().reset_ctx({ctx})"
+        )
+    return int(contexts.index(ctx))
