@@ -14,6 +14,7 @@ import click
 
 from memplan.errors import ArgumentError
 from memplan.planning import planner
+from memplan.planning.realisation import AUTO
 from memplan.strategies import REALISATIONS
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Asked:
     dtype: tuple[tuple[str, str], ...]
     grad_req: tuple[tuple[str, str], ...]
     ctx: str | None
-    realisation: str | None
+    realisation: str
     as_json: bool
     costs: str | None = None
     time_limit: float | None = None
@@ -107,9 +108,7 @@ class Asked:
             "ctx": None if self.ctx is None else context(self.ctx),
         }
         result = {name: value for name, value in given.items() if value is not None}
-        # Mirroring does nothing in Gluon.
-        usable = [n for n, row in REALISATIONS.items() if not network.gluon or row.works_in_gluon]
-        result["realisation"] = self.realisation or usable[0]
+        result["realisation"] = self.realisation
         return result | network.options
 
     @property
@@ -145,8 +144,11 @@ _STEP = (
     click.option("--ctx", metavar="cpu|gpu[:N]", help="Where it will train."),
     click.option(
         "--realisation",
-        type=click.Choice(REALISATIONS),
-        help="How MXNet is made to run the plan. Default: mirror; explicit for Gluon blocks.",
+        type=click.Choice([AUTO, *REALISATIONS]),
+        default=AUTO,
+        show_default=True,
+        help="How MXNet is made to run the plan. 'auto': packed, or explicit where packed memory "
+        "refuses the network. With mirror, the output is a Symbol for any training script.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )

@@ -43,13 +43,14 @@ def plan(
 ) -> Exit:
     """Plan NETWORK to train within a budget.
 
-    The output is a Symbol with MXNet's attributes set, for any training script. With --realisation
-    explicit or packed it is a plan file: memplan.mxnet.Module(net, plan=load_plan(FILE)) trains by
-    it (load_plan is in memplan.mxnet.plan_file).
+    The output is a plan file: memplan.mxnet.Module(net, plan=load_plan(FILE)) trains by it
+    (load_plan is in memplan.mxnet.plan_file). With --realisation mirror it is a Symbol with MXNet's
+    attributes set, for any training script.
 
     \b
     Examples:
-      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o planned-symbol.json
+      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o plan.json
+      memplan plan model-symbol.json --shape data=32,3,224,224 --realisation mirror -o planned.json
       memplan plan model-symbol.json --shape data=8,3,512,512 --budget 60% --costs costs.json
       memplan plan nets:unet --shape data=1,3,1024,1024 --shape label=1,1024,1024 --report plan.html
       memplan plan model-symbol.json --shape data=64,128 --dtype data=float16 --json

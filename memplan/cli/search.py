@@ -28,6 +28,7 @@ from memplan.cli.output import (
 )
 from memplan.cli.progress import working
 from memplan.planning.plan import Attempt
+from memplan.planning.realisation import usable
 from memplan.strategies import Status
 
 _csv_option = click.option(
@@ -80,7 +81,7 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
         network = asked.load()
         check_outputs((output,), network.files)
         options = asked.options(network)
-        known = memplan.strategies.names(options["realisation"])
+        known = memplan.strategies.names(usable(options["realisation"]))
         usual = [name for name in _STRATEGIES if name in known]
         table = memplan.compare(
             network.symbol,

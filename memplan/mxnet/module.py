@@ -22,11 +22,11 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     ``budget``, ``strategy``, ``time_limit``, ``costs`` and ``reserve`` are those of
     :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``; ``realisation`` is
-    "explicit" or "packed". ``plan`` is a plan made before with either, for the shapes on the
-    first device. The network is
-    planned when it is bound to train, and when input shapes are first seen in training; plans are
-    remembered. A budget given as a share is one of the step that is planned first. Steps of other
-    shapes share its memory; where that would exceed the budget, they are bound in turn.
+    "packed", "explicit" or "auto", the first of these that can train the network. ``plan`` is a
+    plan made before with either, for the shapes on the first device. The network is planned when it
+    is bound to train, and when input shapes are first seen in training; plans are remembered. A
+    budget given as a share is one of the step that is planned first. Steps of other shapes share
+    its memory; where that would exceed the budget, they are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
     BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
@@ -54,7 +54,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
-        realisation: str = "explicit",
+        realisation: str = "auto",
         plan: Plan | None = None,
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
@@ -75,7 +75,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             compression_params=compression_params,
         )
         options = {"time_limit": time_limit, "costs": costs, "reserve": reserve}
-        self._plans = Plans(symbol, budget, strategy, options, plan, realisation)
+        self._plans = Plans(symbol, budget, strategy, options, plan, self._context, realisation)
 
     @classmethod
     def load(
@@ -160,7 +160,10 @@ class _Binder:
         """An executor that trains by a plan; MXNet's own if no gradient is wanted."""
         arguments = self._net.list_arguments()
         if all(grad_req[name] == "null" for name in arguments):
-            pool = shared_exec.pool if isinstance(shared_exec, Executor) else shared_exec
+            pool = shared_exec
+            if isinstance(shared_exec, Executor):
+                # A packed step has no executor that could lend its arrays.
+                pool = shared_exec.pool or shared_exec.infer()
             with match_range(None):
                 return self._net.simple_bind(
                     ctx=ctx,

@@ -33,7 +33,7 @@ from memplan.mxnet.trace.environment import variable
 from memplan.mxnet.trace.form import STOCK
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.planning.realisation import load
+from memplan.planning.realisation import runs_whole_steps, usable
 from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
 from memplan.step.graph import TrainingGraph
@@ -75,7 +75,8 @@ def profile(
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
     ctx = mx.current_context() if ctx is None else ctx
     seconds: dict[str, float] = {}
-    for form in (STOCK, Explicit()) if load(realisation).spells_out_backward else (STOCK,):
+    usable(realisation)  # or there is none of this name
+    for form in (STOCK, Explicit()) if runs_whole_steps(realisation) else (STOCK,):
         traced = trace(
             net,
             shapes=shapes,

@@ -16,7 +16,7 @@ from memplan.planning.cache import Cache
 from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
-from memplan.planning.realisation import Symbol
+from memplan.planning.realisation import Symbol, usable
 from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
@@ -111,7 +111,7 @@ def max_batch_size(
     if not isinstance(time_limit, int | float) or not 0 < time_limit < math.inf:
         raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
     sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
-    create(strategy, realisation=options.get("realisation", "mirror"))
+    create(strategy, realisation=usable(options.get("realisation", "mirror")))
     search = _Search(
         sizes,
         strategy,

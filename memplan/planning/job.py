@@ -17,14 +17,17 @@ from memplan.planning.attempt import attempt, moments_of, realise
 from memplan.planning.plan import Attempt, Footprint
 from memplan.planning.quick import candidates, fewest_bytes
 from memplan.planning.realisation import (
+    AUTO,
+    WHOLE_STEPS,
     Context,
     Realisation,
     Shape,
     Symbol,
     device_of,
-    load,
     measured_costs,
-    trace,
+    runs_whole_steps,
+    suited,
+    trace_by,
 )
 from memplan.planning.refusal import refusal
 from memplan.step.costs import Costs, CostTable, with_costs
@@ -83,26 +86,27 @@ class Job:
     ) -> Job:
         """Trace ``net`` and cost it; the arguments are those of :func:`plan`."""
         _check_options(time_limit, ctx)
+        realisation = suited(realisation, [] if ctx is None else [ctx])
         check_overhead(max_overhead)
-        way, stock_way = load(realisation), load(STOCK)
         on_gpu = ctx is not None and ctx.device_type == "gpu"
         options: Any = {"type_dict": type_dict, "grad_req": grad_req}
         if costs is None and on_gpu:
-            costs = measured_costs(net, ctx, realisation, options | dict(shapes))
+            measured = WHOLE_STEPS[-1] if realisation == AUTO else realisation
+            costs = measured_costs(net, ctx, measured, options | dict(shapes))
         elif costs is None:
             costs = "roofline:v100" if ctx is None else "roofline:cpu"
         options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}
 
-        def traced(by: Realisation) -> Job:
-            graph_and_nodes = trace(net, realisation=by.name, **options)
-            return cls._of_trace(graph_and_nodes, by, costs, ctx, time_limit, reserve)
+        def traced(name: str) -> Job:
+            way, graph_and_nodes = trace_by(name, net, **options)
+            return cls._of_trace(graph_and_nodes, way, costs, ctx, time_limit, reserve)
 
-        stock = dataclasses.replace(traced(stock_way), max_overhead=max_overhead)
+        stock = dataclasses.replace(traced(STOCK), max_overhead=max_overhead)
         stock = stock._with_unplanned()
-        if not way.spells_out_backward:
+        if not runs_whole_steps(realisation):
             return stock
         return dataclasses.replace(
-            traced(way),
+            traced(realisation),
             unplanned=stock.unplanned,
             realising_seconds=stock.realising_seconds,
             max_overhead=max_overhead,

@@ -161,7 +161,7 @@ class Plan:
             "",
             f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
             f"{f'; {self._proof()}' if recomputed else ''}.",
-            f"strategy {self.strategy}, costs {self.costs}, "
+            f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s",
         ]
         return "\n".join(lines)

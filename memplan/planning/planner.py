@@ -83,8 +83,9 @@ def plan(
     pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time, with
     a budget or without. ``realisation`` says how MXNet is made to run the plan: "mirror", by
     attributes on the network; "explicit", by a Symbol of the whole step; "packed", by calls of its
-    ops on parts of an array. :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter
-    two. ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op times
+    ops on parts of an array; "auto", packed or, where that refuses the network, explicit.
+    :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. ``reserve`` are bytes
+    to leave for optimizer states and workspaces. ``costs`` are op times
     (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
     roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
     and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans

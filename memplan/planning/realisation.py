@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memplan.errors import CostError
+from memplan.errors import ArgumentError, CostError, TraceError
 from memplan.memory.memory import Memory
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, check_realisation
+from memplan.util.progress import LOGGER
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.build import Trace
+
+# What to ask for where a network is to be run by the best realisation that it allows; these, in
+# this order: packed memory holds least, and explicit steps refuse fewer networks.
+AUTO = "auto"
+WHOLE_STEPS = ("packed", "explicit")
 
 # MXNet's Symbol and Context: planning is possible to import without MXNet.
 Symbol = Any
@@ -46,6 +52,9 @@ class Realisation(Protocol):
     @property
     def binds(self) -> float: ...
 
+    def check_context(self, ctx: Context | None) -> None:
+        """ArgumentError where this realisation cannot run on ``ctx``."""
+
     def memory(self, trace: Trace) -> Memory:
         """What a schedule of ``trace`` takes, with all that this realisation adds to it."""
 
@@ -70,7 +79,34 @@ def load(name: str) -> Realisation:
 
 def runs_whole_steps(name: str) -> bool:
     """Does MXNet get the whole step by this realisation, gradients included?"""
-    return name in REALISATIONS and load(name).spells_out_backward
+    return name == AUTO or (name in REALISATIONS and load(name).spells_out_backward)
+
+
+def suited(name: str, contexts: Iterable[Context]) -> str:
+    """``name``, but for "auto" on contexts on which packed memory is not possible: the next best.
+
+    So all of ``contexts`` train by plans of one kind.
+    """
+    if usable(name) is not None:
+        return name
+    try:
+        for ctx in contexts:
+            load(WHOLE_STEPS[0]).check_context(ctx)
+    except ArgumentError as error:
+        LOGGER.warning("memplan trains by %s steps, for %s", WHOLE_STEPS[-1], error)
+        return WHOLE_STEPS[-1]
+    return name
+
+
+def usable(name: str) -> str | None:
+    """The realisation that a strategy must serve; None where it is still to be chosen.
+
+    ArgumentError if there is none of this name.
+    """
+    if name == AUTO:
+        return None
+    check_realisation(name)
+    return name
 
 
 def trace(net: Symbol, *, realisation: str = "mirror", **options: Any) -> Trace:
@@ -83,6 +119,24 @@ def trace(net: Symbol, *, realisation: str = "mirror", **options: Any) -> Trace:
     from memplan.mxnet.trace.build import trace as build
 
     return build(net, form=form, **options)
+
+
+def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace]:
+    """The realisation of this name and its trace of ``net``; for "auto", the first that can run it.
+
+    Then the log says why the others cannot. ``options`` are those of :func:`trace`, and so are the
+    errors.
+    """
+    *others, last = WHOLE_STEPS if name == AUTO else (name,)
+    for other in others:
+        try:
+            return load(other), trace(net, realisation=other, **options)
+        except TraceError as error:
+            refusal = f"{other} steps cannot train this network: {error}"
+    traced = trace(net, realisation=last, **options)
+    if others:
+        LOGGER.warning("memplan trains by %s steps, for %s", last, refusal)
+    return load(last), traced
 
 
 def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:

@@ -46,11 +46,10 @@ class RealisationRow:
 
     space: Space
     where: str
-    works_in_gluon: bool = True
 
 
 REALISATIONS = {
-    "mirror": RealisationRow(Flags(), "memplan.mxnet.realise.mirror:Mirror", works_in_gluon=False),
+    "mirror": RealisationRow(Flags(), "memplan.mxnet.realise.mirror:Mirror"),
     "explicit": RealisationRow(Sequences(), "memplan.mxnet.realise.explicit:Explicit"),
     "packed": RealisationRow(Sequences(), "memplan.mxnet.realise.packed:Packed"),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import memplan
-from helpers.command_line import NET, QUICK, SHAPE, flagged
+from helpers.command_line import MIRROR, NET, QUICK, SHAPE, flagged
 from helpers.networks import residual_net
 from memplan.cli import main as cli
 from memplan.mxnet.load import load_network
@@ -18,7 +18,7 @@ from memplan.mxnet.plan_file import load_plan, plan_text
 
 
 def test_plan_writes_the_network_and_says_what_python_says(result: Any) -> None:
-    said = result("plan", *NET, *QUICK, "--reserve", "1KiB", "-o", "planned.json")
+    said = result("plan", *NET, *QUICK, *MIRROR, "--reserve", "1KiB", "-o", "planned.json")
     symbol, _ = residual_net(units=2)
     made = memplan.plan(symbol, strategy="chen_sqrt", reserve="1KiB", data=(2, 3, 8, 8))
     assert mx.sym.load("planned.json").tojson() == made.symbol.tojson()
@@ -34,7 +34,7 @@ def test_plan_writes_the_network_and_says_what_python_says(result: Any) -> None:
 
 
 def test_the_planned_network_trains_as_before(result: Any) -> None:
-    result("plan", *NET, *QUICK, "-o", "planned.json")
+    result("plan", *NET, *QUICK, *MIRROR, "-o", "planned.json")
     gradients = []
     for path in ("net-symbol.json", "planned.json"):
         mx.random.seed(1)
@@ -63,7 +63,8 @@ def test_plan_writes_a_report(result: Any) -> None:
 def test_budgets(text: str, budget: Any, result: Any) -> None:
     said = result("plan", *NET, "--strategy", "chen_greedy", "--budget", text)
     symbol, _ = residual_net(units=2)
-    made = memplan.plan(symbol, strategy="chen_greedy", budget=budget, data=(2, 3, 8, 8))
+    options = {"strategy": "chen_greedy", "realisation": "auto", "data": (2, 3, 8, 8)}
+    made = memplan.plan(symbol, budget=budget, **options)
     assert said["budget_nbytes"] == made.budget_nbytes
     assert said["planned"]["total_nbytes"] == made.total_nbytes
 
@@ -74,13 +75,13 @@ def test_what_to_do_next_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         return capsys.readouterr().err
 
     assert "-o FILE" in said(*NET)
-    assert "mx.mod.Module(mx.sym.load('out.json'))" in said(*NET, "-o", "out.json")
-    explicit = said(*NET, "-o", "out.json", "--realisation", "explicit")
-    assert "Module(mx.sym.load('net-symbol.json'), plan=load_plan('out.json'))" in explicit
+    assert "mx.mod.Module(mx.sym.load('out.json'))" in said(*NET, *MIRROR, "-o", "out.json")
+    packed = said(*NET, "-o", "out.json")
+    assert "Module(mx.sym.load('net-symbol.json'), plan=load_plan('out.json'))" in packed
     assert "TrainStep(block, loss" in said("nets:block", "--shape", "data=2,6")
     body = mx.sym.load("net-symbol.json").get_internals()["scores_output"]
     body.save("body.json")
-    assert "scores_output is no loss" in said("body.json", *SHAPE, "-o", "out.json")
+    assert "scores_output is no loss" in said("body.json", *SHAPE, *MIRROR, "-o", "out.json")
 
 
 def test_an_explicit_plan_is_a_file_that_module_trains_by(
@@ -128,9 +129,9 @@ def test_a_gluon_export_takes_the_dtypes_of_its_parameters_and_must_fit_them(
 
 
 def test_functions_give_symbols_and_blocks(result: Any) -> None:
-    assert result("plan", "nets:symbol", *QUICK, "--shape", "data=2,6")["realisation"] == "mirror"
+    assert result("plan", "nets:symbol", *QUICK, "--shape", "data=2,6")["realisation"] == "packed"
     said = result("plan", "nets:block", *QUICK, "--shape", "data=2,6")
-    assert said["realisation"] == "explicit"
+    assert said["realisation"] == "packed"
     half = result("plan", "nets:half", *QUICK, "--shape", "data=2,6", "--dtype", "data=float16")
     assert half["unplanned"]["total_nbytes"] * 2 == said["unplanned"]["total_nbytes"]
     frozen = load_network("nets:frozen", shapes={"data": (2, 6), "label": (2,)})
@@ -174,19 +175,21 @@ def test_compare(result: Any, error: Any, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_compare_takes_by_itself_what_the_realisation_has(result: Any) -> None:
-    shapes = ("--shape", "data=2,6", "--time-limit", "0.1", "--budgets", "99%")
+    shapes = ("--shape", "data=2,6", "--time-limit", "0.1", "--budgets", "1MiB")
     rows = result("compare", "nets:block", *shapes)["rows"]
     found = {row["strategy"] for row in rows}
     assert found == {"memonger", "chen_greedy", "auto"}
 
 
 def test_frontier(result: Any) -> None:
-    rows = result("frontier", *NET, "--strategy", "chen_greedy", "--budgets", "3")["rows"]
+    rows = result("frontier", *NET, *MIRROR, "--strategy", "chen_greedy", "--budgets", "3")["rows"]
     totals = [row["total_nbytes"] for row in rows]
     assert len(totals) > 1
     assert totals == sorted(totals, reverse=True)
     assert rows[0]["overhead"] == 0
-    chosen = result("frontier", *NET, "--strategy", "chen_greedy", "--budgets", "90%,80%")["rows"]
+    chosen = result("frontier", *NET, *MIRROR, "--strategy", "chen_greedy", "--budgets", "90%,80%")[
+        "rows"
+    ]
     assert {row["budget_nbytes"] for row in chosen[1:]} <= {
         int(0.9 * totals[0]),
         int(0.8 * totals[0]),

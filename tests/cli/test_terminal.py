@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import memplan
-from helpers.command_line import NET, QUICK, process_of
+from helpers.command_line import MIRROR, NET, QUICK, process_of
 from helpers.networks import residual_net
 from helpers.paths import ROOT
 from memplan.cli import main as cli
@@ -97,7 +97,7 @@ def test_a_warning_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
-    assert cli.run(["plan", *NET, *QUICK, "-o", "out.json"]) == 0
+    assert cli.run(["plan", *NET, *QUICK, *MIRROR, "-o", "out.json"]) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "MIRROR" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("Warning: MXNET_BACKWARD_DO_MIRROR")

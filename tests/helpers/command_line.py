@@ -13,6 +13,7 @@ from helpers.paths import ROOT
 SHAPE = ("--shape", "data=2,3,8,8")
 NET = ("net-symbol.json", *SHAPE)
 QUICK = ("--strategy", "chen_sqrt")
+MIRROR = ("--realisation", "mirror")
 
 
 NETS = """

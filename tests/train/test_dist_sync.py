@@ -27,7 +27,7 @@ def network(prefix):
     return mx.sym.SoftmaxOutput(body, name="softmax")
 
 def planned(net):
-    return memplan.mxnet.Module(net, strategy="chen_greedy:linear")
+    return memplan.mxnet.Module(net, strategy="chen_greedy:linear", realisation="explicit")
 
 kvstore = mx.kv.create("dist_sync")
 random = np.random.default_rng(kvstore.rank)

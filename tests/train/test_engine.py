@@ -120,7 +120,7 @@ def by_train_step(mode: str) -> tuple[Callable[[], object], Callable[[], Arrays]
             parameters[name].set_data(value)
             if request.get(name) == "null":
                 parameters[name].grad_req = "null"
-    step = TrainStep(block, strategy="store_all")
+    step = TrainStep(block, strategy="store_all", realisation="explicit")
     x, y = (mx.nd.array(VALUES[name]) for name in SHAPES)
     return lambda: step(x, y), lambda: {name: parameters[name].data().copy() for name in states}
 
@@ -129,7 +129,10 @@ def by_module(mode: str) -> tuple[Callable[[], object], Callable[[], Arrays]]:
     symbol = network(mode)
     fixed = [name for name, request in requests(symbol, mode).items() if request == "null"]
     module = memplan.mxnet.Module(
-        symbol, fixed_param_names=[n for n in fixed if n not in SHAPES], strategy="store_all"
+        symbol,
+        fixed_param_names=[n for n in fixed if n not in SHAPES],
+        strategy="store_all",
+        realisation="explicit",
     )
     module.bind([("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])])
     module.set_params(*arrays(symbol), allow_extra=True)

@@ -162,7 +162,7 @@ def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:
     monkeypatch.setattr(train_step, "plan", lambda *a, **k: ranged(made(*a, **k)))
     block = mx.gluon.SymbolBlock(pyramid()[0], mx.sym.Variable("data"))
     block.initialize()
-    step = memplan.mxnet.gluon.TrainStep(block, strategy="store_all")
+    step = memplan.mxnet.gluon.TrainStep(block, strategy="store_all", realisation="explicit")
     step(mx.nd.ones((4096, 8)))
     (plan,), (bound,) = step.plans.values(), step._bound.values()
     assert allocated_mib(bound.executor.debug_str()) == at_two(plan)

@@ -137,7 +137,7 @@ def test_plan_before_the_first_batch() -> None:
     net = conv_net()
     step = train_step(net, budget=0.8, **QUICK)
     made = step.plan((16, 3, 16, 16), (16,))
-    assert made.realisation == "explicit"
+    assert made.realisation == "packed"
     assert made.schedule.recomputed
     assert made.total_nbytes <= 0.8 * made.unplanned.total_nbytes
     net.initialize(ctx=CPU)

@@ -157,6 +157,6 @@ def fit(optimizer: str, module: mx.mod.Module, *, together: bool) -> Numbers:
 def test_module_trains_and_scores_by_turns(optimizer: str) -> None:
     scores = network(optimizer)(mx.sym.Variable("data"))
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax")
-    planned = memplan.mxnet.Module(symbol, strategy="store_all")
+    planned = memplan.mxnet.Module(symbol, strategy="store_all", realisation="explicit")
     found = fit(optimizer, planned, together=optimizer not in READERS)
     assert differing(found, fit(optimizer, mx.mod.Module(symbol), together=False)) == []

@@ -58,6 +58,14 @@ class Packed(Explicit):
         """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
         return packable(super().finished(graph, nodes), nodes)
 
+    def check_context(self, ctx: mx.Context | None) -> None:
+        """Arrays at given addresses of a CPU are on its first context, whatever they are asked for.
+
+        MXNet bundles no calls of several contexts.
+        """
+        if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
+            raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
+
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""
         return LoweredMemory(trace, PackedMemory())
@@ -133,9 +141,7 @@ class PackedStep:
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
         share ``memory``; where that is not large enough, or None, the step makes its own.
         """
-        if ctx.device_type != "gpu" and ctx != mx.cpu(0):
-            # DLPack's arrays would be on cpu(0), and MXNet bundles no calls of several contexts.
-            raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
+        Packed().check_context(ctx)
         lowered = lower(trace, schedule)
         packing = pack(lowered.schedule)
         if memory is None or memory.nbytes < packing.nbytes:

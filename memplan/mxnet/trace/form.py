@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import mxnet as mx
+
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
 from memplan.step.graph import TrainingGraph
@@ -31,6 +33,9 @@ class Form:
     name: ClassVar[str] = "mirror"
     spells_out_backward: ClassVar[bool] = False
     in_one_array: ClassVar[bool] = False
+
+    def check_context(self, ctx: mx.Context | None) -> None:
+        """ArgumentError where this realisation cannot run on ``ctx``: never, but for packed."""
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` of the whole step, changed so that it can be run on this kind of device.

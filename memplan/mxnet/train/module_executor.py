@@ -117,7 +117,7 @@ class Executor:
     @property
     def outputs(self) -> list[NDArray]:
         """The outputs of the last forward."""
-        return self._infer().outputs if self._outputs is None else self._outputs
+        return self.infer().outputs if self._outputs is None else self._outputs
 
     @property
     def output_dict(self) -> Arrays:
@@ -153,7 +153,8 @@ class Executor:
         self._training = self._inference = self._outputs = None
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
 
-    def _infer(self) -> mx.executor.Executor:
+    def infer(self) -> mx.executor.Executor:
+        """Its executor for inference, bound when it is first needed."""
         if self._inference is None:
             ctx, pool = self._request.ctx, self._device.pool
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
@@ -167,7 +168,7 @@ class Executor:
 
     def forward(self, is_train: bool = False) -> list[NDArray]:
         """Run a training step, gradients included, or inference; the outputs."""
-        executor = self.train() if is_train else self._infer()
+        executor = self.train() if is_train else self.infer()
         self._device.nruns += 1
         self._trained = self._device.nruns if is_train else -1
         self._outputs = executor.forward(is_train=is_train)
@@ -246,7 +247,7 @@ class Executor:
 
     def debug_str(self) -> str:
         """MXNet's description of what it runs."""
-        return (self._training or self._infer()).debug_str()
+        return (self._training or self.infer()).debug_str()
 
 
 def _without_copies(callback: Callback, plan: Plan) -> Callback:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.planning.job import Job
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import runs_whole_steps, trace
+from memplan.planning.realisation import runs_whole_steps, suited, trace_by
 from memplan.strategies import Strategy
 from memplan.util.nbytes import format_nbytes, parse_budget
 
@@ -51,10 +51,12 @@ class Plans:
         strategy: str | Strategy,
         options: Mapping[str, Any],
         given: Plan | None,
-        realisation: str = "explicit",
+        contexts: Sequence[mx.Context],
+        realisation: str = "auto",
     ) -> None:
         self._net, self._budget, self._strategy = net, budget, strategy
         self._options, self._given = options, given
+        realisation = suited(realisation, contexts)
         self.realisation = realisation if given is None else getattr(given, "realisation", "")
         self.made: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
@@ -73,6 +75,7 @@ class Plans:
             first = not self.made
             made = self._checked(self._given, request) if first and self._given else None
             self.made[request.key] = made = made or self._make(request)
+            self.realisation = made.realisation
             if first and made.budget_nbytes is not None:
                 self._budget = made.budget_nbytes
         return self.made[request.key]
@@ -86,14 +89,14 @@ class Plans:
         return self._inference[request.key]
 
     def _trace(self, request: Request) -> Trace:
-        return trace(
+        return trace_by(
+            self.realisation,
             self._net,
             shapes=request.shapes,
             type_dict=request.dtypes,
             grad_req=request.grad_req,
-            realisation=self.realisation,
             device_type=request.ctx.device_type,
-        )
+        )[1]
 
     def _make(self, request: Request) -> Plan:
         options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}

@@ -37,7 +37,7 @@ from memplan.mxnet.train.nesting import (
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget, plan
-from memplan.planning.realisation import runs_whole_steps
+from memplan.planning.realisation import runs_whole_steps, suited
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
@@ -72,7 +72,7 @@ class TrainStep:
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
-        realisation: str = "explicit",
+        realisation: str = "auto",
         keep_outputs: bool = False,
     ) -> None:
         """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
@@ -84,7 +84,7 @@ class TrainStep:
 
         ``budget`` (for one context), ``strategy``, ``time_limit`` (seconds, for each combination
         of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`; ``realisation``
-        is "explicit" or "packed". With
+        is "packed", "explicit" or "auto", the first of these that can train the network. With
         ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
         :attr:`outputs`, for metrics.
 
@@ -101,7 +101,8 @@ class TrainStep:
             raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
         if not runs_whole_steps(realisation):
             raise ArgumentError(
-                f"realisation must be 'explicit' or 'packed' for TrainStep, got {realisation!r}"
+                f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
+                f"got {realisation!r}"
             )
         self.block, self.loss = block, loss
         self.keep_outputs = keep_outputs
@@ -140,7 +141,7 @@ class TrainStep:
         self._forget_changed()
         params = self._parameters()
         specs = specs_of((as_inputs(batch[0]), batch[1]))
-        return self._planned((specs, in_halves), params, _context(params.values()))[0]
+        return self._planned((specs, in_halves), params, _contexts(params.values())[0])[0]
 
     def __call__(self, x: Arrays, y: Arrays = None, *, scale: float = 1.0) -> Arrays:
         """Run a training step on inputs ``x`` and labels ``y``; the loss, as the loss returns it.
@@ -295,7 +296,8 @@ class TrainStep:
 
         With ``to_run`` parameters that cannot be bound are an error before the search.
         """
-        key = (kind, tuple(map(_state, params.values())), ctx.device_type)
+        realisation = suited(self._options["realisation"], {ctx, *_contexts(params.values())})
+        key = (kind, tuple(map(_state, params.values())), ctx.device_type, realisation)
         if key not in self._plans:
             network = self._compose(kind, params)
             arguments = network.symbol.list_arguments()
@@ -311,7 +313,7 @@ class TrainStep:
                 network.symbol,
                 ctx=ctx,
                 grad_req=requests,
-                **self._options,
+                **{**self._options, "realisation": realisation},
                 **shapes,
             )
             self._plans[key] = (made, network)
@@ -358,12 +360,13 @@ def _check_mode() -> None:
         )
 
 
-def _context(params: Iterable[Parameter]) -> mx.Context:
-    """The first context of the parameters, initialised or to be; else the current one."""
+def _contexts(params: Iterable[Parameter]) -> list[mx.Context]:
+    """The contexts of the parameters, initialised or to be; else the current one."""
     for parameter in params:
         if parameter._data is not None or parameter._deferred_init:
-            return parameter.list_ctx()[0]
-    return mx.context.current_context()
+            found: list[mx.Context] = parameter.list_ctx()
+            return found
+    return [mx.context.current_context()]
 
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:
