@@ -1,5 +1,6 @@
-"""The public path of :class:`TrainStep`."""
+"""The public path of :class:`TrainStep` and :func:`planned`."""
 
+from memplan.mxnet.train.planned import planned
 from memplan.mxnet.train.train_step import TrainStep
 
-__all__ = ["TrainStep"]
+__all__ = ["TrainStep", "planned"]

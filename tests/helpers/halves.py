@@ -8,9 +8,9 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from helpers.block_runs import leaves, train_step
+from helpers.block_runs import by_autograd, leaves, train_step
 from helpers.blocks import Case
-from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.gluon import TrainStep, planned
 
 
 def by_halves(case: Case, made: list[TrainStep]) -> Callable[[Any, Any, list[mx.Context]], Any]:
@@ -32,6 +32,21 @@ def by_halves(case: Case, made: list[TrainStep]) -> Callable[[Any, Any, list[mx.
             pairs = zip(outputs, y, strict=True) if contexts[1:] else [(outputs, y)]
             losses = [loss_of(*pair) for pair in pairs]
         made[0].backward(leaves(losses))
+        return losses
+
+    return losses_of
+
+
+def by_planned(case: Case) -> Callable[[Any, Any, list[mx.Context]], Any]:
+    """By the loop of :func:`helpers.block_runs.by_autograd`, with a planned block."""
+    plain = by_autograd(case)
+
+    def losses_of(net: Any, batch: Any, contexts: list[mx.Context]) -> Any:
+        if not hasattr(net, "planned_step"):
+            assert planned(net, **({"strategy": "chen_sqrt"} | case.options)) is net
+        losses = plain(net, batch, contexts)
+        assert net.planned_step.plans
+        assert not net.planned_step.unfinished
         return losses
 
     return losses_of

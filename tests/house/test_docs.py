@@ -123,6 +123,7 @@ OF_STRATEGIES = {"Outcome", "Problem", "Strategy", "create", "names", "register"
 OF_MXNET = {
     "memplan.mxnet.Module",
     "memplan.mxnet.gluon.TrainStep",
+    "memplan.mxnet.gluon.planned",
     "memplan.mxnet.executor.TrainExecutor",
     "memplan.mxnet.plan_file.load_plan",
     "memplan.mxnet.plan_file.plan_text",

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import train_step
@@ -122,3 +122,19 @@ def test_numpy_semantics_are_refused() -> None:
             train_step(net)(*batch)
     finally:
         mx.npx.reset_np()
+
+
+def test_an_input_that_has_a_gradient_to_pass_on() -> None:
+    """It would get none; one that recorded ops have merely read has none to pass on."""
+    net, before = conv_net(), gluon.nn.Conv2D(3, 3, padding=1, in_channels=3)
+    for block in (net, before):
+        block.initialize(ctx=CPU)
+    x, y = images(8)
+    with autograd.record():
+        recorded = before(x)
+        with pytest.raises(ArgumentError, match=r"detach\(\) it"):
+            train_step(net)(recorded, y)
+    step = train_step(net)
+    for given in (x, recorded.detach()):
+        step(given, y)
+    assert len(step.plans) == 1

@@ -23,19 +23,28 @@ Parameter = Any
 
 
 @dataclass
-class HandedOver:
-    """The outputs of a first half, nested as the block returns them, and where gradients go."""
+class FirstHalf:
+    """A step whose first half has run: its outputs, nested as the block returns them.
+
+    ``wanted`` are those of which gradients are wanted, with the arrays for these.
+    """
 
     bound: BoundStep
     outputs: Arrays
     wanted: list[tuple[NDArray, NDArray]]
 
-    def close(self) -> bool:
-        """Zeros for gradients that autograd did not write; is there none that it wrote?"""
-        missing = [gradient for array, gradient in self.wanted if not array._fresh_grad]
-        for gradient in missing:
-            gradient[:] = 0
-        return len(missing) == len(self.wanted)
+    def is_reached(self) -> bool:
+        """Has autograd written the gradient of an output, since the first half or the second?"""
+        return any(array._fresh_grad for array, _ in self.wanted)
+
+    def finish(self) -> None:
+        """Run the second half; what autograd has not written is zeros."""
+        with autograd.pause():
+            for array, gradient in self.wanted:
+                if not array._fresh_grad:
+                    gradient[:] = 0
+                array._fresh_grad = False
+            self.bound.second_half()
 
 
 class BoundStep:
@@ -102,7 +111,7 @@ class BoundStep:
         losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
         return losses, outputs
 
-    def first_half(self, batch: Arrays) -> HandedOver:
+    def first_half(self, batch: Arrays) -> FirstHalf:
         """Run the first half of a step; the outputs, of which autograd can take the gradients.
 
         Until the second half the parameters have gradients that are not there yet: what autograd
@@ -117,7 +126,7 @@ class BoundStep:
         if wanted:
             autograd.mark_variables(*zip(*wanted, strict=True))
         outputs, _ = regrouped(self.network.form, iter(arrays))
-        return HandedOver(self, outputs, wanted)
+        return FirstHalf(self, outputs, wanted)
 
     def second_half(self) -> None:
         """Run the second half of a step."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 
 from memplan.errors import ArgumentError
 
@@ -72,11 +73,26 @@ def _check_array(array: NDArray) -> None:
         raise ArgumentError("TrainStep does not support mx.np arrays; use as_nd_ndarray()")
     if array.stype != "default":
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
+    if _is_recorded(array):
+        raise ArgumentError(
+            "an input was computed under autograd.record() from what has a gradient, but TrainStep "
+            "computes those of parameters only; detach() it, or make one block of both"
+        )
     if array.grad is not None:
         raise ArgumentError(
             "an input has a gradient attached (attach_grad), but TrainStep computes those of "
             "parameters only; make it a Parameter, or detach() it"
         )
+
+
+def _is_recorded(array: NDArray) -> bool:
+    """Does autograd know how ``array`` was computed?"""
+    try:
+        array._fresh_grad = array._fresh_grad  # refused for an array that autograd does not know
+    except mx.MXNetError:
+        return False
+    # Autograd knows what recorded ops have read, too: as variables.
+    return autograd.get_symbol(array).get_children() is not None
 
 
 def leaves(value: Any) -> Iterator[Any]:

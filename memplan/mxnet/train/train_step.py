@@ -23,7 +23,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.train.block_network import BlockNetwork, cached_graphs, compose
-from memplan.mxnet.train.bound_step import BoundStep, HandedOver, place_of
+from memplan.mxnet.train.bound_step import BoundStep, FirstHalf, place_of
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -121,7 +121,8 @@ class TrainStep:
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
         self._graphs = cached_graphs(self._blocks)
-        self._half_done: dict[mx.Context, HandedOver] = {}
+        #: The steps of which only the first half has run, by context.
+        self.unfinished: dict[mx.Context, FirstHalf] = {}
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
@@ -187,14 +188,16 @@ class TrainStep:
         _check_mode()
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
-        handed = []
+        halves = [self.first_half(as_inputs(given)) for given, _ in batches or [(x, None)]]
+        return halves[0].outputs if batches is None else [half.outputs for half in halves]
+
+    def first_half(self, inputs: tuple[Arrays, ...]) -> FirstHalf:
+        """Run the first half of a step on the block's ``inputs``, which are on one context."""
         with autograd.pause():
-            for given, _ in batches or [(x, None)]:
-                batch = (as_inputs(given), None)
-                bound = self._ready(batch, in_halves=True)
-                handed.append(bound.first_half(batch))
-                self._half_done[bound.executor.ctx] = handed[-1]
-        return handed[0].outputs if batches is None else [half.outputs for half in handed]
+            bound = self._ready((inputs, None), in_halves=True)
+            half = bound.first_half((inputs, None))
+        self.unfinished[bound.executor.ctx] = half
+        return half
 
     def backward(self, loss: Arrays, head_grads: Any = None) -> None:
         """Run the rest of the step that :meth:`forward` began: gradients of ``loss``, a list too.
@@ -206,7 +209,7 @@ class TrainStep:
         Raises UsageError where no forward has run, ArgumentError for a loss that cannot be
         differentiated, or does not depend on the outputs of the last forward.
         """
-        if not self._half_done:
+        if not self.unfinished:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
         heads = list(leaves(loss))
         given = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
@@ -217,25 +220,24 @@ class TrainStep:
                 "the loss cannot be differentiated; compute it under autograd.record() from what "
                 f"forward() returned: {error}"
             ) from error
-        with autograd.pause():
-            unread = [str(ctx) for ctx, half in self._half_done.items() if half.close()]
-            if unread:
-                raise ArgumentError(
-                    f"the loss does not depend on what the last forward() returned on "
-                    f"{', '.join(unread)}"
-                )
-            for half in self._half_done.values():
-                half.bound.second_half()
-        self._half_done = {}
+        unread = [str(ctx) for ctx, half in self.unfinished.items() if not half.is_reached()]
+        if unread:
+            raise ArgumentError(
+                f"the loss does not depend on what the last forward() returned on "
+                f"{', '.join(unread)}"
+            )
+        for half in self.unfinished.values():
+            half.finish()
+        self.unfinished.clear()
 
     def abandon(self) -> None:
         """Leave the step that :meth:`forward` began without its gradients."""
-        self._half_done = {}
+        self.unfinished.clear()
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
         """The plan for ``batch``, bound."""
         kind, ctx = (specs_of(batch), in_halves), one_context(batch)
-        if ctx in self._half_done:
+        if ctx in self.unfinished:
             raise UsageError(
                 "the step that forward() began is not finished: call backward(loss), or abandon()"
             )

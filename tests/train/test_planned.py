@@ -1,0 +1,148 @@
+"""A planned block in the loop that its user has: bit for bit as without the plan."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import by_autograd, differences, gradients, train
+from helpers.blocks import CASES, CPU, SOFTMAX, conv_net, images
+from helpers.halves import by_planned
+from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.gluon import planned
+
+QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.loss is not None])
+def test_identical_to_the_same_loop(name: str) -> None:
+    realisation = "packed" if len(CASES[name].contexts) == 1 else "explicit"
+    case = dataclasses.replace(CASES[name], options={"realisation": realisation})
+    assert not differences(train(case, by_autograd(case)), train(case, by_planned(case)))
+
+
+def started() -> tuple[Any, Any]:
+    mx.random.seed(3)
+    net = conv_net()
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    batch = images(8)
+    net(batch[0])
+    return planned(net, **QUICKLY), batch
+
+
+def test_the_rest_of_the_block_is_as_before() -> None:
+    """Inference, names, children, saving: only training is planned."""
+    net, (x, _) = started()
+    other = conv_net()
+    other.initialize(ctx=CPU)
+    other(x)
+    for name, parameter in net.collect_params().items():
+        other.collect_params()[name].set_data(parameter.data())
+    assert isinstance(net, nn.HybridSequential)
+    assert list(net.collect_params()) == list(other.collect_params())
+    assert list(net._collect_params_with_prefix()) == list(other._collect_params_with_prefix())
+    with autograd.record(train_mode=False):
+        shown = net(x)
+    assert np.array_equal(shown.asnumpy(), other(x).asnumpy())
+    assert not net.planned_step.plans
+    with pytest.raises(ArgumentError, match="planned already"):
+        planned(net)
+
+
+def test_hooks_run() -> None:
+    net, (x, _) = started()
+    seen = []
+    net.register_forward_hook(lambda block, inputs, outputs: seen.append(type(outputs)))
+    with autograd.record():
+        net(x)
+    assert seen == [mx.sym.Symbol, mx.nd.NDArray]  # when the block is traced, and when it runs
+    assert net.planned_step.plans
+
+
+def test_a_step_may_be_left_out() -> None:
+    net, (x, y) = started()
+    with autograd.record():
+        net(x * 2)  # of which no loss is wanted
+    with autograd.record():
+        loss = SOFTMAX(net(x), y)
+    loss.backward()
+    assert any(gradient.any() for gradient in gradients(net).values())
+
+
+def test_other_networks_are_let_alone() -> None:
+    net, (x, y) = started()
+    other = nn.Dense(10, in_units=192)
+    other.initialize(ctx=CPU)
+    with autograd.record():
+        loss = SOFTMAX(net(x), y)
+    with autograd.record():
+        another = other(mx.nd.ones((4, 192))).sum()
+    another.backward()
+    assert len(net.planned_step.unfinished) == 1
+    loss.backward()
+    assert not net.planned_step.unfinished
+
+
+def test_two_calls_in_one_graph_are_an_error() -> None:
+    net, (x, y) = started()
+    with autograd.record():
+        loss = SOFTMAX(net(x), y) + SOFTMAX(net(x * 2), y)
+    with pytest.raises(UsageError, match="an earlier call"):
+        loss.backward()
+
+
+def test_two_backwards_through_one_call_are_an_error() -> None:
+    net, (x, y) = started()
+    with autograd.record():
+        outputs = net(x)
+        one, two = SOFTMAX(outputs, y), (outputs**2).sum()
+    one.backward(retain_graph=True)
+    with pytest.raises(UsageError, match="second time"):
+        autograd.backward([two])
+
+
+def test_inputs_that_want_gradients_are_an_error() -> None:
+    net, (x, _) = started()
+    before = nn.Conv2D(3, 3, padding=1, in_channels=3)
+    before.initialize(ctx=CPU)
+    with autograd.record(), pytest.raises(ArgumentError, match=r"detach\(\) it"):
+        net(before(x))
+
+
+def test_a_part_of_a_network_may_be_planned() -> None:
+    """A backbone; what comes after it is MXNet's."""
+    results = []
+    for options in (None, QUICKLY):
+        mx.random.seed(3)
+        backbone, head = conv_net(), nn.Dense(3, in_units=10, prefix="head_")
+        for block in (backbone, head):
+            block.initialize(mx.init.Xavier(), ctx=CPU)
+            block.hybridize()
+        if options is not None:
+            planned(backbone, **options)
+        x, _ = images(8)
+        for _ in range(2):
+            with autograd.record():
+                loss = (head(backbone(x)) ** 2).mean()
+            loss.backward()
+        results.append({**gradients(backbone), **gradients(head)})
+    assert not differences(results[:1], results[1:])
+
+
+def test_gluons_estimator_trains_it() -> None:
+    from mxnet.gluon.contrib.estimator import Estimator
+
+    net, (x, y) = started()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    before = copy.deepcopy(net[0].weight.data().asnumpy())
+    made = Estimator(net, SOFTMAX, train_metrics=mx.metric.Accuracy(), trainer=trainer, context=CPU)
+    made.fit(gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), 4), epochs=1)
+    assert net.planned_step.plans
+    assert not np.array_equal(before, net[0].weight.data().asnumpy())
