@@ -12,7 +12,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 NDArray = Any
 
 
-class _Context(ctypes.Structure):
+class Context(ctypes.Structure):
     """MXNet's Context (include/mxnet/base.h)."""
 
     _fields_ = (("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int32))
@@ -60,7 +60,7 @@ class Marker:
             _NOTHING,
             None,
             None,
-            ctypes.byref(_Context(ctx.device_typeid, ctx.device_id)),
+            ctypes.byref(Context(ctx.device_typeid, ctx.device_id)),
             _handles(reads),
             ctypes.c_int(len(reads)),
             _handles(writes),

@@ -67,6 +67,9 @@ def _dlpack_type(dtype: str) -> tuple[int, int, int]:
 class Call:
     """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``."""
 
+    #: What :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
+    skips: int | None = None
+
     def __init__(
         self,
         op: str,
@@ -128,6 +131,9 @@ class RecordedCall(Call):
 
 class BackwardCall:
     """The call of the backward op of a recorded call, through autograd: only that has the state."""
+
+    #: As of :class:`Call`.
+    skips: int | None = None
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded

@@ -34,6 +34,7 @@ from memplan.mxnet.realise.packed_rules import (
     packable,
     skips_unread,
 )
+from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, is_hidden
 from memplan.mxnet.trace.operators import ignored_inputs
@@ -81,7 +82,8 @@ class Memory:
 
     Its engine does not know that arrays share it, and would run calls of which none reads what
     another writes in any order. What is called within ``in_turn`` keeps its order; all of it
-    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for.
+    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for. The calls
+    find one workspace.
     """
 
     def __init__(self, nbytes: int, ctx: mx.Context) -> None:
@@ -93,6 +95,7 @@ class Memory:
         self.fence = mx.nd.zeros((1,), ctx)
         self.left: Sequence[NDArray] = ()
         self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
+        self.workspace = OneWorkspace(ctx)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
         """An array of its own at ``offset``; one without elements may be anywhere."""
@@ -109,14 +112,13 @@ class Memory:
     def in_turn(self, calls: Sequence[Call]) -> None:
         """Hand ``calls`` to the engine as one operation, after all that it got so before."""
         with mx.engine.bulk(len(calls) + 1):
-            self._fence()
-            for call in calls:
-                call()
+            for call in (self._fence, *calls):
+                call.skips = self.workspace.call(call, call.skips)
 
     def alone(self, call: Call | BackwardCall) -> None:
         """Make a call while nothing else runs in the memory."""
         wait_to_write(self.fence)
-        call()
+        call.skips = self.workspace.call(call, call.skips)
         for array in call.written:
             wait_to_write(array)
 
@@ -179,6 +181,7 @@ class PackedStep:
         self.memory.left = self.outputs
 
     def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
+        self.memory.workspace.begin()
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
         all_alone = self._monitor is not None or bool(mx.profiler.dumps())
         # A bundle of the user's would cut these in two.

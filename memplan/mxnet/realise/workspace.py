@@ -1,0 +1,94 @@
+"""The workspace of operators that are called one by one: one, where MXNet would take several."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB
+
+from memplan.mxnet.realise.engine import Context
+
+
+class _Request(ctypes.Structure):
+    """MXNet's ResourceRequest (include/mxnet/resource.h); 1 is temporary space."""
+
+    _fields_ = (("type", ctypes.c_int),)
+
+
+class _Resource(ctypes.Structure):
+    """MXNet's Resource (the same file); ``number`` says which of the copies it is."""
+
+    _fields_ = (
+        ("request", _Request),
+        ("variable", ctypes.c_void_p),
+        ("number", ctypes.c_int32),
+        ("space", ctypes.c_void_p),
+    )
+
+
+_TEMPORARY_SPACE = _Request(1)
+
+
+def _function(name: str, returns: Any, takes: list[Any]) -> Any:
+    """A function of MXNet's that its C API does not have; None where the library hides it."""
+    function = getattr(_LIB, name, None)
+    if function is not None:
+        function.restype, function.argtypes = returns, takes
+    return function
+
+
+# ResourceManager::Get(), which is the calling thread's own, and ResourceManagerImpl::Request().
+_MANAGER = _function("_ZN5mxnet15ResourceManager3GetEv", ctypes.c_void_p, [])
+_REQUEST = _function(
+    "_ZN5mxnet8resource19ResourceManagerImpl7RequestENS_7ContextERKNS_15ResourceRequestE",
+    _Resource,
+    [ctypes.c_void_p, Context, ctypes.POINTER(_Request)],
+)
+
+
+class OneWorkspace:
+    """Makes calls such that all of them find the same workspace on ``ctx``.
+
+    MXNet has several on the CPU (MXNET_CPU_TEMP_COPY, 4) and hands them out in turn to the calls
+    that ask for one, each of which makes its own as large as it needs (src/resource.cc). Calls that
+    run in turn anyhow need one: after each, this asks for the others.
+    """
+
+    def __init__(self, ctx: mx.Context) -> None:
+        self._ctx = Context(ctx.device_typeid, ctx.device_id)
+        self._last = 0
+        if _MANAGER is not None and _REQUEST is not None:
+            first = self._next()
+            while (number := self._next()) != first:
+                self._last = max(self._last, first, number)
+
+    def begin(self) -> None:
+        """Whatever was called before in this thread: the next that asks gets the first copy."""
+        if self._last:
+            self._skip()
+
+    def call(self, call: Callable[[], None], skips: int | None) -> int:
+        """Make the ``call``, and ``skips`` requests after it; how many are needed, where None."""
+        if skips is None:
+            self.begin()
+            call()
+            return self._skip() if self._last else 0
+        call()
+        for _ in range(skips):
+            self._next()
+        return skips
+
+    def _skip(self) -> int:
+        """Ask until the last copy was handed out; how often that was, none where all were."""
+        asked = 1
+        while self._next() != self._last:
+            asked += 1
+        return asked % (self._last + 1)
+
+    def _next(self) -> int:
+        """Which copy MXNet hands out now."""
+        resource = _REQUEST(_MANAGER(), self._ctx, ctypes.byref(_TEMPORARY_SPACE))
+        return int(resource.number)

@@ -1,0 +1,54 @@
+"""Operators that are called one by one find one workspace, not each of MXNet's in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.networks import residual_net
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.realise.workspace import OneWorkspace
+from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
+
+
+def asking(workspace: OneWorkspace, times: int, found: list[int]) -> Callable[[], None]:
+    """A call of an op that asks for this many workspaces; ``found`` gets the first of them."""
+
+    def call() -> None:
+        found.extend([workspace._next() for _ in range(times)][:1])
+
+    return call
+
+
+@pytest.mark.parametrize("asked_before", range(4))
+def test_calls_find_the_same_workspace(asked_before: int) -> None:
+    workspace, found = OneWorkspace(mx.cpu(0)), list[int]()
+    calls = [asking(workspace, times, found) for times in (1, 0, 1, 3, 2, 1, 4, 1)]
+    for _ in range(asked_before):
+        workspace._next()
+    skips: list[int | None] = [None] * len(calls)
+    for _ in range(2):  # what calls ask for is found out at first, then known
+        workspace.begin()
+        skips = [workspace.call(call, n) for call, n in zip(calls, skips, strict=True)]
+    assert found == [0] * 14
+    assert skips == [3, 0, 3, 1, 2, 3, 0, 3]
+
+
+def test_a_packed_step_takes_one_workspace() -> None:
+    symbol, shapes = residual_net(batch=2)
+    traced = trace(symbol, shapes=shapes, realisation="packed")
+    executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    workspace = OneWorkspace(mx.cpu(0))
+    for _ in range(2):
+        workspace._next()
+        executor.forward(is_train=True)
+        # Each op of the step was followed by the last of MXNet's workspaces.
+        assert workspace._next() == 0
+    calls = [call for _, call, _ in executor._training._steps]
+    convolutions = sum("Convolution" in op.kind for op in traced.graph.ops)
+    assert sum(call.skips == 3 for call in calls) >= convolutions > 0
+    assert np.isfinite(executor.outputs[0].asnumpy()).all()
