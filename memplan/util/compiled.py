@@ -5,6 +5,11 @@ across files, and constants of other files are part of them: after an edit there
 old code. Here an entry is fresh as long as no source of the function's folder has changed;
 compiled functions may therefore use constants and compiled functions of their own folder only
 (tests/search/test_kernels.py holds them to that).
+
+Compiling is slow, and most of that is LLVM's work on each function together with all that it
+calls. Two things are therefore left out that numba does by default. A function is not compiled
+anew for each constant that another compiled function calls it with. And one whose name begins
+with ``_`` gets no wrapper with which Python could call it: only compiled functions do.
 """
 
 from __future__ import annotations
@@ -16,12 +21,25 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
+
+from memplan.util.progress import announce
+
+SECONDS = 30
+"""About what it takes to compile all of memplan's compiled functions on one core."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """``function``, compiled where it is first called with arguments of these types."""
-    dispatcher = numba.njit(function)
+    private = function.__name__.startswith("_")
+    options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private}
+    dispatcher = numba.njit(**options)(function)
+    template: Any = dispatcher.get_call_template
+    unliteral: Any = types.unliteral
+    dispatcher.get_call_template = lambda args, kws: template(
+        tuple(map(unliteral, args)), {name: unliteral(kws[name]) for name in kws}
+    )
     # This is what cache=True does, with another stamp.
     dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
     return dispatcher
@@ -37,6 +55,15 @@ def folder_stamp(folder: Path) -> str:
     return stamp.hexdigest()
 
 
+@functools.cache
+def _announce() -> None:
+    """Say, once in a process, why nothing else happens for a while."""
+    announce(
+        f"memplan compiles its search: about {SECONDS} seconds, once after an installation "
+        "(python -m memplan.search.compile does it ahead of time)"
+    )
+
+
 class _CacheImpl(CompileResultCacheImpl):
     def __init__(self, py_func: Callable[..., Any]) -> None:
         super().__init__(py_func)  # type: ignore[no-untyped-call]
@@ -46,3 +73,10 @@ class _CacheImpl(CompileResultCacheImpl):
 
 class _Cache(FunctionCache):
     _impl_class = _CacheImpl
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What is on disk, if anything is: else numba compiles next."""
+        found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None:
+            _announce()
+        return found

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import math
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from helpers.graphs import unit_chain
 from memplan.errors import GraphError
+from memplan.memory import offsets
 from memplan.memory.blocks import allocate
 from memplan.search import kernels
+from memplan.search.compile import compile_all
 from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.mirroring import Evaluator
@@ -48,11 +53,12 @@ def test_an_edit_in_another_file_is_seen(tmp_path: Path) -> None:
     assert run_in(tmp_path) == "21 from source"
 
 
-def test_compiled_code_uses_its_own_folder_only() -> None:
-    folder = Path(kernels.__file__).parent
+@pytest.mark.parametrize(("package", "least"), [(kernels, 40), (offsets, 15)])
+def test_compiled_code_uses_its_own_folder_only(package: ModuleType, least: int) -> None:
+    folder = Path(package.__file__ or "").parent
     ncompiled = 0
     for found in pkgutil.iter_modules([str(folder)]):
-        module = importlib.import_module(f"{kernels.__name__}.{found.name}")
+        module = importlib.import_module(f"{package.__name__}.{found.name}")
         for function in vars(module).values():
             if hasattr(function, "py_func") and function.py_func.__module__ == module.__name__:
                 ncompiled += 1
@@ -61,7 +67,71 @@ def test_compiled_code_uses_its_own_folder_only() -> None:
                     value = function.py_func.__globals__.get(name)
                     if hasattr(value, "py_func"):
                         assert Path(value.py_func.__code__.co_filename).parent == folder
-    assert ncompiled > 40
+    assert ncompiled > least
+
+
+def is_compiled(node: ast.AST) -> bool:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return any(isinstance(d, ast.Name) and d.id == "compiled" for d in decorators)
+
+
+class Calls(ast.NodeVisitor):
+    """Names that code calls which is not compiled, and the compiled functions."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+        self.compiled: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if is_compiled(node):
+            self.compiled.add(node.name)
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name):
+            self.called.add(node.func.id)
+        self.generic_visit(node)
+
+
+def test_python_calls_no_private_compiled_function() -> None:
+    """There is no wrapper with which it could: the process would end."""
+    nprivate = 0
+    for package in (kernels, offsets):
+        for path in Path(package.__file__ or "").parent.glob("*.py"):
+            calls = Calls()
+            calls.visit(ast.parse(path.read_text()))
+            private = {name for name in calls.compiled if name.startswith("_")}
+            nprivate += len(private)
+            assert not private & calls.called, path
+    assert nprivate > 30
+
+
+def test_a_function_is_compiled_once_for_all_constants() -> None:
+    compile_all()
+    several = {}
+    for package in (kernels, offsets):
+        for found in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"{package.__name__}.{found.name}")
+            for name, function in vars(module).items():
+                if len(getattr(function, "signatures", ())) > 1:
+                    several[name] = function.signatures
+    assert not several
+
+
+def test_it_is_said_once_that_something_is_compiled(tmp_path: Path) -> None:
+    head = "from memplan.util.compiled import compiled\n"
+    (tmp_path / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + x\n")
+    run = functools.partial(
+        subprocess.run,
+        [sys.executable, "-c", "import b; b.twice(1); b.twice(1.0)"],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(kernels.__file__).parents[3]}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run().stderr.count("memplan compiles its search") == 1
+    assert run().stderr == ""
 
 
 def heads_only() -> TrainingGraph:

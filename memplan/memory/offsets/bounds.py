@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numba
-
 from memplan.memory.offsets.state import FAR, ZERO, State, sort
+from memplan.util.compiled import compiled
 
 
-@numba.njit(cache=True)
+@compiled
 def most_left(state: State, begin: int, end: int, offset: int, rank: int) -> int:
     """The most bytes left in a section of ``members[begin:end]``; -1 if they cannot fit.
 
@@ -39,7 +38,7 @@ def most_left(state: State, begin: int, end: int, offset: int, rank: int) -> int
     return fullest
 
 
-@numba.njit(cache=True)
+@compiled
 def _bound(state: State, begin: int, end: int, offset: int, rank: int) -> None:
     """The bounds of the offsets of ``members[begin:end]`` become their keys."""
     buffers, members = state.buffers, state.members

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from memplan.util.compiled import compiled
 
 Array = NDArray[np.int64]
 
@@ -54,7 +55,8 @@ class Buffers:
     @cached_property
     def totals(self) -> Array:
         """For every buffer, the most bytes alive in a section of its life, its own included."""
-        return _most(self.first, self.last, self.live_nbytes)
+        totals: Array = most_live(self.first, self.last, self.live_nbytes)
+        return totals
 
     @cached_property
     def npairs(self) -> int:
@@ -67,7 +69,8 @@ class Buffers:
     @cached_property
     def neighbours(self) -> tuple[Array, Array]:
         """``starts, others``: alive together with i are ``others[starts[i] : starts[i + 1]]``."""
-        return _neighbours(self.first, self.last, self.npairs)
+        found: tuple[Array, Array] = list_neighbours(self.first, self.last, self.npairs)
+        return found
 
     @cached_property
     def twins(self) -> Array:
@@ -81,8 +84,8 @@ class Buffers:
         return twins
 
 
-@numba.njit(cache=True)
-def _most(first: Array, last: Array, live_nbytes: Array) -> Array:
+@compiled
+def most_live(first: Array, last: Array, live_nbytes: Array) -> Array:
     most = np.zeros(len(first), np.int64)
     for buffer in range(len(first)):
         for section in range(first[buffer], last[buffer] + 1):
@@ -90,8 +93,8 @@ def _most(first: Array, last: Array, live_nbytes: Array) -> Array:
     return most
 
 
-@numba.njit(cache=True)
-def _neighbours(first: Array, last: Array, npairs: int) -> tuple[Array, Array]:
+@compiled
+def list_neighbours(first: Array, last: Array, npairs: int) -> tuple[Array, Array]:
     starts = np.zeros(len(first) + 1, np.int64)
     others = np.zeros(npairs, np.int64)
     count = 0

@@ -11,16 +11,15 @@ fail, the search goes back. What it concludes on the way is listed in
 
 from __future__ import annotations
 
-import numba
-
 from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.parts import divide, falls_apart
 from memplan.memory.offsets.state import FAR, NONE, ZERO, State, within_segment
+from memplan.util.compiled import compiled
 
 INFEASIBLE, SOLVED, UNKNOWN = range(3)
 
 
-@numba.njit(cache=True)
+@compiled
 def search(state: State, nnodes: int) -> int:
     """INFEASIBLE, SOLVED (the floors are offsets), or UNKNOWN after ``nnodes`` placements.
 
@@ -48,7 +47,7 @@ def search(state: State, nnodes: int) -> int:
     return UNKNOWN
 
 
-@numba.njit(cache=True)
+@compiled
 def _candidate(state: State, number: int) -> int:
     """The next buffer to try in a frame, by floor and rank; -1 if none is left."""
     frame, buffers, flags = state.frames[number], state.buffers, state.flags
@@ -73,7 +72,7 @@ def _candidate(state: State, number: int) -> int:
     return best
 
 
-@numba.njit(cache=True)
+@compiled
 def _place(state: State, number: int, placed: int) -> None:
     """Place a buffer at its floor, and raise the floors of its neighbours."""
     frame, counts, buffer = state.frames[number], state.counts[0], state.buffers[placed]
@@ -101,7 +100,7 @@ def _place(state: State, number: int, placed: int) -> None:
     state.members[frame.begin] = placed
 
 
-@numba.njit(cache=True)
+@compiled
 def _take_back(state: State, number: int) -> None:
     """Undo the placement of a frame."""
     frame, counts = state.frames[number], state.counts[0]
@@ -119,7 +118,7 @@ def _take_back(state: State, number: int) -> None:
         state.spans[section] += 1
 
 
-@numba.njit(cache=True)
+@compiled
 def _go_back(state: State, number: int) -> int:
     """The frame to go on with where one has no candidate left; -1 if nothing is left.
 
@@ -138,7 +137,7 @@ def _go_back(state: State, number: int) -> int:
     return target
 
 
-@numba.njit(cache=True)
+@compiled
 def _go_on(state: State, number: int, placed: int) -> int:
     """The frame that follows the placement of a frame; -1 if all is solved."""
     frame = state.frames[number]
@@ -151,7 +150,8 @@ def _go_on(state: State, number: int, placed: int) -> int:
         return number
     if end - begin < 2 or (state.flags.parts and falls_apart(state, begin, end, placed)):
         entry = divide(state, begin, end, number, frame.entry)
-        return _begin_part(state, number + 1, entry) if entry >= 0 else entry
+        following: int = _begin_part(state, number + 1, entry) if entry >= 0 else entry
+        return following
     rest = state.frames[number + 1]
     rest.begin, rest.end, rest.offset, rest.rank = begin, end, offset, rank
     rest.buffer, rest.highest, rest.owner = NONE, state.capacity - most, number
@@ -159,7 +159,7 @@ def _go_on(state: State, number: int, placed: int) -> int:
     return number + 1
 
 
-@numba.njit(cache=True)
+@compiled
 def _begin_part(state: State, number: int, entry: int) -> int:
     """Let a frame choose from a part of the agenda; the frame."""
     frame, part = state.frames[number], state.agenda[entry]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numba
-
 from memplan.memory.offsets.state import FAR, NONE, ZERO, State, sort
+from memplan.util.compiled import compiled
 
 
-@numba.njit(cache=True)
+@compiled
 def falls_apart(state: State, begin: int, end: int, placed: int) -> bool:
     """Whether ``members[begin:end]``, one part with the buffer ``placed``, are more without."""
     buffers, members = state.buffers, state.members
@@ -21,7 +20,7 @@ def falls_apart(state: State, begin: int, end: int, placed: int) -> bool:
     return False
 
 
-@numba.njit(cache=True)
+@compiled
 def divide(state: State, begin: int, end: int, owner: int, after: int) -> int:
     """Enter the parts of ``members[begin:end]`` in the agenda before ``after``; the first entry.
 
@@ -45,7 +44,7 @@ def divide(state: State, begin: int, end: int, owner: int, after: int) -> int:
     return entry
 
 
-@numba.njit(cache=True)
+@compiled
 def _enter(state: State, begin: int, end: int, owner: int, after: int) -> int:
     """Enter ``members[begin:end]`` in the agenda, ranked by the bytes left."""
     buffers, members = state.buffers, state.members
@@ -69,7 +68,7 @@ def _enter(state: State, begin: int, end: int, owner: int, after: int) -> int:
     return number
 
 
-@numba.njit(cache=True)
+@compiled
 def _rank(state: State, begin: int, end: int) -> None:
     """Rank ``members[begin:end]`` as they stand; their ranks of before go on the trail."""
     length = state.counts[0].nranked

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from memplan.memory.offsets.buffers import Array
 from memplan.memory.offsets.state import within_segment
+from memplan.util.compiled import compiled
 
 
-@numba.njit(cache=True)
+@compiled
 def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int) -> Array:
     """Offsets of buffers placed one by one, each at the lowest offset that is free for it.
 
@@ -35,7 +35,7 @@ def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nby
     return offsets
 
 
-@numba.njit(cache=True)
+@compiled
 def lowest_first(
     sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int
 ) -> Array:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from memplan.memory.offsets.buffers import Array, Buffers
 from memplan.memory.offsets.inferences import Inferences
+from memplan.util.compiled import compiled
 
-FAR: Any = np.int64(1) << 62
+FAR = 1 << 62
 """Above every offset."""
 
-# As int64: numba compiles a function anew for every number that is written as its argument.
-NONE: Any = np.int64(-1)
-ZERO: Any = np.int64(0)
+NONE = -1
+ZERO = 0
 
 # Places on the trail of ranks, by the number of buffers: where it is full, ranks stay.
 RANKS_PER_BUFFER = 64
@@ -126,7 +125,7 @@ def new_state(
     )
 
 
-@numba.njit(cache=True)
+@compiled
 def sort(state: State, begin: int, end: int) -> None:
     """Sort ``members[begin:end]`` by their keys; fast where they nearly are sorted."""
     members, buffers = state.members, state.buffers
@@ -139,7 +138,7 @@ def sort(state: State, begin: int, end: int) -> None:
         members[place] = buffer
 
 
-@numba.njit(cache=True)
+@compiled
 def within_segment(offset: int, nbytes: int, segment_nbytes: int) -> int:
     """The lowest offset from ``offset`` on at which no multiple of a segment is crossed."""
     if offset // segment_nbytes == (offset + nbytes - 1) // segment_nbytes:

@@ -130,7 +130,9 @@ def _record(  # type: ignore[no-untyped-def]
         control[SMALL] = nbytes - known
     if nbytes >= best.figures[BEST_NBYTES] if task.least else nbytes > totals[BUDGET]:
         return
-    best.sequence[: totals[LENGTH]] = state.steps[OP, : totals[LENGTH]]
+    # By steps: slices, whose lengths might differ, bring in numba's error texts: 2 s to compile.
+    for step in range(totals[LENGTH]):
+        best.sequence[step] = state.steps[OP, step]
     best.figures[BEST_LENGTH] = totals[LENGTH]
     best.figures[BEST_SECONDS] = state.seconds[0]
     best.figures[BEST_NBYTES] = nbytes

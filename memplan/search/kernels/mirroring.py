@@ -68,7 +68,7 @@ class Evaluator:
 
     def __call__(self, flags: Array) -> Cost:
         """The cost of flagging the ops where ``flags`` is true."""
-        steps, seconds = _order(flags, self._order, self._memory.copies)
+        steps, seconds = run_order(flags, self._order, self._memory.copies)
         allocated, peak = replay(
             self._arrays, self._memory, steps, len(steps), self.match_range, UNLIMITED
         )
@@ -76,7 +76,7 @@ class Evaluator:
 
 
 @compiled
-def _order(flags, arrays, copies):  # type: ignore[no-untyped-def]
+def run_order(flags, arrays, copies):  # type: ignore[no-untyped-def]
     """The steps of the schedule that ``flags`` give, and its seconds; fills in ``copies``."""
     nops, ntensors = len(flags), len(copies)
     for tensor in range(ntensors):
