@@ -25,8 +25,9 @@ from memplan.util.records import plain_fields
 
 FORMAT = "memplan.plan/2"
 
-# Fields of a plan that are made of objects; the others are numbers and strings.
-_MADE = ("status", "symbol", "schedule", "trace", "footprint", "unplanned")
+# Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
+# and strings.
+_MADE = ("status", "symbol", "schedule", "trace", "footprint", "unplanned", "alternative")
 
 
 def plan_text(plan: Plan) -> str:

@@ -234,12 +234,16 @@ class Job:
         schedule = problem.cheapest([quick, found]) or quick
         return schedule, realise(self, schedule)[1]
 
-    def budget_error(self, attempt: Attempt, strategy: str | Strategy) -> BudgetError:
-        """Why ``strategy`` found no plan, with the lowest memory that memplan can reach."""
+    def budget_error(
+        self, attempt: Attempt, strategy: str | Strategy, better: str = ""
+    ) -> BudgetError:
+        """Why ``strategy`` found no plan, with the lowest memory that memplan can reach.
+
+        ``better`` is a sentence on another realisation.
+        """
         solver = create(strategy, realisation=self.realisation.name)
-        return refusal(
-            self.graph, attempt, moments_of(self, solver).floor, self.least, self.max_overhead
-        )
+        floor = moments_of(self, solver).floor
+        return refusal(self.graph, attempt, floor, self.least, self.max_overhead, better)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

@@ -49,6 +49,7 @@ class Plan:
     ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
     first run and execute an op once per stage at most. ``trace`` is the traced network.
+    ``alternative`` says which other kind of plan would cost far less, if that is known.
     ``unplanned`` holds the same figures for the step without a plan.
     """
 
@@ -65,6 +66,7 @@ class Plan:
     lower_bound_overhead: float | None
     planning_seconds: float
     bound_in_order: bool = False
+    alternative: str = ""
 
     @property
     def peak_nbytes(self) -> int:
@@ -164,6 +166,8 @@ class Plan:
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s",
         ]
+        if self.alternative:
+            lines.append(f"{self.alternative}.")
         return "\n".join(lines)
 
     def _proof(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
+from memplan.planning.alternative import alternative
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
@@ -91,6 +93,9 @@ def plan(
     and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
     are kept by all that they depend on; one found there is checked and measured as a new one.
 
+    Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
+    or the plan (``plan.alternative``) says so.
+
     An interrupt (Ctrl-C) ends the search with the best plan so far; without any, it is raised.
 
     Raises ArgumentError for arguments that cannot be used, TraceError for a network that cannot
@@ -99,26 +104,27 @@ def plan(
     """
     since = time.monotonic()
     kept = None if cache is None else Cache.open(cache)
-    job = Job.prepare(
-        net,
-        realisation=realisation,
-        ctx=ctx,
-        costs=costs,
-        time_limit=time_limit,
-        type_dict=type_dict,
-        reserve=reserve,
-        grad_req=grad_req,
-        max_overhead=max_overhead,
+    options: dict[str, Any] = {
+        "realisation": realisation,
+        "ctx": ctx,
+        "costs": costs,
+        "time_limit": time_limit,
+        "type_dict": type_dict,
+        "reserve": reserve,
+        "grad_req": grad_req,
+        "max_overhead": max_overhead,
         **shapes,
-    )
+    }
+    job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = costs is None and job.on_gpu
     task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
     [attempt] = run([task], cache=kept)
     assert attempt is not None  # or run would have raised the interrupt
+    better = alternative(job, attempt, net, **options)
     if attempt.plan is None:
-        raise job.budget_error(attempt, strategy)
-    return attempt.plan
+        raise job.budget_error(attempt, strategy, better)
+    return dataclasses.replace(attempt.plan, alternative=better)
 
 
 def compare(

@@ -22,11 +22,12 @@ def refusal(
     floor: Floor,
     least: tuple[Schedule, Footprint],
     max_overhead: float | None,
+    better: str,
 ) -> BudgetError:
     """The error for an ``attempt`` without a plan.
 
     ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
-    ``max_overhead`` at most.
+    ``max_overhead`` at most. ``better`` is a sentence on another realisation, or empty.
     """
     proved = attempt.status is Status.INFEASIBLE
     budget_nbytes, reserve_nbytes = attempt.budget_nbytes, least[1].reserve_nbytes
@@ -48,6 +49,7 @@ def refusal(
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
     sentences.append(_reached(*least))
+    sentences += [better] if better else []
     lowest = least[1].total_nbytes
     if budget_nbytes is None:
         sentences.append("Raise max_overhead, or take strategy='auto'")

@@ -1,0 +1,49 @@
+"""What another realisation makes of a budget that mirroring cannot keep, or at a high price."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.planning.job import STOCK, Job
+from memplan.planning.plan import Attempt, Plan
+from memplan.planning.realisation import AUTO, Symbol
+from memplan.strategies.evict import Evict
+
+# The other plan is a quick one: it may take this part of the time limit, and gives up after as many
+# attempts in a row that find nothing cheaper. So its overhead is more than that of a long search.
+TIME_SHARE = 0.1
+PATIENCE = 50
+
+# A plan is expensive that takes this much more time, and this many times that of the other.
+EXPENSIVE = 0.02
+TIMES = 2.0
+
+
+def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
+    """A sentence with the figures, if MXNet can run another kind of plan that is far better.
+
+    ``options`` are those of the ``job`` that made ``attempt``.
+    """
+    budget_nbytes, made = attempt.budget_nbytes, attempt.plan
+    measures = options["costs"] is None and job.on_gpu
+    if job.realisation.name != STOCK or budget_nbytes is None or measures:
+        return ""
+    if made is not None and made.overhead <= EXPENSIVE:
+        return ""
+    seconds = TIME_SHARE * job.time_limit
+    try:
+        other_job = Job.prepare(net, **options | {"realisation": AUTO, "time_limit": seconds})
+        other = other_job.attempt(Evict(patience=PATIENCE), budget_nbytes).plan
+    except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
+        return ""
+    if other is None or (made is not None and TIMES * other.overhead > made.overhead):
+        return ""
+    return _sentence(other)
+
+
+def _sentence(other: Plan) -> str:
+    return (
+        f"A {other.realisation} plan fits at {other.overhead:+.1%} time or less: train with "
+        f"memplan.mxnet.Module or memplan.mxnet.gluon.TrainStep, which plan so by themselves"
+    )

@@ -1,0 +1,43 @@
+"""A mirror plan, or the lack of one, says what another realisation would cost."""
+
+from __future__ import annotations
+
+import pytest
+
+import memplan
+from helpers.networks import residual_net
+from memplan.errors import BudgetError
+from memplan.planning import alternative
+
+SHAPE = (8, 3, 16, 16)
+
+
+def test_a_refusal_of_mirroring_says_that_a_packed_plan_fits() -> None:
+    net, _ = residual_net(units=2)
+    lowest = memplan.plan(net, strategy="search:rounds=1", data=SHAPE).total_nbytes
+    options = {"budget": int(0.9 * lowest), "time_limit": 5, "data": SHAPE}
+    with pytest.raises(
+        BudgetError, match=r"A packed plan fits at \+[0-9.]+% time or less"
+    ) as error:
+        memplan.plan(net, strategy="chen_greedy", **options)
+    assert "memplan.mxnet.Module" in str(error.value)
+    packed = memplan.plan(net, strategy="evict:patience=50", realisation="packed", **options)
+    assert f"{packed.overhead:+.1%}" in str(error.value)
+    assert packed.alternative == ""
+
+
+def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
+    net, _ = residual_net(units=2)
+    made = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
+    assert made.overhead > alternative.EXPENSIVE
+    packed = memplan.plan(net, strategy="evict:patience=50", realisation="packed", budget="90%", data=SHAPE)
+    assert made.overhead > alternative.TIMES * packed.overhead
+    assert f"packed plan fits at {packed.overhead:+.1%}" in made.alternative
+    assert made.alternative in str(made)
+
+
+def test_a_cheap_plan_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = residual_net(units=2)
+    assert memplan.plan(net, strategy="store_all", budget="100%", data=SHAPE).alternative == ""
+    monkeypatch.setattr(alternative, "TIMES", 1e9)
+    assert memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE).alternative == ""
