@@ -15,8 +15,8 @@ import statistics
 import mxnet as mx
 
 import memplan
-from memplan.mxnet.profile import bind
 from memplan.mxnet.trace.build import trace
+from memplan.mxnet.train.random_run import bind
 from networks import network
 from profiled_step import step_seconds
 

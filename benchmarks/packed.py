@@ -28,9 +28,9 @@ import memplan
 from memplan.memory.blocks import best_allocation
 from memplan.memory.packing import pack
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.profile import random_arrays
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.train.random_run import random_arrays
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from networks import network

@@ -17,8 +17,9 @@ from collections import Counter
 import mxnet as mx
 
 from memplan.memory.blocks import allocate
-from memplan.mxnet.profile import bind, frugal_schedule, profile
+from memplan.mxnet.profile import frugal_schedule, profile
 from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.train.random_run import bind
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.schedule import Schedule
 from memplan.strategies.spaces import Flags

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import click
 
 import memplan
+from memplan.cli.check import check
 from memplan.cli.output import Exit, note, show_error
 from memplan.cli.plan import explain, plan
 from memplan.cli.profile import profile
@@ -20,7 +21,7 @@ _CODES = "\n".join(f"{int(code):5}  {code.meaning}" for code in Exit)
 
 
 @click.group(
-    commands=[plan, explain, compare, frontier, max_batch, profile, strategies],
+    commands=[plan, explain, compare, frontier, max_batch, profile, check, strategies],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=f"\b\nExit codes:\n{_CODES}",
 )

@@ -210,3 +210,13 @@ def strategy_option(function: Command) -> Command:
         help="How to choose what is recomputed; 'memplan strategies' lists them. Options follow "
         "the name: chen_greedy:linear:ntrial=12.",
     )(function)
+
+
+budget_option = click.option(
+    "--budget",
+    metavar="BYTES|SHARE",
+    type=parse_budget,
+    help="For the whole step on the device: 4GiB, '900 MB', 60% of the unplanned step, or least: "
+    "the least memory at no more than one extra forward pass.  [default: least]",
+)
+"""Adds --budget."""

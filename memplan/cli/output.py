@@ -45,6 +45,7 @@ class Exit(enum.IntEnum):
     MXNET = 5, "MXNet 1.9.1 (or a solver) is missing or failed"
     NETWORK = 6, "the network cannot be planned, or the costs do not fit it"
     OUTPUT = 7, "a result cannot be written"
+    BROKEN = 8, "a step by the plan took more memory than promised, or computed something else"
     INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"
 
 

@@ -12,7 +12,7 @@ import memplan
 from memplan.cli.options import (
     FILE,
     Asked,
-    parse_budget,
+    budget_option,
     planning_options,
     strategy_option,
 )
@@ -23,18 +23,10 @@ from memplan.step.liveness import at_peak
 from memplan.views.explain import peak, why
 from memplan.views.report import report_html
 
-_budget_option = click.option(
-    "--budget",
-    metavar="BYTES|SHARE",
-    type=parse_budget,
-    help="For the whole step on the device: 4GiB, '900 MB', 60% of the unplanned step, or least: "
-    "the least memory at no more than one extra forward pass.  [default: least]",
-)
-
 
 @click.command()
 @strategy_option
-@_budget_option
+@budget_option
 @click.option("-o", "--output", type=FILE, help="Write the planned network there.")
 @click.option("--report", type=FILE, help="Write a report there: one HTML file, with pictures.")
 @planning_options
@@ -125,7 +117,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
 
 @click.command()
 @strategy_option
-@_budget_option
+@budget_option
 @planning_options
 @click.argument("name", required=False)
 def explain(asked: Asked, strategy: str, budget: Any, name: str | None) -> Exit:

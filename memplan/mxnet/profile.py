@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
@@ -32,6 +31,7 @@ from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import variable
 from memplan.mxnet.trace.form import STOCK
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.realisation import runs_whole_steps, usable
 from memplan.search.segments import articulation_points, threshold_cuts
@@ -185,51 +185,6 @@ def _measure(
         if number >= warmup:
             passes.append(seconds)
     return names, passes
-
-
-def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.Executor:
-    """``symbol``, the traced network or its flagged copy, bound on ``ctx`` to random numbers."""
-    arguments, states = random_arrays(traced, ctx)
-    gradients = {
-        name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name])
-        for name in arguments
-        if traced.grad_req[name] != "null"
-    }
-    return symbol.bind(
-        ctx,
-        arguments,
-        args_grad=gradients,
-        grad_req=dict(traced.grad_req),
-        aux_states=states,
-    )
-
-
-def random_arrays(traced: Trace, ctx: mx.Context) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments and auxiliary states on ``ctx``, filled with the same random numbers each time."""
-    random = np.random.default_rng(0)
-
-    def values(names: Sequence[str]) -> dict[str, Any]:
-        return {
-            name: mx.nd.array(_numbers(traced, name, random), ctx, traced.dtypes[name])
-            for name in names
-        }
-
-    symbol = traced.symbol
-    return values(symbol.list_arguments()), values(symbol.list_auxiliary_states())
-
-
-def _numbers(traced: Trace, name: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Numbers on which any network runs at its usual speed.
-
-    From [0, 1), and so 0 as integers, they are valid labels, tokens and indices. Weights are
-    scaled by their fan-in: no value in a deep network comes near the slow subnormal ones.
-    """
-    shape = traced.shapes[name]
-    numbers = random.random(shape, np.float32)
-    if len(shape) > 1 and traced.grad_req.get(name, "null") != "null":
-        numbers -= 0.5
-        numbers *= np.float32((24 / np.prod(shape[1:])) ** 0.5)
-    return numbers.astype(traced.dtypes[name], copy=False)
 
 
 class _Stopwatch:

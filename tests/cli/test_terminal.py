@@ -196,6 +196,7 @@ def test_help_has_examples_that_parse(name: str, capsys: pytest.CaptureFixture[s
         ["explain", *NET, *QUICK, "unit0_conv1"],
         ["max-batch", "net-symbol.json", "--shape", "data=N,3,8,8", *QUICK, "--budget", "1MiB"],
         ["profile", *NET, "--repeats", "1", "--warmup", "0"],
+        ["check", *NET, *QUICK, "--steps", "1"],
         ["strategies"],
     ],
     ids=lambda arguments: arguments[0],

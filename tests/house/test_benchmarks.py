@@ -91,6 +91,17 @@ def test_without_matplotlib_the_extra_is_named(
 
 
 @pytest.mark.long
+def test_growth_of_a_process_is_compared_with_its_promise() -> None:
+    options = ("--networks", "lstm", "--budgets", "0.9", "--realisations", "packed,mirror")
+    printed = _run("benchmarks/process_memory.py", *options, "--time-limit", "1", "--steps", "1")
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["lstm", "90%", "packed"], ["lstm", "90%", "mirror"]]
+    for row in rows:
+        assert 0.5 < float(row[4]) < 10
+        assert row[-1] == "yes"
+
+
+@pytest.mark.long
 def test_explicit_steps_are_timed() -> None:
     small = ("--size", "32", "--batch", "2", "--pairs", "1", "mobilenet0_25")
     printed = _run("benchmarks/training.py", "unplanned", *small)

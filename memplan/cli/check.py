@@ -1,0 +1,76 @@
+"""memplan check: is a plan's promise kept on this machine?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import memplan
+from memplan.cli.options import Asked, budget_option, planning_options, strategy_option
+from memplan.cli.output import Exit, plan_figures, show_json
+from memplan.cli.progress import working
+from memplan.mxnet.load import context
+
+
+@click.command()
+@strategy_option
+@budget_option
+@click.option("--steps", default=5, show_default=True, help="Steps that are timed.")
+@click.option(
+    "--optimizer", default="sgd", show_default=True, help="Of MXNet's, by name; updates parameters."
+)
+@planning_options
+def check(asked: Asked, strategy: str, budget: Any, steps: int, optimizer: str) -> Exit:
+    """Train NETWORK a few steps by a plan and without, and compare what was promised.
+
+    NETWORK is planned as 'memplan plan' does it. Each of the two trains on --ctx (default: cpu) in
+    a process of its own, from equal random numbers. Bytes are the device's own count: by how much
+    the process grew, or on a GPU what the driver says is in use. Results are compared bit for bit.
+
+    \b
+    Examples:
+      memplan check model-symbol.json --shape data=8,3,64,64 --budget 60% --realisation packed
+      memplan check model-symbol.json --shape data=32,3,224,224 --budget 4GiB --ctx gpu --json
+
+    \b
+    Keys of --json:
+      plan (as of 'memplan plan'), device, within (the promise of memory), equal (the results),
+      overhead (promised, measured), unlike (names of what differs, by kind), and for planned and
+      unplanned: promised_nbytes, grown_nbytes, seconds
+    """
+    from memplan.mxnet.check import check as checked
+    from memplan.mxnet.check import promised_growth
+
+    with working("checking"):
+        network = asked.load()
+        options = asked.options(network)
+        options["ctx"] = options.get("ctx") or context("cpu")
+        made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+        found = checked(made, ctx=options["ctx"], steps=steps, optimizer=optimizer)
+    sides = {
+        "planned": (made.footprint, found.planned),
+        "unplanned": (made.unplanned, found.unplanned),
+    }
+    if asked.as_json:
+        show_json(
+            {
+                "plan": plan_figures(made),
+                "device": found.device,
+                "within": found.is_within,
+                "equal": found.is_equal,
+                "overhead": {"promised": made.overhead, "measured": found.measured_overhead},
+                "unlike": found.unlike,
+            }
+            | {
+                name: {
+                    "promised_nbytes": promised_growth(footprint),
+                    "grown_nbytes": trial.grown_nbytes,
+                    "seconds": trial.seconds,
+                }
+                for name, (footprint, trial) in sides.items()
+            }
+        )
+    else:
+        click.echo(f"{made}\n\n{found}")
+    return Exit.OK if found.is_within and found.is_equal else Exit.BROKEN

@@ -1,0 +1,148 @@
+"""Is a plan's promise kept on this device? A few steps by it, and as many without, side by side."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.train.trial import Trial, run_apart
+from memplan.planning.plan import Footprint, Plan
+from memplan.planning.realisation import request_of, trace_again
+from memplan.step.schedule import Schedule
+from memplan.util.nbytes import format_nbytes
+
+# What a process may take above the promise: a share of it, and MXNet's code as it is first used.
+TOLERANCE = 0.05
+TOLERANCE_NBYTES = 16 << 20
+
+# What is compared, by the first word of its name.
+KINDS = {"output": "outputs", "gradient": "gradients", "parameter": "parameters", "state": "states"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a plan promised beside what was measured on ``device``.
+
+    ``planned`` and ``unplanned`` are the two trials. ``unlike`` are the names of what differs after
+    the last step, by kind (:data:`KINDS`); equal is bit for bit, from equal numbers and seeds.
+    """
+
+    plan: Plan
+    device: str
+    planned: Trial
+    unplanned: Trial
+    unlike: dict[str, list[str]]
+
+    @property
+    def measured_overhead(self) -> float:
+        """Extra seconds of a step / seconds of the unplanned step."""
+        return self.planned.seconds / self.unplanned.seconds - 1.0
+
+    @property
+    def is_equal(self) -> bool:
+        """Are losses, gradients, parameters and states those of the unplanned step?"""
+        return not any(self.unlike.values())
+
+    @property
+    def is_within(self) -> bool:
+        """Did the process grow by what the plan promises, or less, but for the tolerance?"""
+        promised = promised_growth(self.plan.footprint)
+        return self.planned.grown_nbytes <= promised * (1 + TOLERANCE) + TOLERANCE_NBYTES
+
+    def __str__(self) -> str:
+        plan = self.plan
+        before, after = self.unplanned, self.planned
+        sides = (plan.unplanned, plan.footprint)
+        rows = [
+            ("activations, as allocated", _bytes(of.allocated_nbytes for of in sides)),
+            ("promised growth of the process", _bytes(map(promised_growth, sides))),
+            ("measured growth", _bytes((before.grown_nbytes, after.grown_nbytes))),
+            ("seconds of a step", [f"{trial.seconds:.4f}" for trial in (before, after)]),
+        ]
+        lines = [f"On {self.device}:", "", f"{'':32}{'unplanned':>14}{'planned':>14}"]
+        lines += [f"{label:32}{first:>14}{second:>14}" for label, (first, second) in rows]
+        lines += [
+            "",
+            f"Memory: {'within' if self.is_within else 'ABOVE'} the promise "
+            f"(and {TOLERANCE:.0%} + {format_nbytes(TOLERANCE_NBYTES)}).",
+            f"Time: {plan.overhead:+.1%} promised by costs {plan.costs}, "
+            f"{self.measured_overhead:+.1%} measured.",
+        ]
+        for kind, names in self.unlike.items():
+            found = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
+            lines.append(f"{kind.capitalize()}: {found}.")
+        return "\n".join(lines)
+
+
+def promised_growth(footprint: Footprint) -> int:
+    """By how much a process is to grow in training, beyond arguments, gradients and states."""
+    return footprint.allocated_nbytes
+
+
+def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd") -> Check:
+    """Train by ``plan`` on ``ctx`` and without it, each in a process of its own, on random numbers.
+
+    ``steps`` are timed, after a few that are not; ``optimizer`` is the name of one of MXNet's.
+    Raises ArgumentError for numbers and names that cannot be used, CostError where a process fails.
+    """
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ArgumentError(f"steps must be an integer >= 1, got {steps!r}")
+    if optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
+        known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
+        raise ArgumentError(f"MXNet has no optimizer {optimizer!r}; it has {known}")
+    graph = plan.trace.graph
+    request = request_of(plan.trace, device_type=ctx.device_type) | {"realisation": "mirror"}
+    stock = trace_again(request, match_range=graph.match_range)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{name}.npz") for name in ("planned", "unplanned")]
+        planned = run_apart(
+            plan.schedule,
+            plan.trace,
+            ctx=ctx,
+            match_range=plan.match_range,
+            steps=steps,
+            optimizer=optimizer,
+            results=paths[0],
+        )
+        unplanned = run_apart(
+            Schedule.unplanned(stock.graph),
+            stock,
+            ctx=ctx,
+            steps=steps,
+            optimizer=optimizer,
+            results=paths[1],
+        )
+        unlike = _unlike(*paths)
+    return Check(plan, _device(ctx), planned, unplanned, unlike)
+
+
+def _device(ctx: mx.Context) -> str:
+    from memplan.mxnet.profile import device_name
+
+    return device_name(ctx)
+
+
+def _unlike(one: Path, other: Path) -> dict[str, list[str]]:
+    """The names of arrays that are not the same bits in both files, by kind."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
+    with np.load(one) as first, np.load(other) as second:
+        for name in dict.fromkeys((*first.files, *second.files)):
+            both = name in first.files and name in second.files
+            if not both or first[name].tobytes() != second[name].tobytes():
+                found[KINDS[name.split(" ", 1)[0]]].append(name)
+    return found
+
+
+def _bytes(values: Iterable[int]) -> list[str]:
+    return [format_nbytes(value) for value in values]
+
+
+def _some(names: list[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -1,0 +1,74 @@
+"""A traced network on random numbers: what a trial or a measurement trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.mxnet.trace.build import Trace
+
+Arrays = dict[str, Any]
+
+
+def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.Executor:
+    """``symbol``, the traced network or its flagged copy, bound on ``ctx`` to random numbers."""
+    arguments, states = random_arrays(traced, ctx)
+    return bind_to(traced, symbol, ctx, arguments, states, zero_gradients(traced, ctx))
+
+
+def bind_to(
+    traced: Trace,
+    symbol: mx.sym.Symbol,
+    ctx: mx.Context,
+    arguments: Arrays,
+    states: Arrays,
+    gradients: Arrays,
+) -> mx.executor.Executor:
+    """``symbol``, the traced network or its flagged copy, bound to these arrays."""
+    return symbol.bind(
+        ctx,
+        arguments,
+        args_grad=gradients,
+        grad_req=dict(traced.grad_req),
+        aux_states=states,
+    )
+
+
+def zero_gradients(traced: Trace, ctx: mx.Context) -> Arrays:
+    """An array on ``ctx`` for every gradient that is wanted."""
+    return {
+        name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name])
+        for name in traced.symbol.list_arguments()
+        if traced.grad_req[name] != "null"
+    }
+
+
+def random_arrays(traced: Trace, ctx: mx.Context) -> tuple[Arrays, Arrays]:
+    """Arguments and auxiliary states on ``ctx``, filled with the same random numbers each time."""
+    random = np.random.default_rng(0)
+
+    def values(names: Sequence[str]) -> Arrays:
+        return {
+            name: mx.nd.array(_numbers(traced, name, random), ctx, traced.dtypes[name])
+            for name in names
+        }
+
+    symbol = traced.symbol
+    return values(symbol.list_arguments()), values(symbol.list_auxiliary_states())
+
+
+def _numbers(traced: Trace, name: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Numbers on which any network runs at its usual speed.
+
+    From [0, 1), and so 0 as integers, they are valid labels, tokens and indices. Weights are
+    scaled by their fan-in: no value in a deep network comes near the slow subnormal ones.
+    """
+    shape = traced.shapes[name]
+    numbers = random.random(shape, np.float32)
+    if len(shape) > 1 and traced.grad_req.get(name, "null") != "null":
+        numbers -= 0.5
+        numbers *= np.float32((24 / np.prod(shape[1:])) ** 0.5)
+    return numbers.astype(traced.dtypes[name], copy=False)

@@ -1,0 +1,192 @@
+"""A few training steps in a process of their own: what it takes, how long, what comes out.
+
+The process that asks has libraries loaded, memory freed but not returned, and kernels made: what a
+step takes is seen only in a new one. What it is to run goes to it as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import CostError
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import current_match_range
+from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.train.held import Held
+from memplan.mxnet.train.random_run import bind_to, random_arrays, zero_gradients
+from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.planning.realisation import load, request_of, trace_again
+from memplan.step.schedule import Schedule
+
+NDArray = Any
+Results = dict[str, Any]
+
+# MXNet chooses kernels in the first steps, and makes workspaces; then it holds what it holds.
+FIRST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``grown_nbytes``: by which the process grew in the first steps, beyond arguments, states and
+    gradients that MXNet is given. ``seconds``: the median of the steps after them.
+    """
+
+    grown_nbytes: int
+    seconds: float
+
+
+def run_apart(
+    schedule: Schedule,
+    traced: Trace,
+    *,
+    ctx: mx.Context,
+    match_range: int | None = None,
+    steps: int = 1,
+    optimizer: str = "sgd",
+    results: Path | None = None,
+) -> Trial:
+    """Train by the ``schedule`` of ``traced`` on ``ctx`` in a new process, on random numbers.
+
+    ``match_range`` is that of the plan; ``optimizer`` updates the parameters after each step. With
+    ``results`` what the last of ``steps`` leaves is written there: outputs, gradients, parameters
+    and states, by numpy. Raises CostError where the process fails.
+    """
+    request = {
+        "trace": request_of(traced, device_type=ctx.device_type),
+        "traced_at": traced.graph.match_range,
+        "match_range": match_range,
+        "schedule": schedule.to_json(),
+        "ctx": [ctx.device_type, ctx.device_id],
+        "steps": steps,
+        "optimizer": optimizer,
+        "results": None if results is None else str(results),
+    }
+    path = os.pathsep.join(text for text in sys.path if text)
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(request),
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
+        raise CostError(f"a process that trains this network on {ctx} failed: {reason}")
+    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+
+
+@dataclass
+class _Run:
+    """What is trained: ``step`` runs a step, ``arguments`` and ``gradients`` go by name."""
+
+    step: Callable[[], list[NDArray]]
+    arguments: Mapping[str, NDArray]
+    gradients: Mapping[str, NDArray]
+    states: Mapping[str, NDArray]
+
+
+def main() -> None:
+    """Do what the request on stdin says; the figures go to stdout."""
+    request = json.load(sys.stdin)
+    form = load(request["trace"]["realisation"])
+    traced = trace_again(request["trace"], match_range=request["traced_at"])
+    schedule = Schedule.from_json(traced.graph, request["schedule"])
+    ctx = mx.Context(*request["ctx"])
+    form.memory(traced).nbytes(schedule)  # what planning loads is none of the step's
+    arguments, states = random_arrays(traced, ctx)
+    given = zero_gradients(traced, ctx)
+    if traced.spells_out_backward:
+        given = {name: array for name, array in given.items() if traced.grad_req[name] == "add"}
+    held = Held(ctx)
+    run = _bound(traced, schedule, ctx, arguments, states, given, request["match_range"])
+    update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
+
+    def train() -> list[NDArray]:
+        outputs = run.step()
+        for place, (name, gradient) in enumerate(run.gradients.items()):
+            update(place, gradient, run.arguments[name])
+        mx.nd.waitall()
+        return outputs
+
+    mx.random.seed(0)
+    for _ in range(FIRST_STEPS):
+        outputs = train()
+        held.look()
+    seconds = []
+    for _ in range(request["steps"]):
+        begin = time.perf_counter()
+        outputs = train()
+        seconds.append(time.perf_counter() - begin)
+    if request["results"] is not None:
+        np.savez(request["results"], **_results(run, outputs, update.states))
+    print(json.dumps({"grown_nbytes": held.nbytes, "seconds": statistics.median(seconds)}))
+
+
+def _bound(
+    traced: Trace,
+    schedule: Schedule,
+    ctx: mx.Context,
+    arguments: dict[str, NDArray],
+    states: dict[str, NDArray],
+    gradients: dict[str, NDArray],
+    match_range: int | None,
+) -> _Run:
+    """The step bound to these arrays."""
+    if traced.spells_out_backward:
+        by_plan = TrainExecutor(
+            traced,
+            schedule,
+            ctx=ctx,
+            args=arguments,
+            args_grad=gradients,
+            aux_states=states,
+            match_range=match_range,
+        )
+        return _Run(lambda: by_plan.forward(is_train=True), arguments, by_plan.grad_dict, states)
+    symbol = load(traced.realisation).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
+    with under(match_range) if match_range != current_match_range() else contextlib.nullcontext():
+        executor = bind_to(traced, symbol, ctx, arguments, states, gradients)
+    heads = [mx.nd.ones_like(output) for output in executor.outputs]
+
+    def step() -> list[NDArray]:
+        executor.forward(is_train=True)
+        executor.backward(heads)
+        return list(executor.outputs)
+
+    return _Run(step, arguments, gradients, states)
+
+
+def _results(run: _Run, outputs: list[NDArray], updated: Mapping[int, Any]) -> Results:
+    """All that a step leaves, by what it is."""
+    found = {f"output {place}": array for place, array in enumerate(outputs)}
+    found |= {f"gradient of {name}": array for name, array in run.gradients.items()}
+    found |= {f"parameter {name}": run.arguments[name] for name in run.gradients}
+    found |= {f"state {name}": array for name, array in run.states.items()}
+    names = list(run.gradients)
+    for place, state in updated.items():
+        parts = state if isinstance(state, list | tuple) else [state]
+        for number, part in enumerate(parts):
+            if isinstance(part, mx.nd.NDArray):
+                found[f"state {number} of the optimizer for {names[place]}"] = part
+    return {name: array.asnumpy() for name, array in found.items()}
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    # MXNet's threads sometimes abort a process that ends soon after its arrays were freed.
+    os._exit(0)

@@ -1,0 +1,90 @@
+"""memplan check: what it measures, in processes of their own, and how it tells a broken promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.command_line import NET, QUICK
+from helpers.networks import residual_net
+from memplan.cli import main as cli
+from memplan.errors import ArgumentError, CostError
+from memplan.mxnet import check as checks
+from memplan.mxnet.check import check
+from memplan.mxnet.train.trial import Trial, run_apart
+from memplan.planning.planner import plan
+from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
+
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": 1}
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "packed"])
+def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
+    arguments = ("--realisation", realisation, "--steps", "1", "--optimizer", "adam")
+    said = result("check", *NET, *QUICK, *arguments)
+    assert said["within"]
+    assert said["equal"]
+    assert not any(said["unlike"].values())
+    assert said["plan"]["realisation"] == realisation
+    for name in ("planned", "unplanned"):
+        assert said[name]["promised_nbytes"] > 0 < said[name]["seconds"]
+        # A network of 100 KB: what grows is MXNet's code, as far as it is used for the first time.
+        assert 1 << 20 < said[name]["grown_nbytes"] < 64 << 20
+
+
+def test_a_broken_promise_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(schedule: Schedule, *_: Any, results: Path, **__: Any) -> Trial:
+        recomputes = bool(schedule.recomputed)
+        np.savez(results, **{"output 0": np.zeros(2), "state moving_mean": np.full(2, recomputes)})
+        return Trial(grown_nbytes=1 << 30 if recomputes else 0, seconds=2.0 if recomputes else 1.0)
+
+    monkeypatch.setattr(checks, "run_apart", run)
+    assert cli.run(["check", *NET, *QUICK, "--json"]) == 8
+    said = json.loads(capsys.readouterr().out)
+    assert not said["within"]
+    assert not said["equal"]
+    assert said["unlike"]["states"] == ["state moving_mean"]
+    assert not said["unlike"]["outputs"]
+    assert said["overhead"]["measured"] == 1.0
+    assert cli.run(["check", *NET, *QUICK]) == 8
+    printed = capsys.readouterr().out
+    assert "Memory: ABOVE the promise" in printed
+    assert "States: DIFFER: state moving_mean." in printed
+    assert "+100.0% measured" in printed
+
+
+def test_what_a_process_holds_is_seen() -> None:
+    """64 MiB of activations more are 64 MiB of growth more."""
+    x = mx.sym.Variable("data")
+    for _ in range(4):
+        x = mx.sym.sin(x)
+    symbol, grown, promised = mx.sym.LinearRegressionOutput(x, name="loss"), [], []
+    requests = {"data": "write", "loss_label": "null"}
+    for size in (1 << 10, 1 << 22):
+        traced = trace(symbol, shapes={"data": (size, 1)}, realisation="packed", grad_req=requests)
+        schedule = Schedule.unplanned(traced.graph)
+        grown.append(run_apart(schedule, traced, ctx=mx.cpu(0)).grown_nbytes)
+        promised.append(traced.form.memory(traced).nbytes(schedule))
+    assert promised[1] - promised[0] >= 4 * 4 << 22
+    # Five of the six tensors: nobody reads the gradient of the label, and MXNet writes none.
+    assert 0.8 < (grown[1] - grown[0]) / (promised[1] - promised[0]) < 0.9
+
+
+def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbol, shapes = residual_net(units=1)
+    made = plan(symbol, **OPTIONS, **shapes)
+    with pytest.raises(ArgumentError, match=r"MXNet has no optimizer 'sdg'; it has .*adam"):
+        check(made, ctx=mx.cpu(0), optimizer="sdg")
+    with pytest.raises(ArgumentError, match="steps must be an integer >= 1, got 0"):
+        check(made, ctx=mx.cpu(0), steps=0)
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NoSuchEngine")
+    with pytest.raises(CostError, match=r"a process that trains this network on cpu.* failed"):
+        check(made, ctx=mx.cpu(0), steps=1)
