@@ -11,6 +11,7 @@ import mxnet as mx
 from helpers.networks import (
     Network,
     dropout_net,
+    dropout_of_pictures,
     hinted_resnet,
     residual_net,
     two_headed_net,
@@ -64,6 +65,7 @@ CASES = {
     "residual": Case(residual_net),
     "hinted": Case(hinted_resnet),
     "dropout": Case(dropout_net),
+    "dropout_of_pictures": Case(dropout_of_pictures),
     "two_headed": Case(two_headed_net),
     "lstm": Case(unrolled_lstm),
     "unet": Case(unet),

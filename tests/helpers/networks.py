@@ -60,6 +60,13 @@ def dropout_net(batch: int = 8, features: int = 20, layers: int = 3) -> Network:
     return _classifier(body), {"data": (batch, features)}
 
 
+def dropout_of_pictures() -> Network:
+    """Dropout between convolutions, of as many channels as oneDNN lays out in blocks."""
+    body = conv(var(), "first", 16)
+    body = mx.sym.Dropout(mx.sym.tanh(body), p=0.3, name="dropout")
+    return loss(mx.sym.tanh(conv(body, "second", 16))), {"data": (4, 3, 8, 8)}
+
+
 def two_headed_net(batch: int = 4, size: int = 8) -> Network:
     """A shared body with two losses, one of them early, and a head that is no loss."""
     body = _batch_norm_relu(_conv(mx.sym.Variable("data"), "first", 8), "first")

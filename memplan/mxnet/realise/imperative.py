@@ -18,6 +18,8 @@ from mxnet.ndarray.ndarray import (
     dl_managed_tensor_deleter,
 )
 
+from memplan.mxnet.realise.engine import to_default_layout
+
 NDArray = Any
 
 # What DLPack calls the devices.
@@ -115,6 +117,8 @@ class RecordedCall(Call):
         used: Sequence[NDArray],
     ) -> None:
         self.gradients = [array for array in gradients if array is not None]
+        given = (*inputs, *outputs, *used)
+        self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
         # Handles of its own, for autograd marks them.
         inputs = [array.detach() for array in inputs]
         outputs = [array.detach() for array in outputs]
@@ -130,7 +134,11 @@ class RecordedCall(Call):
 
 
 class BackwardCall:
-    """The call of the backward op of a recorded call, through autograd: only that has the state."""
+    """The call of the backward op of a recorded call, through autograd: only that has the state.
+
+    Autograd does not see where the op writes over what it reads: it forgets the layout of oneDNN's
+    that the array is in before the op reads it. So such an array is put back first.
+    """
 
     #: As of :class:`Call`.
     skips: int | None = None
@@ -140,6 +148,7 @@ class BackwardCall:
         self.written = recorded.gradients
 
     def __call__(self) -> None:
+        to_default_layout(self._recorded.overwritten)
         used = self._recorded.used
         autograd.backward(self._recorded.written[: max(1, len(used))], used or None)
 
