@@ -19,9 +19,11 @@ import pytest
 import memplan
 from helpers.networks import residual_net
 from helpers.paths import ROOT
+from helpers.pressing import Pressing
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
 from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program, Solved
+from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
 from memplan.strategies.base import Problem
@@ -143,17 +145,13 @@ def test_bounds_hold_for_negative_costs(solver: str) -> None:
     assert not solved.optimal
 
 
-def interrupt_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
-
-
-def test_an_interrupt_stops_highs() -> None:
+def test_an_interrupt_stops_highs(monkeypatch: pytest.MonkeyPatch) -> None:
     program = hard_program("HIGHS")
-    interrupt_after(0.5)
+    interrupt = Pressing(20)
+    interrupt.in_highs(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         program.solve(NEVER_SECONDS)
+    assert interrupt.pressed
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -191,20 +189,19 @@ def plan(strategy: Any, realisation: str = "mirror", **options: Any) -> memplan.
     ],
 )
 def test_an_interrupted_plan_is_the_best_so_far(
-    name: str, realisation: str, options: dict[str, Any]
+    name: str, realisation: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {field: value for field, value in options.items() if field != "budget"}
     given = {field: value for field, value in options.items() if field == "budget"}
     strategy = create(name, realisation=realisation, **fields)
-    plan("store_all", budget=1.0)  # what is compiled or loaded at first use takes its time
-    # The second comes only to a search that has missed the first.
-    first, second = interrupt_after(3.0), interrupt_after(120.0)
-    try:
-        made = plan(strategy, realisation, **given)
-        assert not second.finished.is_set(), "the first interrupt was lost"
-    finally:
-        for timer in (first, second):
-            timer.cancel()
+    annealing = name == "search" or given == {"budget": None}
+    interrupt = Pressing(1000 if annealing else 20)
+    if annealing:
+        interrupt.at_calls(monkeypatch, Evaluator, "__call__")
+    else:
+        interrupt.in_highs(monkeypatch)
+    made = plan(strategy, realisation, **given)
+    assert interrupt.pressed
     assert made.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert made.budget_nbytes is None or made.total_nbytes <= made.budget_nbytes
     assert made.total_nbytes < 0.6 * made.unplanned.total_nbytes
