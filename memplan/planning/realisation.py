@@ -154,11 +154,11 @@ def trace_again(request: Mapping[str, Any], *, match_range: int) -> Trace:
     return again(request, form=form, match_range=match_range)
 
 
-def under(match_range: int) -> AbstractContextManager[None]:
-    """What is bound within this is bound at that NNVM_EXEC_MATCH_RANGE."""
-    from memplan.mxnet.trace.environment import match_range as environment
+def as_traced(traced: Trace) -> AbstractContextManager[None]:
+    """What is bound within is bound as it was when ``traced`` was made."""
+    from memplan.mxnet.trace.request import as_traced as settings
 
-    return environment(match_range)
+    return settings(traced)
 
 
 def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:

@@ -26,7 +26,7 @@ from memplan.planning import record
 from memplan.planning.cache import Cache, digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
-from memplan.planning.realisation import under
+from memplan.planning.realisation import as_traced
 from memplan.step.schedule import Schedule
 from memplan.strategies import Status, Strategy, create
 from memplan.util.interrupts import noticing
@@ -224,7 +224,7 @@ def _answer(
     with _ONE_AT_A_TIME, noticing() as interrupt:
         job = unpack(parcel)
         known = None if start is None else Schedule.from_json(job.graph, start)
-        with under(job.graph.match_range):
+        with as_traced(job.trace):
             attempt = job.attempt(solver, budget_nbytes, start=known)
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.noticed})

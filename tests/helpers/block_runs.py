@@ -35,7 +35,7 @@ def batches(case: Case) -> list[list[tuple[Any, Any]]]:
     def cast(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(map(cast, value))
-        return value.astype(case.dtype)
+        return None if value is None else value.astype(case.dtype)
 
     return [[cast(case.batch()) for _ in range(case.micro_batches)] for _ in range(STEPS)]
 

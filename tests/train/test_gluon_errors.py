@@ -35,10 +35,6 @@ def with_gradient() -> Any:
     return x, y
 
 
-def numpy_arrays() -> Any:
-    return tuple(array.as_np_ndarray() for array in images(8))
-
-
 def elsewhere() -> Any:
     return tuple(array.copyto(mx.cpu(1)) for array in images(8))
 
@@ -79,7 +75,6 @@ def closure(outputs: Any, labels: Any) -> Any:
         (sparse, images, SOFTMAX, ArgumentError, "sparse_grad"),
         (conv_net, brain_floats, SOFTMAX, ArgumentError, "bfloat16"),
         (conv_net, with_gradient, SOFTMAX, ArgumentError, "attach_grad"),
-        (conv_net, numpy_arrays, SOFTMAX, ArgumentError, "mx.np"),
         (conv_net, elsewhere, SOFTMAX, ArgumentError, r"on cpu\(1\).*'net_conv0_weight'"),
         (conv_net, half_elsewhere, SOFTMAX, ArgumentError, "one context"),
         (conv_net, labels_not_split, SOFTMAX, ArgumentError, "split the labels"),
@@ -110,18 +105,6 @@ def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:
     net.initialize(ctx=CPU)
     with pytest.raises(BudgetError, match="lowest"):
         train_step(net, budget="1KiB")(*images(8))
-
-
-def test_numpy_semantics_are_refused() -> None:
-    net = conv_net()
-    net.initialize(ctx=CPU)
-    batch = images(8)
-    mx.npx.set_np()
-    try:
-        with pytest.raises(ArgumentError, match="reset_np"):
-            train_step(net)(*batch)
-    finally:
-        mx.npx.reset_np()
 
 
 def test_an_input_that_has_a_gradient_to_pass_on() -> None:

@@ -326,7 +326,7 @@ class _Calls:
         index = self.lowered.schedule.ops[step]
         graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
         return [
-            self._array(self.offsets[step, tensor], info)
+            self._array(self.offsets[step, tensor] if info.nelements else 0, info)
             for tensor, info in zip(graph.ops[index].outputs, _infos(node), strict=True)
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mxnet as mx
@@ -50,6 +50,7 @@ class Trace:
     ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
     state, for the first two). ``heads`` are the entries of the network's outputs, then of the
     gradients in the order of the arguments; ``form`` is that of the realisation traced for.
+    With ``numpy_shapes`` it was traced with NumPy's shapes, where () is that of a scalar.
     """
 
     symbol: mx.sym.Symbol
@@ -61,6 +62,7 @@ class Trace:
     grad_req: Mapping[str, str]
     heads: tuple[Entry, ...]
     form: Form = STOCK
+    numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
 
     @property
     def realisation(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mxnet as mx
@@ -22,6 +23,7 @@ def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
         "grad_req": dict(traced.grad_req),
         "realisation": traced.realisation,
         "device_type": device_type,
+        "numpy_shapes": traced.numpy_shapes,
     }
 
 
@@ -32,5 +34,16 @@ def trace_again(request: Mapping[str, Any], *, form: Form, match_range: int) -> 
     """
     names = ("shapes", "type_dict", "grad_req", "device_type")
     options = {name: request[name] for name in names}
-    with under(match_range):
+    with _settings(match_range, request["numpy_shapes"]):
         return trace(mx.sym.load_json(request["symbol"]), form=form, **options)
+
+
+def as_traced(traced: Trace) -> AbstractContextManager[None]:
+    """Within, MXNet has the settings that ``traced`` was made under."""
+    return _settings(traced.graph.match_range, traced.numpy_shapes)
+
+
+@contextmanager
+def _settings(match_range: int, numpy_shapes: bool) -> Iterator[None]:
+    with under(match_range), mx.util.np_shape(numpy_shapes):
+        yield

@@ -50,21 +50,16 @@ def compose(
 
     ``params`` are theirs, by name. With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
-    Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for NumPy
-    semantics and for variables that are no parameters.
+    Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
+    that are no parameters.
     """
-    if mx.util.is_np_array() or mx.util.is_np_shape():
-        raise ArgumentError(
-            "TrainStep does not support NumPy semantics; leave them by mx.npx.reset_np(), "
-            "and use mx.nd arrays"
-        )
     inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with autograd.record(), mx.name.NameManager():
         losses, outputs = _composed(block, loss, inputs, labels)
-    kept = mapped(mx.sym.BlockGrad, outputs) if keep_outputs else None
+    kept = mapped(_blocked, outputs) if keep_outputs else None
     found = list(leaves((losses, kept)))
     if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
@@ -135,6 +130,11 @@ def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     repeated = [head in heads[:k] for k, head in enumerate(heads)]
     copied = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
     return mx.sym.Group(copied)
+
+
+def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """``symbol`` without a gradient: a legacy operator, which takes no symbols of mx.np."""
+    return mx.sym.BlockGrad(symbol.as_nd_ndarray())
 
 
 def _structure(symbol: mx.sym.Symbol) -> str:

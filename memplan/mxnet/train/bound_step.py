@@ -13,7 +13,7 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
-from memplan.mxnet.train.nesting import Arrays, leaves, regrouped
+from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
@@ -82,7 +82,7 @@ class BoundStep:
             memory=pool.memory,
         )
         self.data = [data[p.name] for p in used]
-        grads = self.executor.grad_dict
+        grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
         self.grads = [grads.get(p.name) for p in used]
         self.scale = 1.0
 
@@ -108,7 +108,8 @@ class BoundStep:
         self.hand_over_gradients()
         found = self.executor.forward(is_train=True, **self._values(batch))
         # The next step writes into the executor's arrays.
-        losses, outputs = regrouped(self.network.form, iter([array.copy() for array in found]))
+        copies = [of_semantics(array.copy()) for array in found]
+        losses, outputs = regrouped(self.network.form, iter(copies))
         return losses, outputs
 
     def first_half(self, batch: Arrays) -> FirstHalf:
@@ -118,7 +119,8 @@ class BoundStep:
         writes into them comes from elsewhere than through the outputs, and is added.
         """
         self._lend_gradients()
-        arrays = [array.copy() for array in self.executor.forward_half(**self._values(batch))]
+        found = self.executor.forward_half(**self._values(batch))
+        arrays = [of_semantics(array.copy()) for array in found]
         head_grads = self.executor.head_grads
         # Of an output without any, nothing that is trained depends on it.
         names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
@@ -131,7 +133,7 @@ class BoundStep:
     def second_half(self) -> None:
         """Run the second half of a step."""
         more = {
-            p.name: p._grad[place]
+            p.name: p._grad[place].as_nd_ndarray()
             for (p, place, request), data in zip(self.places, self.data, strict=True)
             if p._grad is not None and request == "write" and data._fresh_grad
         }
@@ -151,8 +153,8 @@ class BoundStep:
             if grad is None:
                 continue
             if request == "write":
-                handle = _new_alloc_handle(grad.shape, grad.context, True, grad.dtype)
-                p._grad[place] = mx.nd.NDArray(handle)
+                handle = _new_alloc_handle(grad.shape, grad.ctx, True, grad.dtype)
+                p._grad[place] = of_semantics(mx.nd.NDArray(handle))
                 autograd.mark_variables([data], [p._grad[place]], [request])
             data._fresh_grad = False
 

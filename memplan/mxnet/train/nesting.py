@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mxnet as mx
@@ -24,10 +24,12 @@ Specs = Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of an input or label."""
+    """Shape and dtype of an input or label; is it of mx.np, and are shapes those of NumPy?"""
 
     shape: tuple[int, ...]
     dtype: str
+    of_numpy: bool = field(default_factory=mx.util.is_np_array)
+    numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
 
 
 def as_inputs(x: Arrays) -> tuple[Any, ...]:
@@ -52,7 +54,7 @@ def specs_of(value: Any) -> Specs:
     if isinstance(value, list | tuple):
         return tuple(map(specs_of, value))
     raise ArgumentError(
-        f"inputs and labels must be mx.nd arrays, or tuples or lists of them; got "
+        f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "
         f"{type(value).__name__}"
     )
 
@@ -69,8 +71,15 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _check_array(array: NDArray) -> None:
-    if isinstance(array, mx.np.ndarray):
-        raise ArgumentError("TrainStep does not support mx.np arrays; use as_nd_ndarray()")
+    is_of_numpy = isinstance(array, mx.np.ndarray)
+    if is_of_numpy and not mx.util.is_np_array():
+        raise ArgumentError(
+            "mx.np arrays need NumPy semantics: call mx.npx.set_np(), or give as_nd_ndarray()"
+        )
+    if mx.util.is_np_array() and not is_of_numpy:
+        raise ArgumentError(
+            "with NumPy semantics (mx.npx.set_np) arrays must be of mx.np: give as_np_ndarray()"
+        )
     if array.stype != "default":
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
     if _is_recorded(array):
@@ -93,6 +102,11 @@ def _is_recorded(array: NDArray) -> bool:
         return False
     # Autograd knows what recorded ops have read, too: as variables.
     return autograd.get_symbol(array).get_children() is not None
+
+
+def of_semantics(value: Any) -> Any:
+    """The array or Symbol as blocks take and return it now: of mx.np with NumPy semantics."""
+    return value.as_np_ndarray() if mx.util.is_np_array() else value
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -126,17 +140,18 @@ def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
 
 
 def variables(specs: Specs, name: str) -> Any:
-    """A Symbol for every array of ``specs``, nested as they are."""
+    """A Symbol for every array of ``specs``, nested as they are; with NumPy semantics of mx.np."""
     count = itertools.count()
 
     def variable(spec: Spec) -> mx.sym.Symbol:
-        return mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
+        made = mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
+        return of_semantics(made)
 
     return mapped(variable, specs)
 
 
 def contexts_of(value: Arrays) -> set[mx.Context]:
-    return {array.context for array in leaves(value) if isinstance(array, mx.nd.NDArray)}
+    return {array.ctx for array in leaves(value) if isinstance(array, mx.nd.NDArray)}
 
 
 def one_context(batch: Arrays) -> mx.Context:

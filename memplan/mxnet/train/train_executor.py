@@ -107,12 +107,12 @@ class TrainExecutor:
         shape, dtype = self.trace.shapes[name], self.trace.dtypes[name]
         if array is None:
             return mx.nd.zeros(shape, self.ctx, dtype)
-        if (array.shape, np.dtype(array.dtype).name, array.context) != (shape, dtype, self.ctx):
+        if (array.shape, np.dtype(array.dtype).name, array.ctx) != (shape, dtype, self.ctx):
             raise ArgumentError(
                 f"{kind}[{name!r}] is {array.shape} {np.dtype(array.dtype).name} on "
-                f"{array.context}; it must be {shape} {dtype} on {self.ctx}"
+                f"{array.ctx}; it must be {shape} {dtype} on {self.ctx}"
             )
-        return array
+        return array.as_nd_ndarray()
 
     def _head_grads(self) -> dict[str, NDArray]:
         """``_head_grad_i`` of every output i that is no loss: ones, to be overwritten."""
@@ -198,7 +198,9 @@ class TrainExecutor:
         for name, value in values.items():
             if name not in self.arg_dict:
                 raise ArgumentError(f"{name!r} is no argument of the network")
-            self.arg_dict[name][:] = value
+            # Arrays of mx.np cannot be copied into others.
+            is_array = isinstance(value, mx.nd.NDArray)
+            self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
 
     def _begin(self) -> None:
         """Before a step: the engine learns what the step reads and writes unknown to it."""

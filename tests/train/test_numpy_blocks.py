@@ -1,0 +1,156 @@
+"""Networks of mx.np train through TrainStep, with equal bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon, np, npx
+from mxnet.gluon import nn
+
+from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.blocks import CASES as LEGACY_CASES
+from helpers.blocks import images as legacy_images
+from helpers.numpy_blocks import CASES, images, resnet, total, vectors
+from memplan.errors import ArgumentError
+from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.trace.request import as_traced, request_of, trace_again
+
+
+@pytest.fixture(autouse=True)
+def _numpy_semantics() -> Iterator[None]:
+    npx.set_np()
+    try:
+        yield
+    finally:
+        npx.reset_np()
+
+
+def initialised(net: Any) -> Any:
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_bits(name: str, realisation: str) -> None:
+    options = {"realisation": realisation, "strategy": "evict"}
+    case = dataclasses.replace(CASES[name], options=options)
+    steps: list[TrainStep] = []
+    assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, steps)))
+    [plan] = steps[0].plans.values()
+    assert plan.schedule.recomputed
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_gradients_are_added_in_micro_batches(realisation: str) -> None:
+    def accumulate(net: Any) -> None:
+        for parameter in net.collect_params().values():
+            if parameter.grad_req != "null":
+                parameter.grad_req = "add"
+
+    options = {"realisation": realisation}
+    case = dataclasses.replace(
+        CASES["scalars"], prepare=accumulate, micro_batches=2, options=options
+    )
+    assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, [])))
+
+
+def test_all_arrays_are_of_numpy_semantics() -> None:
+    net, (x, y) = initialised(CASES["scalars"].block()), vectors()
+    step = train_step(net, total, keep_outputs=True)
+    loss = step(x, y, scale=4.0)
+    found = [loss, step.outputs, *(p.grad() for p in net.collect_params().values())]
+    assert {type(array) for array in found} == {np.ndarray}
+    assert loss.shape == ()
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_the_caller_computes_the_loss(realisation: str) -> None:
+    """By functions of mx.np, and with a term that depends on a parameter alone."""
+
+    def loss_of(outputs: Any, labels: Any, net: Any) -> Any:
+        chosen = npx.pick(npx.log_softmax(outputs), labels)
+        return -np.mean(chosen) + 0.1 * np.sum(net.body.bias.data() ** 2)
+
+    def by_hand(net: Any, batch: Any, contexts: Any) -> Any:
+        net.hybridize()
+        with autograd.record():
+            loss = loss_of(net(batch[0]), batch[1], net)
+        loss.backward()
+        return loss
+
+    steps: list[TrainStep] = []
+
+    def in_halves(net: Any, batch: Any, contexts: Any) -> Any:
+        if not steps:
+            steps.append(train_step(net, None, realisation=realisation))
+        with autograd.record():
+            outputs = steps[0].forward(batch[0])
+            loss = loss_of(outputs, batch[1], net)
+        steps[0].backward(loss)
+        assert {type(outputs), type(loss), type(net.body.bias.grad())} == {np.ndarray}
+        return loss
+
+    case = CASES["scalars"]
+    assert not differences(train(case, by_hand), train(case, in_halves))
+
+
+class OfScalar(gluon.HybridBlock):
+    """One of its inputs is a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any, factor: Any) -> Any:  # noqa: N803
+        return self.dense(x) * factor
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_inputs_may_be_scalars(realisation: str) -> None:
+    net, (x, y) = initialised(OfScalar()), vectors()
+    step = train_step(net, total, realisation=realisation)
+    for factor in (0.5, 2.0):
+        loss = step((x, np.array(factor)), y)
+        assert loss.item() == total(net(x, np.array(factor)), y).item()
+
+
+def test_legacy_arrays_are_refused() -> None:
+    step = train_step(initialised(resnet()))
+    with pytest.raises(ArgumentError, match="as_np_ndarray"):
+        step(*legacy_images(8))
+
+
+def test_numpy_arrays_are_refused_without_their_semantics() -> None:
+    net, batch = initialised(resnet()), images(8)
+    npx.reset_np()
+    with pytest.raises(ArgumentError, match=r"set_np\(\).*as_nd_ndarray"):
+        train_step(net)(*batch)
+
+
+def test_what_legacy_networks_compute_does_not_depend_on_what_came_before() -> None:
+    """Nothing that memplan remembers of MXNet's operators is of the other semantics."""
+    name = "densenet"
+    assert not differences(
+        train(CASES[name], by_autograd(CASES[name])), train(CASES[name], by_plan(CASES[name], []))
+    )
+    npx.reset_np()
+    case = LEGACY_CASES["conv"]
+    assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, [])))
+
+
+def test_a_worker_traces_as_the_process_that_asks() -> None:
+    """It has legacy semantics, until it is asked."""
+    step = train_step(initialised(CASES["scalars"].block()), total)
+    [traced] = [step.plan(*vectors()).trace]
+    request = request_of(traced, device_type="cpu")
+    npx.reset_np()
+    again = trace_again(request, form=traced.form, match_range=traced.graph.match_range)
+    assert again.graph.to_json() == traced.graph.to_json()
+    with as_traced(again):
+        assert mx.util.is_np_shape()
+    assert not mx.util.is_np_shape()
