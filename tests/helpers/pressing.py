@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that is counted: by a timer it would come too early or late on a busy machine."""
+"""Ctrl-C at a moment that is counted: a timer would be too early or late on a busy machine."""
 
 from __future__ import annotations
 

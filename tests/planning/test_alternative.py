@@ -30,7 +30,8 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     net, _ = residual_net(units=2)
     made = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
     assert made.overhead > alternative.EXPENSIVE
-    packed = memplan.plan(net, strategy="evict:patience=50", realisation="packed", budget="90%", data=SHAPE)
+    quick = {"strategy": "evict:patience=50", "realisation": "packed"}
+    packed = memplan.plan(net, budget="90%", data=SHAPE, **quick)
     assert made.overhead > alternative.TIMES * packed.overhead
     assert f"packed plan fits at {packed.overhead:+.1%}" in made.alternative
     assert made.alternative in str(made)
