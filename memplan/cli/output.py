@@ -123,6 +123,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
         "overhead": plan.overhead,
         "lower_bound_overhead": plan.lower_bound_overhead,
         "planning_seconds": plan.planning_seconds,
+        "cut_by_clock": plan.cut_by_clock,
         "planned": _footprint_figures(plan.footprint),
         "unplanned": _footprint_figures(plan.unplanned),
         "recomputed": [graph.ops[op].name for op in plan.schedule.recomputed],

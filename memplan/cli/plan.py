@@ -50,9 +50,9 @@ def plan(
     \b
     Keys of --json:
       status, strategy, realisation, costs, budget_nbytes (null: least), overhead,
-      lower_bound_overhead, planning_seconds, recomputed (names of ops), output, report, and for
-      planned and unplanned: peak_nbytes, allocated_nbytes, fixed_nbytes, reserve_nbytes,
-      total_nbytes, seconds, match_range
+      lower_bound_overhead, planning_seconds, cut_by_clock, recomputed (names of ops), output,
+      report, and for planned and unplanned: peak_nbytes, allocated_nbytes, fixed_nbytes,
+      reserve_nbytes, total_nbytes, seconds, match_range
     """
     check_outputs((output, report), asked.inputs)
     with working("planning") as interrupt:

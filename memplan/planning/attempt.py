@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from memplan.errors import ArgumentError, ScheduleError
 from memplan.planning.plan import Attempt, Footprint, Plan
-from memplan.planning.quick import quick_schedule
 from memplan.planning.realisation import Symbol
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER
@@ -17,6 +16,7 @@ from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
+from memplan.strategies.quick import quick_schedule
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes
 from memplan.util.progress import tell
@@ -37,6 +37,9 @@ QUICK_SHARE_OF_TIME = 0.1
 
 # What part of the time limit goes into a bound, if the strategy itself has none.
 BOUND_SHARE_OF_TIME = 0.05
+
+# What part of the usual effort that takes.
+BOUND_EFFORT = 0.25
 
 # A schedule as a network, and what it holds.
 Realised = tuple[Symbol, Footprint]
@@ -77,8 +80,10 @@ def attempt(
             lower_bound_overhead=bound,
             bound_in_order=outcome.in_order,
             planning_seconds=seconds,
+            cut_by_clock=outcome.cut_by_clock,
         )
-    return Attempt(name, budget_nbytes, outcome.status, plan, seconds, outcome.in_order)
+    status, cut = outcome.status, outcome.cut_by_clock
+    return Attempt(name, budget_nbytes, status, plan, seconds, outcome.in_order, cut_by_clock=cut)
 
 
 def moments_of(job: Job, solver: Strategy) -> Moments:
@@ -102,19 +107,25 @@ class _Trial:
     ) -> None:
         self.job, self.problem, self.interrupt = job, problem, interrupt
         self.solver = create(strategy, realisation=job.realisation.name)
-        self.deadline = begin + job.time_limit - job.realisation.binds * job.realising_seconds
+        self.stop = Stop(begin + job.time_limit - job.realisation.binds * job.realising_seconds)
         self.outcomes: list[Outcome] = []
         self.realised: dict[int, Realised] = {}
 
     def run(self) -> tuple[Outcome, Realised | None]:
         """The outcome, its schedule as a network and what that holds."""
+        outcome, realised = self._run()
+        if self.stop.cut_by_clock or any(other.cut_by_clock for other in self.outcomes):
+            outcome = dataclasses.replace(outcome, cut_by_clock=True)
+        return outcome, realised
+
+    def _run(self) -> tuple[Outcome, Realised | None]:
         limit = self.problem.budget_nbytes
         if limit is not None and limit < moments_of(self.job, self.solver).floor.nbytes:
             return Outcome(Status.INFEASIBLE), None
         takes_start = "start" in options_of(self.solver)
         if takes_start:
-            soon = time.monotonic() + QUICK_SHARE_OF_TIME * self.job.time_limit
-            quick = quick_schedule(self.problem, soon)
+            soon = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
+            quick = quick_schedule(self.problem, Stop(soon.deadline, part_of=self.stop))
             self.problem = dataclasses.replace(self.problem, start=quick)
             if limit is not None and self.problem.memory.nbytes(quick) <= limit:
                 unplanned = self.job.graph.seconds
@@ -141,7 +152,7 @@ class _Trial:
 
     def _least(self) -> Schedule | None:
         """The strategy's schedule of least memory; one known already, if that takes less."""
-        outcome = self._solve(self.problem, self.deadline)
+        outcome = self._solve(self.problem, self.stop)
         self.outcomes.append(outcome)
         if outcome.schedule is None:
             return None
@@ -156,7 +167,7 @@ class _Trial:
             if self.outcomes and self.interrupt.noticed:
                 return None
             problem = dataclasses.replace(self.problem.within(aim), start=start)
-            outcome = self._solve(problem, until.deadline)
+            outcome = self._solve(problem, until)
             if not self.outcomes:
                 outcome = bounded(self.job, self.solver, problem, outcome)
             self.outcomes.append(outcome)
@@ -166,16 +177,16 @@ class _Trial:
             solve,
             limit,
             lambda schedule: self._realise(schedule)[1].allocated_nbytes,
-            Stop(self.deadline),
+            self.stop,
             share=SHARE_OF_TIME,
         )
 
-    def _solve(self, problem: Problem, until: float) -> Outcome:
+    def _solve(self, problem: Problem, until: Stop) -> Outcome:
         """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         least = LEAST_SHARE_OF_TIME * self.job.time_limit
-        seconds = max(0.1, least, until - time.monotonic())
+        seconds = max(0.1, least, until.seconds_left)
         outcome = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
         name = type(self.solver).__name__
         if not isinstance(outcome, Outcome):
@@ -202,6 +213,8 @@ class _Trial:
         known = [] if self.problem.start is None else [self.problem.start]
         if not self.interrupt.noticed or self.job.knows_least:
             known.append(self.job.least[0])
+            if self.job.least_stop.cut_by_clock:
+                self.stop.cut()
         for schedule in known:
             if (
                 schedule.seconds <= self.problem.most_seconds
@@ -230,13 +243,17 @@ def realise(job: Job, schedule: Schedule) -> Realised:
 def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:
     """``outcome`` with the bound that holds for schedules in any order, if that says more."""
     assert problem.budget_nbytes is not None
-    deadline = time.monotonic() + BOUND_SHARE_OF_TIME * job.time_limit
+    stop = Stop.after(BOUND_SHARE_OF_TIME * job.time_limit)
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
-    bound = moments.bound(problem.budget_nbytes, deadline, solver=by).seconds
+    bound = moments.bound(problem.budget_nbytes, stop, solver=by, effort=BOUND_EFFORT).seconds
+    if stop.cut_by_clock:
+        outcome = dataclasses.replace(outcome, cut_by_clock=True)
     if outcome.schedule is None:
         proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
-        return Outcome(Status.INFEASIBLE) if proved else outcome
+        if proved:
+            return Outcome(Status.INFEASIBLE, cut_by_clock=outcome.cut_by_clock)
+        return outcome
     if bound < (outcome.lower_bound_seconds or 0.0):
         return outcome
     closed = problem.is_closed(outcome.schedule, bound)

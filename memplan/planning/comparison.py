@@ -26,6 +26,7 @@ COLUMNS = (
     "overhead",
     "lower_bound_overhead",
     "planning_seconds",
+    "cut_by_clock",
     "error",
 )
 """Of a row as CSV: bytes as integers, overhead and bound as fractions."""
@@ -34,7 +35,7 @@ COLUMNS = (
 def figures(row: Attempt) -> tuple[str | int | float | None, ...]:
     """The values of :data:`COLUMNS`; None where there is none."""
     start = (row.strategy, row.budget_nbytes, row.status.value)
-    end = (row.seconds, row.error)
+    end = (row.seconds, row.cut_by_clock, row.error)
     if row.plan is None:
         return (*start, None, None, None, None, None, *end)
     plan = row.plan

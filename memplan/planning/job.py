@@ -15,7 +15,6 @@ from memplan.errors import ArgumentError, BudgetError
 from memplan.memory.memory import Memory
 from memplan.planning.attempt import attempt, moments_of, realise
 from memplan.planning.plan import Attempt, Footprint
-from memplan.planning.quick import candidates, fewest_bytes
 from memplan.planning.realisation import (
     AUTO,
     WHOLE_STEPS,
@@ -36,10 +35,12 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import REALISATIONS, Problem, Strategy, create
 from memplan.strategies.base import check_overhead
+from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Space
 from memplan.util.nbytes import parse_budget
 from memplan.util.progress import tell
+from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -212,6 +213,11 @@ class Job:
         return "least" in self.__dict__
 
     @functools.cached_property
+    def least_stop(self) -> Stop:
+        """How long the search for :attr:`least` may take, from when it begins."""
+        return Stop.after(LEAST_SHARE * self.time_limit)
+
+    @functools.cached_property
     def least(self) -> tuple[Schedule, Footprint]:
         """The schedule with the fewest bytes that memplan reaches, and what it holds.
 
@@ -220,18 +226,18 @@ class Job:
         the time limit does it depend on the clock.
         """
         tell("least memory")
-        begin = time.monotonic()
-        seconds = LEAST_SHARE * self.time_limit
+        stop = self.least_stop
         problem = dataclasses.replace(
             self.problem(None),
             max_overhead=math.inf if self.max_overhead is None else self.max_overhead,
         )
-        known = list(candidates(problem, begin + 0.5 * seconds))
+        known = list(candidates(problem, stop.share(0.5)))
         quick = fewest_bytes(problem, [s for s in known if s.seconds <= problem.most_seconds])
-        seconds = max(0.1, begin + seconds - time.monotonic())
-        solver = Search(rounds=1, time_limit=min(seconds, LOWEST_SECONDS), start=quick)
-        found = solver.solve(problem).schedule
-        schedule = problem.cheapest([quick, found]) or quick
+        seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
+        found = Search(rounds=1, time_limit=seconds, start=quick).solve(problem)
+        if found.cut_by_clock:
+            stop.cut()
+        schedule = problem.cheapest([quick, found.schedule]) or quick
         return schedule, realise(self, schedule)[1]
 
     def budget_error(

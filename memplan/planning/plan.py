@@ -48,9 +48,11 @@ class Plan:
     ``lower_bound_overhead`` is proven: no plan of this realisation within the budget has less
     ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
-    first run and execute an op once per stage at most. ``trace`` is the traced network.
-    ``alternative`` says which other kind of plan would cost far less, if that is known.
-    ``unplanned`` holds the same figures for the step without a plan.
+    first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit ended a
+    search: in more time, or on another machine, the plan may be another; else equal calls give
+    equal plans. ``trace`` is the traced network. ``alternative`` says which other kind of plan
+    would cost far less, if that is known. ``unplanned`` holds the same figures for the step without
+    a plan.
     """
 
     status: Status
@@ -67,6 +69,7 @@ class Plan:
     planning_seconds: float
     bound_in_order: bool = False
     alternative: str = ""
+    cut_by_clock: bool = False
 
     @property
     def peak_nbytes(self) -> int:
@@ -164,7 +167,7 @@ class Plan:
             f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
             f"{f'; {self._proof()}' if recomputed else ''}.",
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
-            f"planned in {self.planning_seconds:.1f} s",
+            f"planned in {self.planning_seconds:.1f} s{', cut by the clock' * self.cut_by_clock}",
         ]
         if self.alternative:
             lines.append(f"{self.alternative}.")
@@ -185,7 +188,7 @@ class Attempt:
     """What a strategy made of a budget; ``plan`` is None where it found none.
 
     With ``in_order`` what the status says holds among schedules that keep the order of the ops.
-    ``error`` is what the strategy raised, if it did.
+    ``error`` is what the strategy raised, if it did; ``cut_by_clock`` as in :class:`Plan`.
     """
 
     strategy: str
@@ -195,3 +198,4 @@ class Attempt:
     seconds: float
     in_order: bool = False
     error: str | None = None
+    cut_by_clock: bool = False

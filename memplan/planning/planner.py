@@ -17,7 +17,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
 from memplan.step.costs import Costs
-from memplan.strategies import Strategy, create
+from memplan.strategies import Strategy, configured, create
 from memplan.util.nbytes import parse_budget
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def plan(
     reserve: int | str = 0,
     grad_req: GradReq = None,
     max_overhead: float | None = None,
+    gap: float | None = None,
+    seed: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     **shapes: Shape,
 ) -> Plan:
@@ -86,11 +88,15 @@ def plan(
     a budget or without. ``realisation`` says how MXNet is made to run the plan: "mirror", by
     attributes on the network; "explicit", by a Symbol of the whole step; "packed", by calls of its
     ops on parts of an array; "auto", packed or, where that refuses the network, explicit.
-    :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. ``reserve`` are bytes
-    to leave for optimizer states and workspaces. ``costs`` are op times
+    :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. A plan that is proved
+    to be within ``gap`` of the cheapest, as a share of the step's time (None: the strategy's own,
+    0.002), ends the search; ``seed`` chooses another search, where the strategy has these options.
+    ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op times
     (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
-    roofline of the CPU if ``ctx`` is one, else of a V100. ``time_limit`` are seconds for tracing
-    and the strategy together; measuring costs is not counted. ``cache`` is a folder in which plans
+    roofline of the CPU if ``ctx`` is one, else of a V100. A search ends after so much work;
+    ``time_limit`` are seconds for tracing and the strategy together that it may take at most
+    (measuring costs is not counted), and a plan says if they cut it: else equal calls give equal
+    plans. ``cache`` is a folder in which plans
     are kept by all that they depend on; one found there is checked and measured as a new one.
 
     Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
@@ -117,6 +123,7 @@ def plan(
     }
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
+    strategy = configured(strategy, gap=gap, seed=seed)
     profiled = costs is None and job.on_gpu
     task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
     [attempt] = run([task], cache=kept)

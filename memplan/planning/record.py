@@ -19,7 +19,7 @@ from memplan.strategies import Outcome, Problem, Status
 from memplan.util.files import parse_json
 from memplan.util.numbers import is_finite, is_whole, shown
 
-FORMAT = "memplan.attempt/3"
+FORMAT = "memplan.attempt/4"
 
 
 def to_json(attempt: Attempt) -> str:
@@ -34,6 +34,7 @@ def to_json(attempt: Attempt) -> str:
         "schedule": None if plan is None else plan.schedule.to_json(),
         "lower_bound_overhead": None if plan is None else plan.lower_bound_overhead,
         "in_order": attempt.in_order,
+        "cut_by_clock": attempt.cut_by_clock,
     }
     return json.dumps(data)
 
@@ -46,11 +47,12 @@ def from_json(job: Job, text: str) -> Attempt:
             raise ScheduleError(f"not a memplan attempt: format is {data['format']!r}")
         name, budget_nbytes = data["strategy"], data["budget_nbytes"]
         status, seconds, in_order = Status(data["status"]), data["seconds"], data["in_order"]
-        _check_figures(name, budget_nbytes, seconds, in_order)
+        cut = data["cut_by_clock"]
+        _check_figures(name, budget_nbytes, seconds, in_order, cut)
         if (status in (Status.OPTIMAL, Status.FEASIBLE)) == (data["schedule"] is None):
             raise ScheduleError(f"its status {status.value!r} and its schedule do not fit together")
         if data["schedule"] is None:
-            return Attempt(name, budget_nbytes, status, None, seconds, in_order)
+            return Attempt(name, budget_nbytes, status, None, seconds, in_order, cut_by_clock=cut)
         schedule = Schedule.from_json(job.graph, data["schedule"])
         bound = data["lower_bound_overhead"]
         if bound is not None and not is_finite(bound):
@@ -69,13 +71,16 @@ def from_json(job: Job, text: str) -> Attempt:
         lower_bound_overhead=bound,
         bound_in_order=in_order,
         planning_seconds=seconds,
+        cut_by_clock=cut,
     )
-    return Attempt(name, budget_nbytes, status, plan, seconds, in_order)
+    return Attempt(name, budget_nbytes, status, plan, seconds, in_order, cut_by_clock=cut)
 
 
-def _check_figures(name: Any, budget_nbytes: Any, seconds: Any, in_order: Any) -> None:
+def _check_figures(name: Any, budget_nbytes: Any, seconds: Any, in_order: Any, cut: Any) -> None:
     if not isinstance(name, str) or not isinstance(in_order, bool):
         raise ScheduleError(f"its strategy is {shown(name)}, its in_order {shown(in_order)}")
+    if not isinstance(cut, bool):
+        raise ScheduleError(f"its cut_by_clock is {shown(cut)}")
     if budget_nbytes is not None and not is_whole(budget_nbytes):
         raise ScheduleError(f"its budget is {shown(budget_nbytes)}")
     if not is_finite(seconds):

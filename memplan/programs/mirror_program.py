@@ -43,6 +43,7 @@ from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, r
 from memplan.programs.solver import Program
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
+from memplan.util.stop import Stop
 
 # Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
 # around 1e-6, and op times are of that order.
@@ -385,9 +386,11 @@ class MirrorProgram:
             values[number] = max([0.0, *(low.value(values) for low in lows)])
         self.program.start_from([values[number] for number in range(len(values))])
 
-    def solve(self, seconds: float) -> Solution:
-        """Solve the relaxation for at most ``seconds``."""
-        solved = self.program.solve(seconds)
+    def solve(
+        self, seconds: float | Stop, *, effort: float = 1.0, gap_seconds: float = 0.0
+    ) -> Solution:
+        """Solve the relaxation for at most ``seconds``, by so much work, to such a gap."""
+        solved = self.program.solve(seconds, effort=effort, gap=gap_seconds * self.scale)
         flags = None
         if solved.values is not None:
             flags = frozenset(u for u, n in self.number.items() if solved.values[n] > 0.5)

@@ -9,7 +9,6 @@ whole problem, solved as a linear program.
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -26,6 +25,7 @@ from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
 
 Array = np.ndarray[Any, Any]
 
@@ -121,31 +121,32 @@ class Moments:
     def bound(
         self,
         budget_nbytes: int,
-        deadline: float,
+        deadline: float | Stop,
         *,
         nmoments: int = 5,
         solver: str = DEFAULT_SOLVER,
+        effort: float = 1.0,
+        gap_seconds: float = 0.0,
     ) -> Bound:
         """What a schedule costs at least if its live bytes are within the budget.
 
         The moments looked at are those with most bytes in the unplanned step; of the one whose
-        relaxation says most, the integer program is solved. ``deadline`` is a time of
-        time.monotonic().
+        relaxation says most, the integer program is solved, with so much effort, to such a gap.
+        ``deadline`` is a time of time.monotonic(), or a stop.
         """
+        stop = Stop.at(deadline)
         best, tightest = Bound(self.graph.seconds, (), (), False), None
         with ExitStack() as programs:
             for t in self._fullest(budget_nbytes, nmoments):
-                left = deadline - time.monotonic()
-                if left > 0:
+                if not stop.is_over():
                     program = programs.enter_context(Program(solver))
                     moment = MomentProgram(self, [t], budget_nbytes, program)
-                    found = moment.bound(left, relax=True)
+                    found = moment.bound(stop, relax=True, effort=effort)
                     if found.seconds >= best.seconds:
                         best, tightest = found, moment
-            left = deadline - time.monotonic()
-            if tightest is None or left <= 0 or math.isinf(best.seconds):
+            if tightest is None or math.isinf(best.seconds) or stop.is_over():
                 return best
-            found = tightest.bound(left, relax=False)
+            found = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
         return found if found.seconds >= best.seconds else best
 
     def _fullest(self, budget_nbytes: int, count: int) -> list[int]:
@@ -313,9 +314,17 @@ class MomentProgram:
         }
         self.program.at_most(sizes, unit * room)
 
-    def bound(self, seconds: float, *, relax: bool) -> Bound:
+    def bound(
+        self,
+        seconds: float | Stop,
+        *,
+        relax: bool = False,
+        effort: float = 1.0,
+        gap_seconds: float = 0.0,
+    ) -> Bound:
         """What is proved within ``seconds``; of the linear relaxation with ``relax``."""
-        solved = self.program.solve(seconds, relax=relax)
+        gap = self.scale * gap_seconds
+        solved = self.program.solve(seconds, relax=relax, effort=effort, gap=gap)
         if solved.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops), False)
         extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)

@@ -7,7 +7,6 @@ budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.evic
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -18,12 +17,19 @@ from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
 
 # A moment within this share of all ops from one that is there already says little more.
 APART = 0.01
 
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
 PATIENCE = 3
+
+# Moments that are added at most, times the effort.
+MOMENTS = 10
+
+# A program may leave this share of the gap that ends a search.
+PROGRAM_GAP = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,33 +50,44 @@ class Proving:
     """How a program is solved: by which ``solver``, and whether backward ops may run again.
 
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
-    time goes into a better first schedule.
+    time goes into a better first schedule. ``effort`` times the usual work is done, which may end
+    where no schedule can be cheaper by more than ``gap_seconds``.
     """
 
     solver: str = DEFAULT_SOLVER
     recompute_backward: bool = False
     thresholds: int = 12
     search_share: float = 0.3
+    effort: float = 1.0
+    gap_seconds: float = 0.0
+
+    @property
+    def program_gap(self) -> float:
+        """The gap in seconds that a single program may leave."""
+        return PROGRAM_GAP * self.gap_seconds
 
 
 def refine(
     graph: TrainingGraph,
     budget_nbytes: int,
-    deadline: float,
-    *,
-    solver: str = DEFAULT_SOLVER,
-    recompute_backward: bool = False,
+    deadline: float | Stop,
+    options: Proving | None = None,
 ) -> Iterator[Refined]:
     """What is known after each moment that is added, the bound never falling.
 
-    Ends when no other moment is worth adding, when the last ones changed nothing, or at
-    ``deadline``, a time of time.monotonic().
+    Ends when no other moment is worth adding, when the last ones changed nothing, after so much
+    effort, or at ``deadline``, a time of time.monotonic() or a stop.
     """
-    moments = Moments(graph, recompute_backward=recompute_backward)
-    evictions = Evictions(graph, budget_nbytes, recompute_backward=recompute_backward)
-    bound = moments.bound(budget_nbytes, deadline, solver=solver)
+    options, stop = options or Proving(), Stop.at(deadline)
+    backward = options.recompute_backward
+    moments = Moments(graph, recompute_backward=backward)
+    evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
+    effort, gap = options.effort, options.program_gap
+    bound = moments.bound(
+        budget_nbytes, stop, solver=options.solver, effort=effort, gap_seconds=gap
+    )
     highest = bound.seconds
-    stalled, cheapest = 0, float("inf")
+    added, stalled, cheapest = 0, 0, float("inf")
     while True:
         if highest == float("inf"):
             yield Refined(None, highest)
@@ -81,16 +98,19 @@ def refine(
             for a in dropped
         }
         stages = evictions.stages(drops)
-        found = evictions.fit(drops, deadline)
+        found = evictions.fit(drops, stop)
         yield Refined(None if found is None else found.schedule, highest)
         if found is not None and found.schedule.seconds < cheapest:
             stalled, cheapest = 0, found.schedule.seconds
         op = _worst(moments, bound, stages, budget_nbytes)
-        if op is None or stalled == PATIENCE or time.monotonic() >= deadline:
+        if op is None or stalled == PATIENCE or added >= options.effort * MOMENTS:
             return
-        with Program(solver) as program:
+        if stop.is_over():
+            return
+        with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
-            bound = several.bound(deadline - time.monotonic(), relax=False)
+            bound = several.bound(stop, effort=effort, gap_seconds=gap)
+        added += 1
         stalled = 0 if bound.seconds > highest else stalled + 1
         highest = max(highest, bound.seconds)
 

@@ -7,7 +7,6 @@ is given) is best is not known beforehand: a sweep tries several.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
@@ -17,15 +16,23 @@ from memplan.programs.stage_program import StageProgram
 from memplan.search.rematerialize import Keep, rematerialize, retaining
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
+
+# The relaxation is solved at most this often, times the effort, each time with more memory rows.
+RELAXATIONS = 60
 
 
-def relaxation(program: StageProgram, deadline: float) -> Solved | None:
-    """The optimum of the linear relaxation with all its memory rows; None if time runs out.
+def relaxation(
+    program: StageProgram, deadline: float | Stop, *, effort: float = 1.0
+) -> Solved | None:
+    """The optimum of the linear relaxation with all its memory rows; None if it is not reached.
 
-    ``deadline`` is a time of time.monotonic(). The program keeps the rows.
+    ``deadline`` is a time of time.monotonic(), or a stop. The program keeps the rows.
     """
-    while (left := deadline - time.monotonic()) > 0:
-        solved = program.solve(left, relax=True)
+    stop, solves = Stop.at(deadline), 0
+    while solves < effort * RELAXATIONS and not stop.is_over():
+        solves += 1
+        solved = program.solve(stop, relax=True, effort=effort)
         if solved.infeasible:
             return solved
         if solved.values is None or not solved.optimal:
@@ -40,7 +47,7 @@ def roundings(
     values: Sequence[float],
     *,
     thresholds: int,
-    deadline: float,
+    deadline: float | Stop,
     within_nbytes: int | None = None,
 ) -> Iterator[Schedule]:
     """Schedules from values of S: ``thresholds`` different ones, each rounded in two ways.
@@ -50,19 +57,19 @@ def roundings(
     carried and the less recomputed: so, in the second way, the lowest threshold whose peak is
     ``within_nbytes`` (None: the program's budget) is then sought by bisection.
     """
-    graph = program.graph
+    graph, stop = program.graph, Stop.at(deadline)
     distinct = sorted({round(value, 6) for value in program.carried_values(values)})
     cuts = [0.5 * (a + b) for a, b in pairwise(distinct)] or [0.5]
     step = max(1.0, len(cuts) / thresholds)
     for index in range(min(thresholds, len(cuts))):
-        if time.monotonic() > deadline:
+        if stop.is_over():
             return
         retained = program.retained(values, cuts[int(index * step)])
         yield retaining(graph, retained)
         yield rematerialize(graph, _member(retained))
     limit = program.budget_nbytes if within_nbytes is None else within_nbytes
     low, high = 0, len(cuts)
-    while low < high and time.monotonic() <= deadline:
+    while low < high and not stop.is_over():
         middle = (low + high) // 2
         schedule = rematerialize(graph, _member(program.retained(values, cuts[middle])))
         yield schedule

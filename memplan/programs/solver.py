@@ -14,7 +14,6 @@ import importlib.util
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
 from memplan.util.interrupts import deferring
+from memplan.util.stop import Stop
 
 try:
     import mip
@@ -40,6 +40,12 @@ TOLERANCE = 1e-6
 
 # Sums of floats that should be equal differ by less than this.
 ROUNDING = 1e-9
+
+# A solve visits this many nodes of branch and bound, by the number of variables, and a relaxation
+# makes this many iterations: some seconds for a few moments of the zoo's ResNet-50 or DenseNet-121.
+NODES_BY_VARIABLES = 1_000_000
+ITERATIONS_BY_VARIABLES = 1_000_000_000
+MOST = (1 << 31) - 1
 
 # HiGHS asks in the simplex method, the interior point method and branch and bound.
 _MAY_BE_STOPPED = (1, 2, 6)
@@ -210,7 +216,7 @@ class Program:
     def __init__(self, solver: str = DEFAULT_SOLVER) -> None:
         self.model = new_model(solver)
         self.model.max_mip_gap = 0.1 * TOLERANCE
-        self.model.max_mip_gap_abs = 0.1 * TOLERANCE
+        self.nodes = MOST
         self.variables: list[Any] = []
         self.costs: list[float] = []
         self.failed = False
@@ -262,9 +268,18 @@ class Program:
         """Give the solver a first solution: the values of all variables so far."""
         self.model.start = list(zip(self.variables, values, strict=False))
 
-    def solve(self, seconds: float, *, relax: bool = False) -> Solved:
+    def solve(
+        self,
+        seconds: float | Stop,
+        *,
+        relax: bool = False,
+        effort: float = 1.0,
+        gap: float = 0.0,
+    ) -> Solved:
         """Minimise for at most ``seconds``; with ``relax``, the linear relaxation.
 
+        It ends after a number of nodes or iterations, ``effort`` times the usual one, and where no
+        solution can be cheaper by more than ``gap``; a stop says whether the clock has ended it.
         A status that is not known to mean more proves nothing. After a failure nothing is known
         any more, as python-mip may have left integer variables continuous.
         """
@@ -276,10 +291,13 @@ class Program:
         nothing = Solved(None, math.inf, self.floor, False, False)
         if self.failed:
             return nothing
-        deadline = time.monotonic() + seconds
-        status = self._optimize(seconds, relax=relax)
+        stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
+        self._limit(effort, gap, relax=relax)
+        status = self._optimize(stop.seconds_left, relax=relax)
+        if self._is_late(stop):
+            stop.cut()
         if status == mip.OptimizationStatus.UNBOUNDED:
-            proved = self._is_infeasible(deadline - time.monotonic(), relax=relax)
+            proved = self._is_infeasible(stop.seconds_left, relax=relax)
             return infeasible if proved else nothing
         if status in _INFEASIBLE:
             return infeasible
@@ -295,6 +313,25 @@ class Program:
         closed = proved and value - bound <= TOLERANCE * max(1.0, abs(value))
         return Solved(values, value, bound, closed, False)
 
+    def _limit(self, effort: float, gap: float, *, relax: bool) -> None:
+        """Set how much work a solve may take, and which gap it may leave."""
+        nodes, iterations = (
+            int(max(1.0, min(MOST, effort * work / len(self.variables))))
+            for work in (NODES_BY_VARIABLES, ITERATIONS_BY_VARIABLES)
+        )
+        self.nodes = nodes
+        self.model.max_mip_gap_abs = max(0.1 * TOLERANCE, gap)
+        if self.model.solver_name == "HIGHS":
+            self.model.solver.set_max_iter(iterations if relax else MOST)
+
+    def _is_late(self, stop: Stop) -> bool:
+        """Has the clock ended the solve that was just made?"""
+        if self.model.solver_name != "HIGHS":
+            return stop.seconds_left <= 0.0
+        library = self.model.solver._lib
+        status = library.Highs_getModelStatus(self.model.solver._model)
+        return bool(status == library.kHighsModelStatusTimeLimit)
+
     def _optimize(self, seconds: float, *, relax: bool) -> mip.OptimizationStatus:
         """The status after at most ``seconds``; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
@@ -304,7 +341,9 @@ class Program:
         }
         with around[self.model.solver_name]():
             try:
-                status = self.model.optimize(max_seconds=max(0.1, seconds), relax=relax)
+                status = self.model.optimize(
+                    max_seconds=max(0.1, seconds), max_nodes=self.nodes, relax=relax
+                )
             except mip.InterfacingError:
                 status = mip.OptimizationStatus.ERROR
         self.failed = status == mip.OptimizationStatus.ERROR

@@ -36,7 +36,6 @@ Exact reductions, none of which loses the optimum:
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +45,10 @@ from memplan.search.buffers import Buffers, carried_tensors, last_stages
 from memplan.search.rematerialize import repeatable, retaining
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.stop import Stop
+
+# Of graphs with more pairs of ops than this the program is too large to be solved in a minute.
+PAIRS = 1_000_000
 
 # Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
 # around 1e-6, and op times are of that order.
@@ -80,8 +83,8 @@ def _value(quantity: Quantity, values: Values) -> float:
 class StageProgram:
     """A relaxation of the program, with the memory rows added so far, built in ``program``.
 
-    Raises TimeoutError if it is not built by ``deadline``, a time of time.monotonic(): it has of
-    the order of a variable for every pair of ops.
+    Raises TimeoutError if it is not built by ``deadline``, a time of time.monotonic() or a stop: it
+    has of the order of a variable for every pair of ops.
     """
 
     def __init__(
@@ -91,10 +94,10 @@ class StageProgram:
         program: Program,
         *,
         recompute_backward: bool = False,
-        deadline: float = float("inf"),
+        deadline: float | Stop = float("inf"),
     ) -> None:
         self.graph = graph
-        self.deadline = deadline
+        self.stop = Stop.at(deadline)
         self.budget_nbytes = budget_nbytes
         self.program = program
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
@@ -181,7 +184,7 @@ class StageProgram:
                     self._carried[t, a] = self.program.variable(integer=True)
 
     def _check_clock(self) -> None:
-        if time.monotonic() > self.deadline:
+        if self.stop.is_over():
             raise TimeoutError
 
     # Rows -------------------------------------------------------------------------------------
@@ -295,9 +298,17 @@ class StageProgram:
 
     # Solutions --------------------------------------------------------------------------------
 
-    def solve(self, seconds: float, *, relax: bool = False) -> Solved:
+    def solve(
+        self,
+        seconds: float | Stop,
+        *,
+        relax: bool = False,
+        effort: float = 1.0,
+        gap_seconds: float = 0.0,
+    ) -> Solved:
         """Solve the relaxation; with ``relax``, without integrality."""
-        return self.program.solve(seconds, relax=relax)
+        gap = self.scale * gap_seconds
+        return self.program.solve(seconds, relax=relax, effort=effort, gap=gap)
 
     def seconds(self, bound: float) -> float:
         """Seconds of a whole step that a bound of the program proves, tolerances taken off."""

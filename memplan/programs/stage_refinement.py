@@ -9,25 +9,30 @@ schedules in any order, what the program proves for those that advance the front
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Set as AbstractSet
 
 from memplan.memory.memory import Live, cheapest
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import TOLERANCE, Program
-from memplan.programs.stage_program import StageProgram
+from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.search.eviction import Drop, Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.progress import tell
+from memplan.util.stop import Stop
 
 # A first schedule is searched for until this many attempts in a row have not made it cheaper.
 PATIENCE = 200
 
-# Part of the time left that goes into the program of a few moments.
+# Part of the time left that goes into the program of a few moments, and of that of all into
+# building it.
 MOMENTS_SHARE = 0.4
+BUILDING_SHARE = 0.5
+
+# The program with a stage for every op is solved this often at most, times the effort.
+SOLVES = 40
 
 
 class StageRefinement:
@@ -40,12 +45,12 @@ class StageRefinement:
         self,
         graph: TrainingGraph,
         budget_nbytes: int,
-        deadline: float,
+        stop: Stop,
         options: Proving,
         known: list[Refined],
     ) -> None:
         self.graph, self.budget_nbytes = graph, budget_nbytes
-        self.deadline, self.options, self.known = deadline, options, known
+        self.stop, self.options, self.known = stop, options, known
         self.best = self._cheapest(*(found.schedule for found in known))
         self.bound = graph.seconds
         self.in_order = False  # is the bound that of the program with a stage for every op?
@@ -57,7 +62,8 @@ class StageRefinement:
         """Evictions, a few moments, then the whole."""
         self._search(frozenset())
         self._refine()
-        if math.isinf(self.bound) or self._is_proved():
+        pairs = len(self.graph.ops) ** 2
+        if self._is_proved() or math.isinf(self.bound) or pairs > self.options.effort * PAIRS:
             return
         with Program(self.options.solver) as program:
             try:
@@ -66,7 +72,7 @@ class StageRefinement:
                     self.budget_nbytes,
                     program,
                     recompute_backward=self.options.recompute_backward,
-                    deadline=0.5 * (time.monotonic() + self.deadline),
+                    deadline=self.stop.share(BUILDING_SHARE),
                 )
             except TimeoutError:
                 return
@@ -95,27 +101,21 @@ class StageRefinement:
         )
 
     def _is_proved(self) -> bool:
-        allowance = 2 * TOLERANCE * self.graph.seconds
+        """Can no schedule be cheaper than the best one, or not by more than the gap?"""
+        allowance = max(self.options.gap_seconds, 2 * TOLERANCE * self.graph.seconds)
         return self.best is not None and self.best.seconds <= self.bound + allowance
 
     def _search(self, drops: AbstractSet[Drop]) -> None:
         """Evict and improve from these drops, for half of the share of the time that is for it."""
-        share = 0.5 * self.options.search_share
-        deadline = time.monotonic() + share * (self.deadline - time.monotonic())
-        found = self.evictions.fit(drops, deadline)
+        until = self.stop.share(0.5 * self.options.search_share)
+        found = self.evictions.fit(drops, until)
         if found is not None:
-            self._offer(self.evictions.improve(found, deadline, patience=PATIENCE).schedule)
+            self._offer(self.evictions.improve(found, until, patience=PATIENCE).schedule)
 
     def _refine(self) -> None:
         """Few moments instead of all (:mod:`memplan.programs.refinement`): often that is enough."""
-        refined = refine(
-            self.graph,
-            self.budget_nbytes,
-            time.monotonic() + MOMENTS_SHARE * (self.deadline - time.monotonic()),
-            solver=self.options.solver,
-            recompute_backward=self.options.recompute_backward,
-        )
-        for found in refined:
+        until = self.stop.share(MOMENTS_SHARE)
+        for found in refine(self.graph, self.budget_nbytes, until, self.options):
             self._raise_bound(found.bound_seconds, in_order=False)
             if found.schedule is not None:
                 self._offer(found.schedule)
@@ -124,7 +124,7 @@ class StageRefinement:
 
     def _solve_all(self, program: StageProgram) -> None:
         """The program with a stage for every op: relaxation, roundings, integer program."""
-        relaxed = relaxation(program, self.deadline)
+        relaxed = relaxation(program, self.stop, effort=self.options.effort)
         if relaxed is None:
             return
         if relaxed.infeasible:
@@ -133,18 +133,21 @@ class StageRefinement:
         self._raise_bound(program.seconds(relaxed.bound), in_order=True)
         if relaxed.values is not None:
             count = self.options.thresholds
-            self._offer(
-                *roundings(program, relaxed.values, thresholds=count, deadline=self.deadline)
-            )
+            self._offer(*roundings(program, relaxed.values, thresholds=count, deadline=self.stop))
             self._search(self.evictions.drops_of(program.retained(relaxed.values)))
         self._solve_program(program)
 
     def _solve_program(self, program: StageProgram) -> None:
         """Add rows until the program's optimum is a schedule within the budget, or time is up."""
-        while (left := self.deadline - time.monotonic()) > 0:
+        options, solves = self.options, 0
+        while solves < options.effort * SOLVES and not self._is_proved():
+            if self.stop.is_over():
+                return
+            solves += 1
             if self.best is not None:
                 program.start_from(self.best)
-            solved = program.solve(left)
+            gap = options.program_gap
+            solved = program.solve(self.stop, effort=options.effort, gap_seconds=gap)
             if solved.infeasible:
                 self._raise_bound(math.inf, in_order=True)
                 return

@@ -1,19 +1,28 @@
 """Near-optimal schedules of any graph by simulated annealing over sequences of executions.
 
 Rounds of annealing start from the best sequence so far (:mod:`memplan.search.rounds`), until as
-many are made as were asked for, or time is up. A search for MXNet's blocks first finds plans by
-their live bytes, which is far faster, then replays the allocator.
+many are made as were asked for, or so much work is done. A search for MXNet's blocks first finds
+plans by their live bytes, which is far faster, then replays the allocator.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
-from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES
+from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
-from memplan.search.rounds import Round, Rounds, Rules, best_sequence, rounds_to_make
+from memplan.search.rounds import (
+    ROUNDS,
+    SHORT,
+    Round,
+    Rounds,
+    Rules,
+    best_sequence,
+    rounds_to_make,
+)
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -33,6 +42,8 @@ LIVE_TIME_SHARE = 0.3
 # Share of the time for a greedy plan, and by how much less memory the next one is to have.
 GREEDY_SHARE = 0.3
 GREEDY_STEP = 0.9
+# A search without a number of rounds ends after so many that found nothing cheaper: one of each.
+PATIENCE = len(ROUNDS)
 
 
 def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
@@ -41,14 +52,39 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
         else:
-            greedy = search.evict(budget_nbytes, search.stop.share(GREEDY_SHARE))
-            if greedy is not None:
-                search.offer(greedy, budget_nbytes)
+            _greedy_start(search, budget_nbytes)
+    if not search.match_ranges:
+        _from_unplanned(search, budget_nbytes)
+    stalled, seconds = 0, search.found.figures[BEST_SECONDS]
     for kind in rounds_to_make(rounds):
         if search.is_enough() or search.stop.is_over():
             break
         match_range = search.nbytes(search.start_of(kind, search.found))[1]
         search.round(kind, budget_nbytes, match_range=match_range)
+        cheaper = search.found.figures[BEST_SECONDS] < seconds
+        stalled, seconds = 0 if cheaper else stalled + 1, search.found.figures[BEST_SECONDS]
+        if rounds is None and stalled == PATIENCE and math.isfinite(search.stop.work_left):
+            break
+
+
+def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
+    """Begin with what choosing drops greedily gives, if that fits."""
+    greedy = search.evict(budget_nbytes, search.stop.share(GREEDY_SHARE))
+    if greedy is not None:
+        search.offer(greedy, budget_nbytes)
+
+
+def _from_unplanned(search: Rounds, budget_nbytes: int) -> None:
+    """A short round from the unplanned step, where there is a sequence to begin with already.
+
+    At moderate budgets it may find a cheaper one than rounds from that sequence do.
+    """
+    if search.found.figures[BEST_LENGTH] and not (search.is_enough() or search.stop.is_over()):
+        found = search.nothing()
+        search.round(SHORT, budget_nbytes, best=found, start=search.unplanned)
+        sequence = best_sequence(found)
+        if len(sequence):
+            search.offer(sequence, budget_nbytes)
 
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:
@@ -150,9 +186,10 @@ def search(
     """The best schedule found in this many rounds; None if none fits the budget.
 
     The same seed gives the same schedule on any machine, unless ``deadline`` (a time of
-    time.monotonic(), or a stop, which says whether it did) has cut the search; without ``rounds``
-    it always does. A schedule that takes no more than ``enough_seconds``, or an interrupt
-    (KeyboardInterrupt), ends it early.
+    time.monotonic(), or a stop, which says whether it did) has cut the search. Without ``rounds``
+    it ends where the work of the stop is done, or where a cycle of rounds finds nothing cheaper; a
+    stop without a bound on its work is always reached by the clock. A schedule that takes no more
+    than ``enough_seconds``, or an interrupt (KeyboardInterrupt), ends it early.
     """
     if not any(tensor.nbytes for tensor in graph.tensors):
         unplanned = Schedule.unplanned(graph)

@@ -26,6 +26,7 @@ __all__ = [
     "Problem",
     "Status",
     "Strategy",
+    "configured",
     "create",
     "names",
     "options_of",
@@ -186,6 +187,16 @@ def options_of(strategy: Strategy) -> frozenset[str]:
     if not dataclasses.is_dataclass(strategy):
         return frozenset()
     return frozenset(field.name for field in dataclasses.fields(strategy))
+
+
+def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:
+    """``strategy`` with those of ``options`` that it has and that are not None."""
+    solver = create(strategy)
+    known = options_of(solver)
+    given = {k: v for k, v in options.items() if k in known and v is not None}
+    if isinstance(strategy, str):
+        return ":".join((strategy, *(f"{option}={value!r}" for option, value in given.items())))
+    return dataclasses.replace(solver, **given) if given else strategy  # type: ignore[type-var]
 
 
 def _from_entry_point(name: str) -> _Row | None:

@@ -1,4 +1,4 @@
-"""For who does not want to choose: what is proved quickly first, then the best of the time left."""
+"""For who does not want to choose: what is proved quickly first, then the best of a search."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from memplan.programs.refinement import Proving, Refined
 from memplan.programs.solver import DEFAULT_SOLVER, check_solver
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import (
+    DEFAULT_GAP,
+    Outcome,
+    Problem,
+    Status,
+    check_effort,
+    check_gap,
+    check_time_limit,
+)
 from memplan.strategies.least import least
+from memplan.strategies.quick import quick_schedule
 from memplan.strategies.spaces import Moves
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
@@ -19,6 +28,9 @@ from memplan.util.stop import Stop
 # ResNet-50, DenseNet-121 and VGG-16, and on the graphs of benchmarks/published.py.
 PROOF_SHARE = 0.4
 PROOF_SHARE_IN_BLOCKS = 0.1
+
+# Part of the time for schedules of quick strategies, where no other is known.
+QUICK_SHARE = 0.1
 
 # Part of the time left for schedules to begin a search with.
 BEGINNINGS_SHARE = 0.35
@@ -33,12 +45,17 @@ class Auto:
     """A program of a few moments proves a bound and gives schedules, a search does the rest.
 
     For mirroring the program decides over flags, else over the step; the bound holds for schedules
-    in any order. ``solver`` is "HIGHS" or "CBC", ``start`` a schedule to start from; ``rounds``
-    (None: until time is up) bound the search, in which ops may change their order if
-    ``reorder``, and backward ops run once unless ``recompute_backward``.
+    in any order. A schedule that is proved to be within ``gap`` (seconds / seconds of the unplanned
+    step) of the cheapest ends it; else it ends after ``effort`` times the usual work (infinite:
+    when time is up), or after ``rounds`` of the search if they are given. The same ``seed`` gives
+    the same schedule, unless ``time_limit`` has cut the search. ``solver`` is "HIGHS" or "CBC",
+    ``start`` a schedule to start from. Ops may change their order if ``reorder``, and backward ops
+    run once unless ``recompute_backward``.
     """
 
     time_limit: float | None = None
+    gap: float = DEFAULT_GAP
+    effort: float = 1.0
     rounds: int | None = None
     solver: str = DEFAULT_SOLVER
     seed: int = 0
@@ -49,6 +66,8 @@ class Auto:
     def __post_init__(self) -> None:
         check_solver(self.solver)
         check_time_limit(self.time_limit)
+        check_gap(self.gap)
+        check_effort(self.effort)
 
     def solve(self, problem: Problem) -> Outcome:
         """The cheapest schedule found within the budget; without one, that of least memory.
@@ -58,9 +77,11 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit)
+        stop = problem.stop(self.time_limit, effort=math.inf if self.rounds else self.effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
+        if not starts:
+            starts = [quick_schedule(problem, stop.share(QUICK_SHARE))]
         if problem.budget_nbytes is None:
             best = least(problem, starts, stop.share(LEAST_SHARE), moves)
             if not stop.is_over():
@@ -93,9 +114,9 @@ class _Search:
             self._prove()
             if math.isinf(self.bound):
                 return Outcome(Status.INFEASIBLE)
-            if not self._is_closed():
+            if not self._is_enough():
                 self._begin()
-            if not self._is_closed() and not self.stop.is_over():
+            if not self._is_enough() and not self.stop.is_over():
                 self._search()
         except KeyboardInterrupt:
             self._take()
@@ -104,7 +125,7 @@ class _Search:
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        late = self.stop.cut_by_clock and not self._is_closed()
+        late = self.stop.cut_by_clock
         if self.best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, self.bound, cut_by_clock=late)
         status = Status.OPTIMAL if self._is_closed() else Status.FEASIBLE
@@ -113,10 +134,23 @@ class _Search:
     def _is_closed(self) -> bool:
         return self.problem.is_closed(self.best, self.bound)
 
+    @property
+    def _gap_seconds(self) -> float:
+        return self.options.gap * self.problem.graph.seconds
+
+    def _is_enough(self) -> bool:
+        """Can no schedule be cheaper than the best one by more than the gap?"""
+        return self.problem.is_closed(self.best, self.bound + self._gap_seconds)
+
     def _prove(self) -> None:
         in_blocks = bool(self.problem.memory.match_ranges)
         share = PROOF_SHARE_IN_BLOCKS if in_blocks else PROOF_SHARE
-        options = Proving(self.options.solver, self.options.recompute_backward)
+        options = Proving(
+            self.options.solver,
+            self.options.recompute_backward,
+            effort=self.options.effort,
+            gap_seconds=self._gap_seconds,
+        )
         self.problem.space.prove(self.problem, self.stop.share(share), options, self.known)
         self._take()
 
@@ -138,7 +172,8 @@ class _Search:
 
     def _search(self) -> None:
         graph = self.problem.graph
-        moves = dataclasses.replace(self.moves, enough_seconds=self.problem.enough(self.bound))
+        enough = self.problem.enough(self.bound + self._gap_seconds)
+        moves = dataclasses.replace(self.moves, enough_seconds=enough)
         # From an expensive schedule the search does not get far: better without.
         start = self.best
         if start is not None and start.seconds > graph.seconds + graph.forward_seconds:

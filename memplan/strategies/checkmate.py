@@ -16,7 +16,15 @@ from memplan.errors import ArgumentError
 from memplan.programs.refinement import Proving, Refined
 from memplan.programs.solver import DEFAULT_SOLVER, check_solver
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import (
+    DEFAULT_GAP,
+    Outcome,
+    Problem,
+    Status,
+    check_effort,
+    check_gap,
+    check_time_limit,
+)
 from memplan.strategies.least import least
 from memplan.strategies.spaces import Moves
 from memplan.util.stop import Stop
@@ -34,7 +42,9 @@ class Checkmate:
     which is often enough; and where MXNet's blocks or packed memory are what must fit, at most
     ``program_share`` of the time goes into the program and the rest into annealing in those bytes.
 
-    ``solver`` is "HIGHS" or "CBC". The relaxation of the program over the step is rounded at
+    A schedule that is proved to be within ``gap`` (seconds / seconds of the unplanned step) of the
+    cheapest ends it; else it ends after ``effort`` times the usual work (infinite: when time is
+    up). ``solver`` is "HIGHS" or "CBC". The relaxation of the program over the step is rounded at
     ``thresholds`` thresholds, and at most ``search_share`` of the time goes into a better first
     schedule; backward ops run once unless ``recompute_backward``. An optimum of that program is one
     among the schedules that advance the frontier in base order
@@ -43,6 +53,8 @@ class Checkmate:
     """
 
     time_limit: float | None = None
+    gap: float = DEFAULT_GAP
+    effort: float = 1.0
     solver: str = DEFAULT_SOLVER
     program_share: float = 0.3
     thresholds: int = 12
@@ -54,6 +66,8 @@ class Checkmate:
     def __post_init__(self) -> None:
         check_solver(self.solver)
         check_time_limit(self.time_limit)
+        check_gap(self.gap)
+        check_effort(self.effort)
         for name in ("program_share", "search_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ArgumentError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
@@ -66,7 +80,7 @@ class Checkmate:
         """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
-        stop = problem.stop(self.time_limit)
+        stop = problem.stop(self.time_limit, effort=self.effort)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
@@ -82,12 +96,19 @@ class Checkmate:
     def _cheapest(self, problem: Problem, starts: list[Schedule], stop: Stop) -> Outcome:
         known = [Refined(start, problem.graph.seconds) for start in starts]
         share = 1.0 if problem.counts_live else self.program_share
-        options = Proving(self.solver, self.recompute_backward, self.thresholds, self.search_share)
+        options = Proving(
+            self.solver,
+            self.recompute_backward,
+            self.thresholds,
+            self.search_share,
+            self.effort,
+            self.gap * problem.graph.seconds,
+        )
         try:
             problem.space.program(problem, stop.share(share), options, known)
             outcome = _outcome(problem, known)
             if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
-                return dataclasses.replace(outcome, cut_by_clock=_cut(outcome, stop))
+                return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
             start = outcome.schedule or next(iter(starts), None)
             moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
             repaired = problem.space.improve(problem, start, stop, moves)
@@ -97,13 +118,7 @@ class Checkmate:
             if problem.cheapest(found.schedule for found in known) is None:
                 raise
         outcome = _outcome(problem, known)
-        return dataclasses.replace(outcome, cut_by_clock=_cut(outcome, stop))
-
-
-def _cut(outcome: Outcome, stop: Stop) -> bool:
-    """Has the clock ended the search before anything was proved?"""
-    proved = outcome.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    return not proved and (stop.cut_by_clock or stop.is_over())
+        return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
 
 
 def _outcome(problem: Problem, known: list[Refined]) -> Outcome:

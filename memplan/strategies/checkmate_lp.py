@@ -8,7 +8,6 @@ Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Remateriali
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from memplan.memory.memory import Live, cheapest
 from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
-from memplan.programs.stage_program import StageProgram
+from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.search.aiming import aim_lower
 from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions, lowest
@@ -58,14 +57,14 @@ class CheckmateLP:
         """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
-        stop = problem.stop(self.time_limit)
+        stop = problem.stop(self.time_limit, effort=1.0)
         graph = problem.graph
         if problem.budget_nbytes is None:
             least = lowest(graph, stop.share(0.3), most_seconds=problem.most_seconds)
             rounded = self._round(graph, simulate(least).peak_nbytes, stop).schedule
             best = problem.cheapest([least, rounded])
             status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
-            return Outcome(status, best, cut_by_clock=stop.cut_by_clock or stop.is_over())
+            return Outcome(status, best, cut_by_clock=stop.cut_by_clock)
         outcomes: list[Outcome] = []
 
         def solve(aim: int, until: Stop) -> Schedule | None:
@@ -87,17 +86,16 @@ class CheckmateLP:
         status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
         if bound is not None and problem.is_closed(best, bound):
             status = Status.OPTIMAL
-        cut = status is not Status.OPTIMAL and (stop.cut_by_clock or stop.is_over())
-        return Outcome(status, best, bound, in_order=True, cut_by_clock=cut)
+        return Outcome(status, best, bound, in_order=True, cut_by_clock=stop.cut_by_clock)
 
     def _round(self, graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Outcome:
         """The best rounded schedule in ``budget_nbytes`` of live bytes."""
-        deadline = stop.deadline
         best: Schedule | None = None
         bound: float | None = None
         retained: list[set[int]] = []
-        halfway = 0.5 * (deadline + time.monotonic()) if self.patience else deadline
-        for allowance in self.allowances:
+        halfway = stop.share(0.5) if self.patience else stop
+        allowances = self.allowances if len(graph.ops) ** 2 <= PAIRS else ()
+        for allowance in allowances:
             with Program(self.solver) as program:
                 try:
                     stages = StageProgram(
@@ -109,7 +107,7 @@ class CheckmateLP:
                     )
                 except TimeoutError:
                     break
-                solved = relaxation(stages, halfway if allowance else deadline)
+                solved = relaxation(stages, halfway if allowance else stop)
             if solved is not None and solved.infeasible and not allowance:
                 return Outcome(Status.INFEASIBLE, in_order=True)
             if solved is None or solved.values is None:
@@ -121,12 +119,12 @@ class CheckmateLP:
                 stages,
                 solved.values,
                 thresholds=self.thresholds,
-                deadline=deadline,
+                deadline=stop,
                 within_nbytes=budget_nbytes,
             )
             best = cheapest([*([best] if best else []), *rounded], budget_nbytes, Live())
         if self.patience and retained:
-            best = self._improved(graph, budget_nbytes, best, retained, deadline)
+            best = self._improved(graph, budget_nbytes, best, retained, stop)
         if best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order=True)
         return Outcome(Status.FEASIBLE, best, bound, in_order=True)
@@ -137,13 +135,13 @@ class CheckmateLP:
         budget_nbytes: int,
         best: Schedule | None,
         retained: Sequence[AbstractSet[int]],
-        deadline: float,
+        stop: Stop,
     ) -> Schedule | None:
         """The search from ``best``, if there is one, else from what the relaxation retains."""
         evictions = Evictions(graph, budget_nbytes, recompute_backward=self.recompute_backward)
         carried = retained if best is None else carried_tensors(best)
-        found = evictions.fit(evictions.drops_of(carried), deadline)
+        found = evictions.fit(evictions.drops_of(carried), stop)
         if found is None:
             return best
-        found = evictions.improve(found, deadline, patience=self.patience)
+        found = evictions.improve(found, stop, patience=self.patience)
         return cheapest([*([best] if best else []), found.schedule], budget_nbytes, Live())

@@ -15,11 +15,11 @@ from memplan.util.stop import Stop
 class Evict:
     """The search of :mod:`memplan.search.eviction`, for graphs that are too large for the program.
 
-    It ends after ``patience`` attempts in a row that found no cheaper schedule, or after
-    ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``.
+    It ends after ``patience`` attempts in a row that found no cheaper schedule, at the latest after
+    the usual work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``.
     """
 
-    time_limit: float | None = 20.0
+    time_limit: float | None = None
     patience: int = 500
     seed: int = 0
     recompute_backward: bool = False
@@ -31,7 +31,7 @@ class Evict:
         """The cheapest schedule found within the budget; without one, that of least memory."""
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
-        stop = problem.stop(self.time_limit)
+        stop = problem.stop(self.time_limit, effort=1.0)
         if problem.budget_nbytes is None:
             found: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
         else:

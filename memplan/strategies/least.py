@@ -33,10 +33,10 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
             return problem.cheapest([*known, found]) or known[0]
         known += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
         best = problem.cheapest(known) or known[0]
-        step, seconds = FIRST_STEP, stop.seconds_left / STEPS
+        step, seconds, work = FIRST_STEP, stop.seconds_left / STEPS, stop.work_left / STEPS
         while step > SMALLEST_STEP and not stop.is_over():
             aim = int((1.0 - step) * problem.memory.nbytes(best))
-            until = Stop(Stop.after(seconds).deadline, part_of=stop)
+            until = Stop(Stop.after(seconds).deadline, work=work, part_of=stop)
             found = space.improve(problem.within(aim), best, until, moves)
             if found is not None and found.seconds <= problem.most_seconds:
                 known.append(found)

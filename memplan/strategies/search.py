@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import Outcome, Problem, Status, check_effort, check_time_limit
 from memplan.strategies.least import least
 from memplan.strategies.spaces import Moves
 
@@ -17,13 +18,15 @@ class Search:
 
     For mirroring over sets of flags (:mod:`memplan.search.flag_annealing`), else over sequences of
     executions (:mod:`memplan.search.sequence_search`), in which ops may change their order if
-    ``reorder``, and backward ops run once unless ``recompute_backward``. It ends after
-    ``time_limit`` seconds, or after ``rounds`` of annealing: then the same seed gives the same
-    schedule on any machine. ``start`` is a schedule to start from: what is found is never worse.
+    ``reorder``, and backward ops run once unless ``recompute_backward``. It ends after ``effort``
+    times the usual work (infinite: when time is up), or after ``rounds`` of annealing if they are
+    given; unless ``time_limit`` seconds cut it, the same seed gives the same schedule on any
+    machine. ``start`` is a schedule to start from: what is found is never worse.
     The first call ever on a machine compiles, which takes half a minute beyond the limit.
     """
 
     time_limit: float | None = None
+    effort: float = 1.0
     rounds: int | None = None
     seed: int = 0
     start: Schedule | None = None
@@ -32,6 +35,7 @@ class Search:
 
     def __post_init__(self) -> None:
         check_time_limit(self.time_limit)
+        check_effort(self.effort)
         if self.rounds is not None and self.rounds < 1:
             raise ArgumentError(f"rounds must be at least 1 or None, got {self.rounds!r}")
 
@@ -43,7 +47,7 @@ class Search:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit)
+        stop = problem.stop(self.time_limit, effort=math.inf if self.rounds else self.effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:

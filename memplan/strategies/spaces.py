@@ -19,7 +19,7 @@ from memplan.programs.moments import Moments
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.aiming import aim_lower
-from memplan.search.eviction import Evictions, lowest
+from memplan.search.eviction import Evictions, Found, lowest
 from memplan.search.flag_annealing import anneal, compile_annealing
 from memplan.search.mirrored import mirrored_schedule
 from memplan.search.rematerialize import inner_forward, recomputing_segments
@@ -45,22 +45,27 @@ MIRRORED_RANGES = (2, 16)
 MOVES_PER_ROUND = 5000
 
 # Of choosing what to drop: this many attempts in a row may find nothing cheaper.
-PATIENCE = 300
+PATIENCE = 500
 
-# Greedy schedules are made for this part of the budget in live bytes, then less.
-GREEDY_SHARE = 0.6
+# Drops are chosen for these parts of the budget.
+SLACKS = (1.0, 0.97, 0.93, 0.85)
 
 # What part of its time a bound gets in each aim, where live bytes are not what counts.
 REFINING_SHARE = 0.4
+
+# What part of the usual effort a program gets whose live bytes are not what counts: for less than
+# the budget, where it proves nothing, or for blocks, which its schedules seldom fit.
+REPEATED_EFFORT = 0.1
+BLOCKS_EFFORT = 0.25
 
 
 @dataclass(frozen=True)
 class Moves:
     """How a search goes about it.
 
-    It ends after ``rounds`` (None: when time is up). Ops may change their order if ``reorder``;
-    backward ops run once unless ``recompute_backward``; mirroring can do neither. One that takes
-    ``enough_seconds`` ends it.
+    It ends after ``rounds`` (None: when its work is done). Ops may change their order if
+    ``reorder``; backward ops run once unless ``recompute_backward``; mirroring can do neither. One
+    that takes ``enough_seconds`` ends it.
     """
 
     seed: int = 0
@@ -71,7 +76,7 @@ class Moves:
 
     @property
     def of_flags(self) -> int | None:
-        """How many moves annealing over flags makes."""
+        """How many moves annealing over flags makes (None: as many as its work is)."""
         return None if self.rounds is None else MOVES_PER_ROUND * self.rounds
 
 
@@ -140,7 +145,8 @@ class Flags:
         return [] if found is None else [found]
 
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
-        self.program(problem, stop, options, known)
+        effort = BLOCKS_EFFORT * options.effort
+        self.program(problem, stop, dataclasses.replace(options, effort=effort), known)
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         assert problem.budget_nbytes is not None
@@ -148,9 +154,7 @@ class Flags:
             known.append(Refined(None, math.inf))
             return
         start = problem.cheapest([found.schedule for found in known])
-        refined = refine_flags(
-            problem.graph, problem.budget_nbytes, stop.deadline, solver=options.solver, start=start
-        )
+        refined = refine_flags(problem.graph, problem.budget_nbytes, stop, options, start=start)
         known.extend(refined)
 
     def improve(
@@ -250,11 +254,17 @@ class Sequences:
         assert problem.budget_nbytes is not None
 
         def solve(aim: int, until: Stop) -> Schedule | None:
-            evictions = Evictions(problem.graph, aim, recompute_backward=moves.recompute_backward)
-            found = evictions.fit((), until)
-            if found is None:
-                return None
-            return evictions.improve(found, until, patience=PATIENCE, seed=moves.seed).schedule
+            backward = moves.recompute_backward
+            evictions = Evictions(problem.graph, aim, recompute_backward=backward)
+            fitted = [evictions.within(int(slack * aim)).fit((), until) for slack in SLACKS]
+            found = [start for start in fitted if start is not None]
+            # The one for all of the budget in any case: that is the strategy `evict`.
+            chosen = {id(start): start for start in (*found[:1], *sorted(found, key=_cost)[:1])}
+            improved = [
+                evictions.improve(start, until, patience=PATIENCE, seed=moves.seed).schedule
+                for start in chosen.values()
+            ]
+            return min(improved, key=_seconds, default=None)
 
         share = 1.0 if problem.counts_live else 0.5
         nbytes = problem.memory.nbytes
@@ -264,29 +274,32 @@ class Sequences:
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
+        if problem.memory.match_ranges:
+            options = dataclasses.replace(options, effort=BLOCKS_EFFORT * options.effort)
         if len(graph.ops) > LARGE:
             moments = Moments(graph, recompute_backward=options.recompute_backward)
-            until = stop.share(0.5).deadline
-            bound = moments.bound(budget_nbytes, until, nmoments=3, solver=options.solver)
+            bound = moments.bound(
+                budget_nbytes,
+                stop.share(0.5),
+                nmoments=3,
+                solver=options.solver,
+                effort=options.effort,
+                gap_seconds=options.program_gap,
+            )
             known.append(Refined(None, bound.seconds))
             return
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             cheapest: Schedule | None = None
-            refined = refine(
-                graph,
-                aim,
-                until.deadline,
-                solver=options.solver,
-                recompute_backward=options.recompute_backward,
-            )
+            effort = options.effort * (1.0 if aim == budget_nbytes else REPEATED_EFFORT)
+            refined = refine(graph, aim, until, dataclasses.replace(options, effort=effort))
             for found in refined:
                 # What is proved for less than the budget proves nothing for the budget.
                 bound = found.bound_seconds if aim == budget_nbytes else 0.0
                 known.append(Refined(found.schedule, bound))
                 if found.schedule is not None:
                     cheapest = min(cheapest or found.schedule, found.schedule, key=_seconds)
-                    if cheapest.seconds <= found.bound_seconds:
+                    if cheapest.seconds <= found.bound_seconds + options.gap_seconds:
                         break
             return cheapest
 
@@ -295,7 +308,7 @@ class Sequences:
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         assert problem.budget_nbytes is not None
-        StageRefinement(problem.graph, problem.budget_nbytes, stop.deadline, options, known).run()
+        StageRefinement(problem.graph, problem.budget_nbytes, stop, options, known).run()
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
@@ -324,6 +337,10 @@ def _ending(stop: Stop) -> Iterator[None]:
 
 def _seconds(schedule: Schedule) -> float:
     return schedule.seconds
+
+
+def _cost(found: Found) -> float:
+    return found.schedule.seconds
 
 
 def _search(

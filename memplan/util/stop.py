@@ -1,4 +1,4 @@
-"""When a search must end, whatever it has: a ceiling on time that says whether it was reached."""
+"""When a search must end: after so much work, or at a ceiling on time that says when it cut."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import time
 
 
 class Stop:
-    """A time of time.monotonic() at which a search ends.
+    """The work that a search may do, and a time of time.monotonic() at which it ends in any case.
 
-    What bounds a search is a number of moves or rounds: then the same seed gives the same result
-    on any machine. Where the clock has ended or shortened it, ``cut_by_clock`` is true.
+    Work is counted in units of about a move of the search over sequences; with it the same seed
+    gives the same result on any machine. Where the clock has ended or shortened the search,
+    ``cut_by_clock`` is true.
     """
 
-    def __init__(self, deadline: float, *, part_of: Stop | None = None) -> None:
+    def __init__(
+        self, deadline: float, *, work: float = math.inf, part_of: Stop | None = None
+    ) -> None:
         self.deadline: float = deadline if part_of is None else min(deadline, part_of.deadline)
+        self.work_left: float = work if part_of is None else min(work, part_of.work_left)
         self._part_of = part_of
         self._cut = False
 
     @classmethod
-    def after(cls, seconds: float) -> Stop:
-        """This many seconds from now."""
-        return cls(time.monotonic() + seconds)
+    def after(cls, seconds: float, *, work: float = math.inf) -> Stop:
+        """This many seconds from now, or after this much work."""
+        return cls(time.monotonic() + seconds, work=work)
 
     @classmethod
     def at(cls, deadline: float | Stop) -> Stop:
@@ -39,11 +43,19 @@ class Stop:
         return self.deadline - time.monotonic()
 
     def is_over(self) -> bool:
-        """Is time up? To be asked where there is more to do: if it is up, the search was cut."""
+        """Must the search end? To be asked where there is more to do: if time is up, it was cut."""
+        if self.work_left <= 0.0:
+            return True
         if self.seconds_left > 0.0:
             return False
         self.cut()
         return True
+
+    def spend(self, work: float) -> None:
+        """This much work was done."""
+        self.work_left -= work
+        if self._part_of is not None:
+            self._part_of.spend(work)
 
     def end(self) -> None:
         """End the search, and what it is a part of, now: it was interrupted."""
@@ -59,5 +71,36 @@ class Stop:
             self._part_of.cut()
 
     def share(self, part: float) -> Stop:
-        """A stop for a part of the search, which has this share of the time that is left."""
-        return Stop(time.monotonic() + part * self.seconds_left, part_of=self)
+        """A stop for a part of the search, with this share of the time and the work that is left.
+
+        What the part does not use is left to the whole.
+        """
+        return Stop(
+            time.monotonic() + part * self.seconds_left,
+            work=part * self.work_left,
+            part_of=self,
+        )
+
+
+# A pace is judged when this part of the time has passed: a busy moment of the machine is no reason.
+JUDGED_AFTER = 0.1
+
+
+class Pace:
+    """Whether work of a known amount will be done in time; where it will not, less is done."""
+
+    def __init__(self, stop: Stop, amount: int) -> None:
+        self.amount = amount
+        self._stop, self._begin, self._seconds = stop, time.monotonic(), stop.seconds_left
+
+    def left(self, done: int) -> int:
+        """How much is still to be done: the rest, or as much of it as there is time for."""
+        rest = self.amount - done
+        passed = time.monotonic() - self._begin
+        if rest <= 0 or passed < JUDGED_AFTER * self._seconds:
+            return rest
+        possible = int(done / max(1e-9, passed) * max(0.0, self._seconds - passed))
+        if possible < rest:
+            self._stop.cut()
+            self.amount = done + possible
+        return self.amount - done

@@ -110,7 +110,7 @@ def _facts(plan: Plan) -> str:
         ("budget", budget),
         ("overhead", f"{plan.overhead:+.1%} of the step's time"),
         ("bound on the overhead", bound),
-        ("status", plan.status.value),
+        ("status", plan.status.value + ", cut by the clock" * plan.cut_by_clock),
         ("strategy", plan.strategy),
         ("costs", plan.costs),
         ("recomputed", f"{len(schedule.recomputed)} of {graph.nforward} forward ops"),

@@ -69,6 +69,7 @@ def test_a_plan_is_found_again(tmp_path: Path) -> None:
         "footprint",
         "unplanned",
         "lower_bound_overhead",
+        "cut_by_clock",
     ):
         assert getattr(first, field) == getattr(second, field), field
     assert second.symbol.tojson() == first.symbol.tojson()
@@ -160,6 +161,7 @@ def too_large_a_schedule(path: Path) -> str:
         (changed("schedule", 3), "not a memplan attempt"),
         (changed("lower_bound_overhead", "x"), "its lower bound is"),
         (changed("in_order", 1), "its in_order 1"),
+        (changed("cut_by_clock", 0), "its cut_by_clock is 0"),
         (other_schedule, "step 0"),
         (too_large_a_schedule, "does not fit the budget"),
     ],

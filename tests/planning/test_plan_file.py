@@ -69,7 +69,15 @@ def loaded(path: Path, data: Any) -> str | None:
 
 
 # Values that say of a plan how it was made: nothing can tell that they were others.
-TOLD = ("strategy", "costs", "budget_nbytes", "planning_seconds", "bound_in_order", "status")
+TOLD = (
+    "strategy",
+    "costs",
+    "budget_nbytes",
+    "planning_seconds",
+    "bound_in_order",
+    "cut_by_clock",
+    "status",
+)
 MEASURED = ("allocated_nbytes", "reserve_nbytes", "match_range")
 
 

@@ -35,7 +35,8 @@ from memplan.mxnet.trace.build import trace
 from memplan.programs.flag_refinement import _moments, refine_flags
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_program import MirrorProgram
-from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program
+from memplan.programs.refinement import Proving
+from memplan.programs.solver import SOLVERS, Program
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.simulate import simulate
@@ -149,7 +150,7 @@ def test_what_fits_to_the_byte_is_not_proved_infeasible(graph: TrainingGraph) ->
     peaks = [simulate(mirror(graph, frozenset(flags))).peak_nbytes for flags in sets]
     for budget in sorted({peak for peak in peaks if peak < peaks[0]}):
         deadline = Stop.after(3600.0).deadline
-        refined = refine_flags(graph, budget, deadline, solver=DEFAULT_SOLVER)
+        refined = refine_flags(graph, budget, deadline, Proving())
         assert not any(math.isinf(found.bound_seconds) for found in refined)
 
 

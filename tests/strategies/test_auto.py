@@ -118,10 +118,12 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("memplan.strategies.spaces.search", interrupted)
     graph = unit_chain(16)
-    found = Auto().solve(Problem(graph, 8 * UNIT))
-    assert found.schedule is not None
-    assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
-    monkeypatch.setattr("memplan.strategies.spaces.refine", interrupted)
+    for interrupted_part in ("search", "refine"):
+        monkeypatch.setattr(f"memplan.strategies.spaces.{interrupted_part}", interrupted)
+        found = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
+        assert found.schedule is not None
+        assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
+    monkeypatch.setattr("memplan.strategies.auto.quick_schedule", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Auto().solve(Problem(graph, 8 * UNIT))
 

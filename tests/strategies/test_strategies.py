@@ -24,7 +24,6 @@ from memplan import strategies
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import trace
-from memplan.programs import flag_refinement
 from memplan.search.segments import flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
@@ -184,7 +183,7 @@ def test_checkmate_keeps_its_time_limit(
 ) -> None:
     budget = allocate(Schedule.unplanned(graph)).nbytes // 2
     clock = TickingClock(0.01)
-    clock.replaces_that_of(monkeypatch, flag_refinement, stop)
+    clock.replaces_that_of(monkeypatch, stop)
     made("checkmate", 2.0).solve(mirrored(graph, budget))
     assert 20 < clock.looks < 220
 

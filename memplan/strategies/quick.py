@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 
 from memplan.memory.memory import Live
 from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import OneOf, Problem
+from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
 from memplan.strategies.memonger import Memonger
@@ -23,27 +23,28 @@ LARGE = 3000
 COUNTED = 5
 
 
-def candidates(problem: Problem, deadline: float) -> Iterator[Schedule]:
-    """Schedules of quick strategies, as many as are made by ``deadline``; first the unplanned."""
+def candidates(problem: Problem, stop: Stop) -> Iterator[Schedule]:
+    """Schedules of quick strategies, as many as are made in time; first the unplanned."""
     yield Schedule.unplanned(problem.graph)
     if len(problem.graph.ops) > LARGE:
         return
-    quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt()]
-    quick += [Griewank()] if isinstance(problem.space, Sequences) else [Memonger()]
+    quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt(), Memonger()]
+    if isinstance(problem.space, Sequences):
+        quick += [Griewank(), CheckpointLast()]
     for strategy in quick:
         for schedule in strategy.candidates(problem):
             yield schedule
-            if time.monotonic() >= deadline:
+            if stop.is_over():
                 return
 
 
-def quick_schedule(problem: Problem, deadline: float) -> Schedule:
+def quick_schedule(problem: Problem, stop: Stop) -> Schedule:
     """The better one of the known schedule and the cheapest of quick strategies that fits.
 
     If none does, the one that is least over the budget in at most one extra forward pass.
-    Candidates that are not made at ``deadline``, a time of time.monotonic(), are left out.
+    Candidates that are not made in time are left out, which ``stop`` then says.
     """
-    known = [*problem.starts(), *candidates(problem, deadline)]
+    known = [*problem.starts(), *candidates(problem, stop)]
     if problem.budget_nbytes is not None:
         found = _cheapest(problem, known)
         if found is not None:

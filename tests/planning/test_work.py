@@ -1,0 +1,88 @@
+"""A plan says whether the clock cut its search; ``gap`` and ``seed`` reach the strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from helpers.networks import Network, residual_net
+from helpers.planning import ROOFLINE
+from memplan.planning import record
+from memplan.planning.job import Job
+from memplan.strategies import Outcome, configured, create
+from memplan.strategies.auto import Auto
+from memplan.strategies.base import Problem
+from memplan.strategies.memonger import Memonger
+
+PLENTY = 1e5
+
+
+@pytest.fixture
+def network() -> Network:
+    return residual_net(batch=16, size=32, units=4, filters=16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """memonger's plan, but for what it says of the clock."""
+
+    cut: bool = True
+
+    def solve(self, problem: Problem) -> Outcome:
+        return dataclasses.replace(create("memonger").solve(problem), cut_by_clock=self.cut)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, cut: bool) -> None:
+    net, shapes = network
+    options: Any = {"strategy": Cut(cut), "budget": 0.7, "time_limit": PLENTY, "costs": ROOFLINE}
+    for _ in range(2):  # the second one is kept
+        plan = memplan.plan(net, cache=tmp_path, **options, **shapes)
+        assert plan.cut_by_clock is cut
+        assert ("cut by the clock" in str(plan)) is cut
+        assert ("cut by the clock" in plan.report_html()) is cut
+    assert len(list(tmp_path.iterdir())) == 1
+    job = Job.prepare(net, costs=ROOFLINE, time_limit=PLENTY, **shapes)
+    none = job.attempt(Cut(cut), 1)
+    assert none.plan is None
+    attempt = job.attempt(Cut(cut), plan.budget_nbytes)
+    assert attempt.cut_by_clock is cut
+    assert record.from_json(job, record.to_json(attempt)).cut_by_clock is cut
+    assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_equal_calls_give_equal_plans(network: Network, realisation: str) -> None:
+    net, shapes = network
+    options: Any = {"budget": 0.6, "time_limit": PLENTY, "realisation": realisation}
+    strategy = Auto(effort=0.05, gap=0.0)
+    first, second = (
+        memplan.plan(net, strategy=strategy, costs=ROOFLINE, **options, **shapes) for _ in range(2)
+    )
+    assert not first.cut_by_clock
+    assert first.schedule == second.schedule
+    assert first.lower_bound_overhead == second.lower_bound_overhead
+    assert first.symbol.tojson() == second.symbol.tojson()
+
+
+def test_options_go_to_the_strategies_that_have_them() -> None:
+    assert configured("auto", gap=0.01, seed=None) == "auto:gap=0.01"
+    assert create(configured("auto:rounds=2", gap=0.01, seed=3)) == Auto(rounds=2, gap=0.01, seed=3)
+    assert configured("memonger", gap=0.01, seed=3) == "memonger"
+    assert configured(Auto(rounds=1), seed=2) == Auto(rounds=1, seed=2)
+    other = Memonger()
+    assert configured(other, gap=0.01) is other
+
+
+def test_a_plan_takes_a_gap_and_a_seed(network: Network) -> None:
+    net, shapes = network
+    options: Any = {"budget": 0.7, "costs": ROOFLINE, "time_limit": PLENTY}
+    plan = memplan.plan(net, strategy="auto:effort=0.05", gap=0.9, seed=5, **options, **shapes)
+    assert plan.strategy == "auto:effort=0.05:gap=0.9:seed=5"
+    assert plan.lower_bound_overhead is not None
+    assert plan.overhead <= plan.lower_bound_overhead + 0.9
