@@ -23,10 +23,12 @@ class Looks(gluon.HybridBlock):
         return x * x.shape[0]
 
 
-def sparse() -> Any:
-    net = nn.HybridSequential(prefix="net_")
-    net.add(nn.Embedding(30, 4, sparse_grad=True))
-    return net
+class Sparse(gluon.HybridBlock):
+    """Has a sparse parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.table = self.params.get("table", shape=(30, 4), stype="row_sparse")
 
 
 def with_gradient() -> Any:
@@ -72,7 +74,7 @@ def closure(outputs: Any, labels: Any) -> Any:
         (conv_net, images, no_loss, TraceError, "must be Symbols"),
         (conv_net, images, closure, ArgumentError, "'hidden'.* as a Block"),
         (conv_net, images, [SOFTMAX, SOFTMAX], TraceError, "shorter|longer"),
-        (sparse, images, SOFTMAX, ArgumentError, "sparse_grad"),
+        (Sparse, images, SOFTMAX, ArgumentError, "'net_table' is sparse.*stype='default'"),
         (conv_net, brain_floats, SOFTMAX, ArgumentError, "bfloat16"),
         (conv_net, with_gradient, SOFTMAX, ArgumentError, "attach_grad"),
         (conv_net, elsewhere, SOFTMAX, ArgumentError, r"on cpu\(1\).*'net_conv0_weight'"),

@@ -37,7 +37,7 @@ def initialised(net: Any) -> Any:
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])
 @pytest.mark.parametrize("name", CASES)
 def test_equal_bits(name: str, realisation: str) -> None:
-    options = {"realisation": realisation, "strategy": "evict"}
+    options = {"realisation": realisation, "strategy": "evict:patience=50"}
     case = dataclasses.replace(CASES[name], options=options)
     steps: list[TrainStep] = []
     assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, steps)))

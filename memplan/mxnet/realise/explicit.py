@@ -19,10 +19,11 @@ from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
+    check_writable,
     explicit_order,
     keep_random_order,
     repeatable_nodes,
-    writable,
+    runnable,
 )
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import Form, is_in_halves
@@ -48,7 +49,8 @@ class Explicit(Form):
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as a Symbol can hold them; TraceError for user code and loops."""
-        return writable(heads, device_type)
+        check_writable(heads)
+        return runnable(heads, device_type)
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
         """Sums of gradients as early as possible."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -67,23 +68,34 @@ def _dlpack_type(dtype: str) -> tuple[int, int, int]:
 
 
 class Call:
-    """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``."""
+    """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``.
+
+    ``op`` is its name, or a function that is called like a CachedOp. Such a call ``is_alone``: it
+    belongs in no bundle, and must be waited for.
+    """
 
     #: What :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
     skips: int | None = None
 
     def __init__(
         self,
-        op: str,
+        op: str | Callable[..., Any],
         attrs: Mapping[str, str],
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray],
     ) -> None:
+        self.written = list(outputs)
+        self.is_alone = not isinstance(op, str)
+        self._run: Callable[[], Any]
+        if not isinstance(op, str):
+            self._run = functools.partial(op, *inputs, out=list(outputs))
+            # User code may go on reading.
+            self.written += inputs
+            return
         handle = ctypes.c_void_p()
         check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-        self.written = list(outputs)
         self._held = (list(inputs), _handles(inputs), _handles(outputs))
-        self._arguments = (
+        arguments = (
             handle,
             len(inputs),
             self._held[1],
@@ -94,9 +106,14 @@ class Call:
             c_str_array(list(attrs.values())),
             ctypes.byref(ctypes.POINTER(ctypes.c_int)()),
         )
+        self._run = functools.partial(_invoke, arguments)
 
     def __call__(self) -> None:
-        check_call(_LIB.MXImperativeInvokeEx(*self._arguments))
+        self._run()
+
+
+def _invoke(arguments: tuple[Any, ...]) -> None:
+    check_call(_LIB.MXImperativeInvokeEx(*arguments))
 
 
 class RecordedCall(Call):
@@ -108,7 +125,7 @@ class RecordedCall(Call):
 
     def __init__(
         self,
-        op: str,
+        op: str | Callable[..., Any],
         attrs: Mapping[str, str],
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray],
@@ -142,6 +159,8 @@ class BackwardCall:
 
     #: As of :class:`Call`.
     skips: int | None = None
+
+    is_alone = True
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded

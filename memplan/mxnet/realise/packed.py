@@ -34,10 +34,11 @@ from memplan.mxnet.realise.packed_rules import (
     packable,
     skips_unread,
 )
+from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import EntryInfo, Node, is_hidden
-from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
+from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
 from memplan.step.graph import TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
@@ -54,6 +55,10 @@ class Packed(Explicit):
 
     name: ClassVar[str] = "packed"
     in_one_array: ClassVar[bool] = True
+
+    def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
+        """``heads`` as they are called; nothing is refused yet."""
+        return runnable(heads, device_type)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
@@ -137,11 +142,13 @@ class PackedStep:
         ctx: mx.Context,
         arrays: Mapping[str, NDArray],
         memory: Memory | None = None,
+        keeps_operators: bool = True,
     ) -> None:
         """Prepare the ``schedule`` of a ``trace`` made for "packed", on ``ctx``.
 
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
-        share ``memory``; where that is not large enough, or None, the step makes its own.
+        share ``memory``; where that is not large enough, or None, the step makes its own. Without
+        ``keeps_operators`` the operators of user code are made anew for every step.
         """
         Packed().check_context(ctx)
         lowered = lower(trace, schedule)
@@ -149,7 +156,9 @@ class PackedStep:
         if memory is None or memory.nbytes < packing.nbytes:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
-        writer = _Calls(lowered, packing.offsets, memory, arrays)
+        self._mode = _Mode()
+        mode = self._mode if keeps_operators else None
+        writer = _Calls(lowered, packing.offsets, memory, arrays, mode)
         calls, second = writer.calls(), second_half(lowered.schedule)
         self._halves = (_bundles(calls[:second]), _bundles(calls[second:]))
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
@@ -181,13 +190,14 @@ class PackedStep:
         self.memory.left = self.outputs
 
     def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
+        self._mode.is_training = mx.autograd.is_training()
         self.memory.workspace.begin()
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
         all_alone = self._monitor is not None or bool(mx.profiler.dumps())
         # A bundle of the user's would cut these in two.
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
             for bundle in bundles:
-                if all_alone or isinstance(bundle[0], BackwardCall):
+                if all_alone or bundle[0].is_alone:
                     for call in bundle:
                         self.memory.alone(call)
                         if self._monitor is not None:
@@ -209,9 +219,9 @@ class PackedStep:
 
 
 def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:
-    """``calls`` in the bundles in which the engine gets them; what autograd does stands alone."""
+    """``calls`` in the bundles in which the engine gets them; some stand alone."""
     result: list[list[Any]] = []
-    for apart, group in groupby(calls, key=lambda call: isinstance(call, BackwardCall)):
+    for apart, group in groupby(calls, key=lambda call: call.is_alone):
         found = list(group)
         size = 1 if apart else BUNDLE
         result += [found[place : place + size] for place in range(0, len(found), size)]
@@ -227,7 +237,9 @@ class _Calls:
         offsets: Mapping[tuple[int, int], int],
         memory: Memory,
         arrays: Mapping[str, NDArray],
+        mode: _Mode | None,
     ) -> None:
+        self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
         self.nodes = step_nodes(lowered)
         self.step_of = {id(node): step for step, node in enumerate(self.nodes)}
@@ -246,15 +258,16 @@ class _Calls:
         for step, node in enumerate(self.nodes):
             attrs = {name: value for name, value in node.attrs.items() if not is_hidden(name)}
             inputs, outputs = self._inputs(step), self.values[step]
+            op = _cached_op(node, self.mode) if is_made_of_symbol(node) else node.op
             if step in followers:
                 backward = followers[step]
-                made = RecordedCall(node.op, attrs, inputs, outputs, **self._gradients(backward))
+                made = RecordedCall(op, attrs, inputs, outputs, **self._gradients(backward))
                 recorded[backward] = made
                 result.append(made)
             elif step in recorded:
                 result.append(BackwardCall(recorded[step]))
             else:
-                result.append(Call(node.op, attrs, inputs, outputs))
+                result.append(Call(op, attrs, inputs, outputs))
         return result
 
     def _followers(self) -> dict[int, int]:
@@ -336,6 +349,35 @@ class _Calls:
         if key not in self.made:
             self.made[key] = self.memory.array(offset, info.shape, info.dtype)
         return self.made[key]
+
+
+@dataclass
+class _Mode:
+    """Is whoever runs the step in training mode?"""
+
+    is_training: bool = False
+
+
+def _cached_op(node: Node, mode: _Mode | None) -> Callable[..., Any]:
+    """The operator alone, made at every call; with a ``mode`` once, as in an executor.
+
+    In a loop MXNet's executor knows the mode of who runs it only.
+    """
+    is_kept = mode is not None
+    sources: list[Entry] = [(Node(VARIABLE, f"input{i}"), 0) for i in range(len(node.inputs))]
+    attrs = dict(node.key)
+    call = Node(node.op, node.name, attrs, sources, [], node.noutputs, node.subgraphs)
+    # A network below the limit would be recorded op by op.
+    flags = {"inline_limit": 0, "static_alloc": is_kept, "static_shape": is_kept}
+    op = mx.nd.CachedOp(to_symbol([(call, k) for k in range(node.noutputs)]), flags.items())
+    if mode is None or node.subgraphs is None:
+        return op
+
+    def in_mode(*inputs: NDArray, out: Sequence[NDArray]) -> None:
+        with mx.autograd.train_mode() if mode.is_training else mx.autograd.predict_mode():
+            op(*inputs, out=out)
+
+    return in_mode
 
 
 def _infos(node: Node) -> tuple[EntryInfo, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Entry, Node
-from memplan.mxnet.trace.operators import has_state_or_user_code
+from memplan.mxnet.trace.operators import has_state_or_user_code, is_made_of_symbol
 from memplan.step.graph import TrainingGraph
 
 # Only autograd can call their backward ops: these need the state of the forward call, or refuse to
@@ -31,11 +31,12 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
 
     No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
     one while it reads the other. And autograd must find what it kept: see :func:`_run_once`.
-    Raises TraceError for an op that cannot be called so: on sparse arrays, or with user code, of
-    which every call would be the first.
+    Raises TraceError for an op that cannot be called so: on sparse arrays, or with a state that it
+    keeps from step to step.
     """
     for node in nodes:
-        if (has_state_or_user_code(node) and node.op not in _RNN) or _is_sparse(node):
+        keeps_state = has_state_or_user_code(node) and node.op not in _RNN
+        if (keeps_state and not is_made_of_symbol(node)) or _is_sparse(node):
             raise TraceError(_refused(node))
         if needs_state(node):
             gradients_read(node)
@@ -49,6 +50,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
                 handover
                 for handover in op.handovers
                 if kinds[op.inputs[handover.input]] == kinds[op.outputs[handover.output]]
+                and not is_made_of_symbol(node.forward or node)
             ),
         )
         for op, node in zip(graph.ops, nodes, strict=True)
@@ -78,7 +80,8 @@ def needs_state(backward: Node) -> bool:
     # Called by itself, a backward op is taken to write one dtype only: BatchNorm's in half
     # precision writes two.
     dtypes = {info.dtype for info in backward.infos.outputs if info is not None}
-    return backward.forward.op in _STATEFUL or len(dtypes) > 1
+    forward = backward.forward
+    return forward.op in _STATEFUL or is_made_of_symbol(forward) or len(dtypes) > 1
 
 
 def skips_unread(backward: Node) -> bool:
@@ -99,6 +102,11 @@ def gradients_read(backward: Node) -> list[int]:
     assert forward is not None
     known = {(id(source), k) for source, k in _tensors_of_forward(backward)}
     places = [p for p, (node, k) in enumerate(backward.inputs) if (id(node), k) not in known]
+    if is_made_of_symbol(forward) and len(places) not in (0, forward.noutputs):
+        raise TraceError(
+            f"op {forward.name!r} ({forward.op}) reads the gradients of some of its outputs only; "
+            f"let its declare_backward_dependency return all of out_grad, or none"
+        )
     if len(places) > forward.noutputs or backward.noutputs > len(forward.inputs):
         raise TraceError(_refused(forward))
     return places
@@ -127,6 +135,6 @@ def _is_sparse(node: Node) -> bool:
 
 def _refused(node: Node) -> str:
     return (
-        f"op {node.name!r} ({node.op}) cannot run in packed memory: it runs user code, keeps a "
-        "state or reads sparse arrays. Use realisation='explicit'"
+        f"op {node.name!r} ({node.op}) cannot run in packed memory: it keeps a state from step to "
+        "step, or has sparse arrays. Use realisation='explicit'"
     )

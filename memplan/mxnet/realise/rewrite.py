@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from memplan.errors import TraceError
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
-from memplan.mxnet.trace.operators import has_state_or_user_code, is_random
+from memplan.mxnet.trace.operators import (
+    has_state_or_user_code,
+    is_made_of_symbol,
+    is_random,
+)
 from memplan.mxnet.trace.probe import changes_inputs, handovers
 from memplan.step.graph import Op
 
@@ -29,11 +33,19 @@ _WRITES_NO_LABEL = frozenset(
 _SUMS = frozenset({"elemwise_add", "_grad_add"})
 
 
-def writable(full: Sequence[Entry], device_type: str) -> list[Entry]:
-    """``full`` (heads of a training graph), changed so that a Symbol can hold it.
+def check_writable(full: Sequence[Entry]) -> None:
+    """TraceError for an op of which MXNet writes no backward op to JSON: user code, loops."""
+    for node in depth_first(full):
+        forward = node.forward
+        if forward is not None and is_made_of_symbol(forward):
+            raise TraceError(
+                f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: MXNet "
+                f"cannot write its backward op into a Symbol. Use realisation='packed'"
+            )
 
-    Raises TraceError for an op of which MXNet writes no backward op to JSON: user code, loops.
-    """
+
+def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:
+    """``full`` (heads of a training graph), changed so that its ops run as they stand."""
     order = depth_first(full)
     for node in order:
         forward = node.forward
@@ -41,12 +53,6 @@ def writable(full: Sequence[Entry], device_type: str) -> list[Entry]:
             info = forward.infos.inputs[0]
             assert info is not None
             node.attrs["shape"] = str(info.shape)
-        elif forward is not None and (node.op == "_backward_Custom" or forward.subgraphs):
-            raise TraceError(
-                f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: MXNet "
-                f"cannot write its backward op into a Symbol. Use realisation='mirror', or leave "
-                f"it out of the training network"
-            )
     full = _with_label_gradients(full, order)
     return replace_weight_gradients(full) if device_type == "cpu" else full
 
@@ -152,14 +158,15 @@ def _may_run_twice(node: Node) -> bool:
 
 
 def keep_random_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
-    """``ops``, of which every random one must follow the one before it.
+    """``ops``, of which every one that may be random must follow the one before it.
 
     So the same seed gives the same numbers, whatever the schedule.
     """
     result = list(ops)
     before: int | None = None
     for index, node in enumerate(nodes):
-        if is_random(node) and not node.op.startswith("_backward"):
+        may_be_random = is_random(node) or has_state_or_user_code(node)
+        if may_be_random and not node.op.startswith("_backward"):
             if before is not None:
                 op = result[index]
                 result[index] = dataclasses.replace(op, after=(*op.after, before))

@@ -14,9 +14,12 @@ from typing import Any
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Node, copy_repeats, depth_first
 from memplan.mxnet.trace.op_gradient import CALL, Template, gradient
+from memplan.mxnet.trace.operators import is_made_of_symbol
 
 # Operators whose gradient MXNet treats as known to be zero.
 ZERO_OPS = frozenset({"_zeros", "zeros_like"})
+
+_UNSHAPED_ZEROS = "_zeros_without_dtype"
 
 # add_n adds from left to right from this many terms on; 3 or 4 the other way round, unless oneDNN
 # does it (src/operator/tensor/elemwise_sum.h).
@@ -60,6 +63,8 @@ def training_graph(
             continue
         ograds = [_sum(grads[id(node), k], chain_sums) for k in range(node.noutputs)]
         template = gradient(node, [source.op in ZERO_OPS for source, _ in ograds])
+        if is_made_of_symbol(node):
+            ograds = [_with_shape(ograd, (node, k)) for k, ograd in enumerate(ograds)]
         for (source, k), part in zip(
             node.inputs, _instantiate(template, node, ograds), strict=True
         ):
@@ -96,6 +101,13 @@ def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> lis
     return [entry(item) for item in template.gradients]
 
 
+def _with_shape(ograd: Entry, output: Entry) -> Entry:
+    """Zeros for those of a shape that MXNet would infer from an op of which it reads no JSON."""
+    if ograd[0].op != _UNSHAPED_ZEROS:
+        return ograd
+    return (Node("zeros_like", f"{output[0].name}_zeros{output[1]}", inputs=[output]), 0)
+
+
 def _sum(gradients: _Gradients, chain: bool) -> Entry:
     """Aggregate as GraphExecutor's AggregateGradient does; once."""
     if gradients.total is None:
@@ -105,7 +117,7 @@ def _sum(gradients: _Gradients, chain: bool) -> Entry:
 
 def _aggregate(parts: list[Entry], chain: bool) -> Entry:
     if not parts:
-        return (Node("_zeros_without_dtype", "zeros_without_dtype"), 0)
+        return (Node(_UNSHAPED_ZEROS, "zeros_without_dtype"), 0)
     parts = [part for part in parts if part[0].op not in ZERO_OPS] or parts[:1]
     if len(parts) == 1:
         return parts[0]

@@ -14,8 +14,12 @@ from memplan.mxnet.trace import symbol_json
 
 VARIABLE = "null"
 
-# Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters.
-NOT_FROM_JSON = frozenset({"_backward_Custom", "_backward_gather_nd"})
+# Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
+# or the networks that they hold.
+NOT_FROM_JSON = frozenset(
+    """_backward_Custom _backward_gather_nd _backward_foreach _backward_while_loop
+    _backward_cond""".split()
+)
 VERSION = {"mxnet_version": ["int", 10901]}
 
 Attrs = tuple[tuple[str, str], ...]

@@ -39,6 +39,9 @@ _STATE_OR_USER_CODE = frozenset(
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
+# What MXNet makes of a Symbol only: user code, and operators that hold networks.
+_MADE_OF_SYMBOLS = frozenset("Custom _foreach _while_loop _cond".split())
+
 # Operators with several outputs whose copies were seen to be right
 # (tests/realise/test_mirror.py): any other one may skip its hidden outputs where a copy's main
 # output is not read.
@@ -74,6 +77,11 @@ def is_random(node: Node) -> bool:
 def has_state_or_user_code(node: Node) -> bool:
     """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
     return node.op in _STATE_OR_USER_CODE
+
+
+def is_made_of_symbol(node: Node) -> bool:
+    """Does ``node`` run user code or a loop, of which no other call can be made than a Symbol's?"""
+    return node.op in _MADE_OF_SYMBOLS
 
 
 def may_be_mirrored(node: Node) -> bool:

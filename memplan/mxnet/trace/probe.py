@@ -15,6 +15,7 @@ from mxnet.base import MXNetError
 
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.trace.nnvm import VARIABLE, Attrs, Entry, EntryInfo, Node, to_symbol
+from memplan.mxnet.trace.operators import is_made_of_symbol
 from memplan.step.graph import Handover
 
 # MXNet's CPU subgraph backend, which would rewrite a graph bound without gradients, is tied to
@@ -173,6 +174,8 @@ def counts_as_backward(node: Node) -> bool:
 
     It does so for backward ops, and for gather_nd and scatter_nd.
     """
+    if is_made_of_symbol(node):
+        return False
     return _counts_as_backward(node.op, node.key, len(node.inputs), node.noutputs)
 
 

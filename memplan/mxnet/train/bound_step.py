@@ -80,6 +80,7 @@ class BoundStep:
             pool=pool.executor,
             match_range=made.match_range,
             memory=pool.memory,
+            keeps_operators=False,  # as a hybridized block
         )
         self.data = [data[p.name] for p in used]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}

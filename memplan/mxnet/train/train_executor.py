@@ -55,13 +55,14 @@ class TrainExecutor:
         pool: mx.executor.Executor | None = None,
         match_range: int | None = None,
         memory: Memory | None = None,
+        keeps_operators: bool = True,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
         Arrays are made, filled with zeros, for the arguments and states that are not given.
         ``pool`` and ``match_range`` are those of
         :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
-        ``memory`` instead, if that is large enough: see
+        ``memory`` instead, if that is large enough; this and ``keeps_operators`` are those of
         :class:`memplan.mxnet.realise.packed.PackedStep`. Raises ArgumentError for an array that is
         unknown or of the wrong shape or dtype, and for a ``match_range`` that is no whole number.
         """
@@ -78,7 +79,14 @@ class TrainExecutor:
         hidden: list[NDArray] = []
         if trace.in_one_array:
             arrays |= self.aux_dict
-            self._training = PackedStep(trace, schedule, ctx=self.ctx, arrays=arrays, memory=memory)
+            self._training = PackedStep(
+                trace,
+                schedule,
+                ctx=self.ctx,
+                arrays=arrays,
+                memory=memory,
+                keeps_operators=keeps_operators,
+            )
         else:
             symbol_of_step = training_symbol(trace, schedule)
             self._training = bind_as_it_stands(

@@ -276,13 +276,15 @@ class TrainStep:
             for name, parameter in block.collect_params().items():
                 if found.setdefault(name, parameter) is not parameter:
                     raise ArgumentError(f"two different parameters are named {name!r}; rename one")
-                kinds = {parameter._stype}
-                if parameter.grad_req != "null":
-                    kinds.add(parameter._grad_stype)
-                if kinds != {"default"}:
+                if parameter._stype != "default":
                     raise ArgumentError(
-                        f"parameter {name!r} or its gradient is sparse, which TrainStep cannot "
-                        f"train; create its layer without sparse_grad=True"
+                        f"parameter {name!r} is sparse, which MXNet's hybridized blocks cannot "
+                        f"train; make it with stype='default' (its gradient may be sparse)"
+                    )
+                if parameter._grad_stype != "default" and parameter.grad_req == "add":
+                    raise ArgumentError(
+                        f"the gradient of {name!r} is sparse, and MXNet cannot add to it: use "
+                        f"grad_req='write', or make its layer without sparse_grad=True"
                     )
         return found
 

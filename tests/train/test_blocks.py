@@ -1,0 +1,122 @@
+"""Blocks of every kind that MXNet hybridizes train through TrainStep, with equal bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.blocks import CPU, accumulate, vectors
+from helpers.halves import by_halves
+from helpers.odd_blocks import BLOCKS, Counted, words
+from memplan.errors import ArgumentError, TraceError
+from memplan.mxnet import Module
+from memplan.mxnet.plan_file import plan_text
+
+# User code and loops; sparse gradients.
+CALLED = {"foreach", "foreach_layers", "foreach_random", "user_code", "counted", "own_loss_only"}
+SPARSE = {"sparse_embedding", "two_sparse"}
+REFUSED = {"explicit": CALLED, "packed": SPARSE}
+
+
+def initialised(name: str) -> Any:
+    net = BLOCKS[name].block()
+    net.initialize(BLOCKS[name].initializer, ctx=CPU)
+    return net
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_equal_bits(name: str) -> None:
+    """By both realisations, if neither refuses the block."""
+    case = BLOCKS[name]
+    expected = train(case, by_autograd(case))
+    for realisation in ("packed", "explicit"):
+        if name not in REFUSED[realisation]:
+            by = dataclasses.replace(case, options={"realisation": realisation})
+            assert not differences(expected, train(by, by_plan(by, []))), realisation
+
+
+@pytest.mark.parametrize("name", sorted(CALLED | SPARSE))
+def test_one_realisation_is_chosen_that_does_not_refuse(name: str) -> None:
+    step = train_step(initialised(name), BLOCKS[name].loss)
+    step(*BLOCKS[name].batch())
+    [plan] = step.plans.values()
+    assert name not in REFUSED[plan.trace.realisation]
+
+
+@pytest.mark.parametrize("name", ["branches", "nested", "foreach", "user_code", "sparse_embedding"])
+def test_equal_bits_in_halves(name: str) -> None:
+    case = BLOCKS[name]
+    assert not differences(train(case, by_autograd(case)), train(case, by_halves(case, [])))
+
+
+@pytest.mark.parametrize("name", sorted(CALLED))
+def test_explicit_plans_refuse_what_is_called(name: str) -> None:
+    step = train_step(initialised(name), BLOCKS[name].loss, realisation="explicit")
+    with pytest.raises(TraceError, match=r"op 'net_.*Use realisation='packed'"):
+        step(*BLOCKS[name].batch())
+
+
+@pytest.mark.parametrize("name", sorted(SPARSE))
+def test_packed_plans_refuse_sparse_gradients(name: str) -> None:
+    step = train_step(initialised(name), realisation="packed")
+    with pytest.raises(TraceError, match=r"'net_embedding0.*Use realisation='explicit'"):
+        step(*words())
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    net = initialised("sparse_embedding")
+    train_step(net)(*words())
+    gradient = net[0].weight.grad()
+    assert gradient.stype == "row_sparse"
+    assert gradient.indices.size < 50
+
+
+def test_sparse_gradients_are_not_added_to() -> None:
+    net = initialised("sparse_embedding")
+    accumulate(net)
+    with pytest.raises(ArgumentError, match=r"'net_embedding0_weight' is sparse.*'write'"):
+        train_step(net)(*words())
+
+
+def test_user_code_is_made_for_every_step_as_in_a_block() -> None:
+    """Its first call adds 1 to the output, its second 2."""
+    net = initialised("counted")
+    step, batch = train_step(net), vectors()
+    first = step(*batch)
+    Counted.made = 0
+    second = step(*batch)
+    assert Counted.made == 1
+    assert np.array_equal(first.asnumpy(), second.asnumpy())
+
+
+def test_user_code_is_made_once_by_a_module_as_by_an_executor() -> None:
+    body = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=10, name="scores")
+    net = mx.sym.SoftmaxOutput(mx.sym.Custom(body, op_type="odd_counted"), name="softmax")
+    random = np.random.default_rng(0)
+    data = mx.io.NDArrayIter(random.normal(size=(16, 12)), random.integers(0, 10, 16), 8)
+
+    def outputs(module: Any) -> list[Any]:
+        module.bind(data.provide_data, data.provide_label)
+        mx.random.seed(3)
+        module.init_params(mx.init.Xavier())
+        found = []
+        for _ in range(3):
+            module.forward_backward(mx.io.DataBatch([vectors()[0][:8]], [mx.nd.zeros(8)]))
+            found.append(module.get_outputs()[0].asnumpy())
+        return found
+
+    mx.random.seed(5)
+    stock = outputs(mx.mod.Module(net))
+    mx.random.seed(5)
+    ours = outputs(Module(net, realisation="packed", strategy="chen_sqrt"))
+    assert all(map(np.array_equal, stock, ours))
+
+
+def test_a_plan_with_a_loop_can_be_written() -> None:
+    step = train_step(initialised("foreach"))
+    assert plan_text(step.plan((64, 12), (64,)))
