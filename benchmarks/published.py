@@ -11,6 +11,7 @@ or how far the proved bound is, the time taken, and in brackets the reference an
 from __future__ import annotations
 
 import argparse
+import math
 import time
 
 import published_graphs
@@ -47,7 +48,13 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     graph = published_graphs.load(name)
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * percent // 100
     reference, source = REFERENCES[name][percent]
-    strategy = Auto(time_limit=options.time_limit, seed=options.seed, recompute_backward=True)
+    strategy = Auto(
+        time_limit=options.time_limit,
+        gap=0.0,
+        effort=math.inf,
+        seed=options.seed,
+        recompute_backward=True,
+    )
     begin = time.monotonic()
     outcome = strategy.solve(Problem(graph, budget))
     schedule, seconds = outcome.schedule, time.monotonic() - begin
