@@ -136,14 +136,19 @@ class RecordedCall(Call):
         self.gradients = [array for array in gradients if array is not None]
         given = (*inputs, *outputs, *used)
         self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
+        self.used = list(used)
+        self._given = (op, attrs, list(inputs), list(outputs), list(gradients))
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what autograd keeps of a call whose backward op has not run."""
+        op, attrs, inputs, outputs, gradients = self._given
         # Handles of its own, for autograd marks them.
         inputs = [array.detach() for array in inputs]
-        outputs = [array.detach() for array in outputs]
-        self.used = list(used)
         for array, gradient in zip(inputs, gradients, strict=False):
             if gradient is not None:
                 autograd.mark_variables([array], [gradient.detach()])
-        super().__init__(op, attrs, inputs, outputs)
+        super().__init__(op, attrs, inputs, [array.detach() for array in outputs])
 
     def __call__(self) -> None:
         with autograd.record():

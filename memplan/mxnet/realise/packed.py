@@ -163,6 +163,7 @@ class PackedStep:
         self._halves = (_bundles(calls[:second]), _bundles(calls[second:]))
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
         self._monitor: Monitor | None = None
+        self._is_unfinished = False
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
         self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
         self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
@@ -182,12 +183,18 @@ class PackedStep:
     def first(self) -> None:
         """Run the first half of a step."""
         self.memory.wait()
+        if self._is_unfinished:
+            for _, call, _ in self._steps:
+                if isinstance(call, RecordedCall):
+                    call.forget()
+        self._is_unfinished = True
         self._run(self._halves[0])
 
     def second(self) -> None:
         """Run the second half of a step. Nothing else has run in the memory since the first."""
         self._run(self._halves[1])
         self.memory.left = self.outputs
+        self._is_unfinished = False
 
     def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
         self._mode.is_training = mx.autograd.is_training()

@@ -64,6 +64,9 @@ class BoundStep:
         trace = made.trace
         used = [params[name] for name in network.symbol.list_inputs() if name in params]
         _initialise(used, trace.shapes)
+        self._derived = [p for p in used if is_derived(p)]
+        self._read: dict[str, NDArray] = {}
+        used = [p for p in used if not is_derived(p)]
         self.places = [(p, place_of(p, ctx), p.grad_req) for p in used]
         data = {p.name: p._data[i] for p, i, _ in self.places}
         states = set(network.symbol.list_auxiliary_states())
@@ -108,6 +111,7 @@ class BoundStep:
             self.scale = scale
         self.hand_over_gradients()
         found = self.executor.forward(is_train=True, **self._values(batch))
+        self._pass_on()
         # The next step writes into the executor's arrays.
         copies = [of_semantics(array.copy()) for array in found]
         losses, outputs = regrouped(self.network.form, iter(copies))
@@ -140,13 +144,24 @@ class BoundStep:
         }
         self.executor.backward_half(more)
         self.hand_over_gradients()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let autograd take the gradients of what was computed from parameters to these."""
+        gradients = self.executor.grad_dict
+        pairs = [(array, gradients[n]) for n, array in self._read.items() if n in gradients]
+        self._read = {}
+        if pairs:
+            autograd.backward(*map(list, zip(*pairs, strict=True)))
 
     def _values(self, batch: Arrays) -> dict[str, NDArray]:
+        with autograd.record():
+            self._read = {p.name: p.data(self.executor.ctx) for p in self._derived}
         inputs, labels = batch
         values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
         values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
         known = self.executor.arg_dict
-        return {name: value for name, value in values.items() if name in known}
+        return self._read | {name: value for name, value in values.items() if name in known}
 
     def _lend_gradients(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
@@ -169,6 +184,11 @@ class BoundStep:
                 # Backward of autograd, if it is used beside this step, must write there too.
                 autograd.mark_variables([data], [grad], [request])
             data._fresh_grad = True
+
+
+def is_derived(parameter: Parameter) -> bool:
+    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?"""
+    return type(parameter).data is not mx.gluon.Parameter.data
 
 
 def _lent(name: str, trace: Trace, others: Sequence[BoundStep]) -> list[NDArray]:

@@ -23,7 +23,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.train.block_network import BlockNetwork, cached_graphs, compose
-from memplan.mxnet.train.bound_step import BoundStep, FirstHalf, place_of
+from memplan.mxnet.train.bound_step import BoundStep, FirstHalf, is_derived, place_of
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -309,7 +309,7 @@ class TrainStep:
                 for name in network.symbol.list_inputs():
                     if name in params:
                         place_of(params[name], ctx)
-            requests = {n: params[n].grad_req if n in params else "null" for n in arguments}
+            requests = {n: _request(params[n]) if n in params else "null" for n in arguments}
             shapes: dict[str, Any] = {
                 n: shape for n, shape in network.shapes.items() if n in requests
             }
@@ -371,6 +371,12 @@ def _contexts(params: Iterable[Parameter]) -> list[mx.Context]:
             found: list[mx.Context] = parameter.list_ctx()
             return found
     return [mx.context.current_context()]
+
+
+def _request(parameter: Parameter) -> str:
+    """What the plan does with the gradient; autograd adds that of what is derived."""
+    wanted = parameter.grad_req != "null"
+    return "write" if wanted and is_derived(parameter) else str(parameter.grad_req)
 
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:

@@ -1,0 +1,59 @@
+"""Parameters of which a block gets something computed: GluonNLP drops weights so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import by_autograd, by_plan, differences, train
+from helpers.blocks import Case, accumulate, vectors
+from helpers.halves import by_halves, by_planned
+
+
+class Clipped(gluon.Parameter):
+    """A block gets twice what is left of the weight."""
+
+    def data(self, ctx: mx.Context | None = None) -> Any:
+        return super().data(ctx).clip(-0.2, 0.2) * 2
+
+
+class ClippedDense(gluon.HybridBlock):
+    def __init__(self, units: int, in_units: int) -> None:
+        super().__init__()
+        name = f"{self.prefix}weight"
+        self.weight = self.params._params[name] = Clipped(name, shape=(units, in_units))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        return F.tanh(F.dot(x, weight, transpose_b=True))
+
+
+def clipped_net() -> Any:
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for units, in_units in ((16, 12), (16, 16), (10, 16)):
+            net.add(ClippedDense(units, in_units), nn.Dropout(0.3), nn.LayerNorm())
+    return net
+
+
+def freeze_the_first(net: Any) -> None:
+    net[0].weight.grad_req = "null"
+
+
+@pytest.mark.parametrize("way", [by_plan, by_halves, by_planned])
+@pytest.mark.parametrize("prepare", [len, accumulate, freeze_the_first])
+def test_identical_to_autograd(way: Any, prepare: Any) -> None:
+    micro_batches = 2 if prepare is accumulate else 1
+    options = {"realisation": "packed"}
+    case = Case(
+        clipped_net,
+        lambda: vectors(),
+        prepare=prepare,
+        micro_batches=micro_batches,
+        options=options,
+    )
+    run = way(case) if way is by_planned else way(case, [])
+    assert not differences(train(case, by_autograd(case)), train(case, run))
