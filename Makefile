@@ -1,6 +1,7 @@
 # Everything runs in .venv, which the first call makes: a minute, 1.5 GB.
 BIN := .venv/bin
 STAMP := .venv/installed
+SCRIPTS := .venv/scripts
 
 .PHONY: example test test-all lint docs clean
 
@@ -10,8 +11,8 @@ example: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# With the tests marked long, and with examples for the properties that no run has seen.
-test-all: $(STAMP)
+# With the tests marked long, those that train networks of GluonCV and GluonNLP among them, and with examples for the properties that no run has seen.
+test-all: $(STAMP) $(SCRIPTS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile random
 
 # Processes that run the tests.
@@ -21,6 +22,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Without these packages their tests are skipped.
+$(SCRIPTS): $(STAMP)
+	@echo "Installing GluonCV and GluonNLP into .venv ..."
+	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[scripts]' && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		gluoncv==0.10.5.post0 && touch $@; } || echo "They cannot be installed here." >&2
 
 # To read: build/docs/index.html
 docs: $(STAMP)

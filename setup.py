@@ -46,6 +46,19 @@ setup(
         "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
         "plot": ["matplotlib>=3.7,<3.11"],
         "dask": [DASK],
+        # What the tests in tests/scripts train. GluonCV 0.10.5.post0 asks for packages that do not
+        # stand beside MXNet's numpy: the Makefile installs it without, and these are what it uses.
+        "scripts": [
+            "gluonnlp==0.10.0",
+            "autocfg<1",
+            "Pillow>=9,<13",
+            "portalocker>=2,<4",
+            "pyyaml>=6,<7",
+            "requests>=2.28,<3",
+            "scipy>=1.10,<1.16",
+            "tqdm>=4.60,<5",
+            "yacs<1",
+        ],
         "docs": ["sphinx>=8.1,<8.2", "myst-parser>=4,<5", "sphinx-click>=6,<7"],
         "test": [
             DASK,
