@@ -17,16 +17,14 @@ from memplan.mxnet.load import context
 @strategy_option
 @budget_option
 @click.option("--steps", default=5, show_default=True, help="Steps that are timed.")
-@click.option(
-    "--optimizer", default="sgd", show_default=True, help="Of MXNet's, by name; updates parameters."
-)
 @planning_options
-def check(asked: Asked, strategy: str, budget: Any, steps: int, optimizer: str) -> Exit:
+def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
     """Train NETWORK a few steps by a plan and without, and compare what was promised.
 
     NETWORK is planned as 'memplan plan' does it. Each of the two trains on --ctx (default: cpu) in
-    a process of its own, from equal random numbers. Bytes are the device's own count: by how much
-    the process grew, or on a GPU what the driver says is in use. Results are compared bit for bit.
+    a process of its own, from equal random numbers, by --optimizer (default: sgd). Bytes are the
+    device's own count: by how much the process grew, or on a GPU what the driver says is in use.
+    Results are compared bit for bit.
 
     \b
     Examples:
@@ -47,7 +45,7 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int, optimizer: str) 
         options = asked.options(network)
         options["ctx"] = options.get("ctx") or context("cpu")
         made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
-        found = checked(made, ctx=options["ctx"], steps=steps, optimizer=optimizer)
+        found = checked(made, ctx=options["ctx"], steps=steps, optimizer=asked.optimizer or "sgd")
     sides = {
         "planned": (made.footprint, found.planned),
         "unplanned": (made.unplanned, found.unplanned),

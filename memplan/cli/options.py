@@ -78,6 +78,7 @@ class Asked:
     costs: str | None = None
     time_limit: float | None = None
     reserve: str | None = None
+    optimizer: str | None = None
     cache: Path | None = None
 
     def load(self) -> Network:
@@ -104,6 +105,7 @@ class Asked:
             "costs": self.costs,
             "time_limit": self.time_limit,
             "reserve": self.reserve,
+            "optimizer": self.optimizer,
             "cache": self.cache,
             "ctx": None if self.ctx is None else context(self.ctx),
         }
@@ -166,8 +168,9 @@ _PLANNING = (
         metavar="SECONDS",
         help="For the search. Default: 60 for each plan, 300 for max-batch.",
     ),
+    click.option("--reserve", metavar="BYTES", help="Room to leave, for what memplan cannot know."),
     click.option(
-        "--reserve", metavar="BYTES", help="Room to leave, for optimizer states and workspaces."
+        "--optimizer", metavar="NAME", help="Of MXNet's, such as adam: its states are counted."
     ),
     click.option(
         "--cache",

@@ -52,7 +52,8 @@ def plan(
       status, strategy, realisation, costs, budget_nbytes (null: least), overhead,
       lower_bound_overhead, planning_seconds, cut_by_clock, recomputed (names of ops), output,
       report, and for planned and unplanned: peak_nbytes, allocated_nbytes, fixed_nbytes,
-      reserve_nbytes, total_nbytes, seconds, match_range
+      optimizer_nbytes, workspace_nbytes, workspace_source, reserve_nbytes, total_nbytes, seconds,
+      match_range
     """
     check_outputs((output, report), asked.inputs)
     with working("planning") as interrupt:

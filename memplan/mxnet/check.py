@@ -61,6 +61,8 @@ class Check:
         sides = (plan.unplanned, plan.footprint)
         rows = [
             ("activations, as allocated", _bytes(of.allocated_nbytes for of in sides)),
+            ("states of the optimizer", _bytes(of.optimizer_nbytes for of in sides)),
+            ("workspace of operators", _bytes(of.workspace_nbytes for of in sides)),
             ("promised growth of the process", _bytes(map(promised_growth, sides))),
             ("measured growth", _bytes((before.grown_nbytes, after.grown_nbytes))),
             ("seconds of a step", [f"{trial.seconds:.4f}" for trial in (before, after)]),
@@ -70,7 +72,8 @@ class Check:
         lines += [
             "",
             f"Memory: {'within' if self.is_within else 'ABOVE'} the promise "
-            f"(and {TOLERANCE:.0%} + {format_nbytes(TOLERANCE_NBYTES)}).",
+            f"(and {TOLERANCE:.0%} + {format_nbytes(TOLERANCE_NBYTES)}); "
+            f"workspace of operators: {plan.footprint.workspace_source}.",
             f"Time: {plan.overhead:+.1%} promised by costs {plan.costs}, "
             f"{self.measured_overhead:+.1%} measured.",
         ]
@@ -82,7 +85,8 @@ class Check:
 
 def promised_growth(footprint: Footprint) -> int:
     """By how much a process is to grow in training, beyond arguments, gradients and states."""
-    return footprint.allocated_nbytes
+    held = footprint.allocated_nbytes + footprint.workspace_nbytes
+    return held + footprint.optimizer_nbytes
 
 
 def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd") -> Check:

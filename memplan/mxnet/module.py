@@ -20,13 +20,13 @@ from memplan.strategies import Strategy
 class Module(mx.mod.Module):  # type: ignore[misc]
     """Used like ``mx.mod.Module``; it trains within ``budget`` bytes on every device.
 
-    ``budget``, ``strategy``, ``time_limit``, ``costs`` and ``reserve`` are those of
-    :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``; ``realisation`` is
-    "packed", "explicit" or "auto", the first of these that can train the network. ``plan`` is a
-    plan made before with either, for the shapes on the first device. The network is planned when it
-    is bound to train, and when input shapes are first seen in training; plans are remembered. A
-    budget given as a share is one of the step that is planned first. Steps of other shapes share
-    its memory; where that would exceed the budget, they are bound in turn.
+    ``budget``, ``strategy``, ``time_limit``, ``costs``, ``reserve`` and ``optimizer``, whose states
+    are counted, are those of :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``;
+    ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
+    network. ``plan`` is a plan made before with either, for the shapes on the first device. The
+    network is planned when it is bound to train, and when input shapes are first seen in training;
+    plans are remembered. A budget given as a share is one of the step that is planned first. Steps
+    of other shapes share its memory; where that would exceed the budget, they are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
     BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
@@ -54,6 +54,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         time_limit: float = 60,
         costs: Costs | None = None,
         reserve: int | str = 0,
+        optimizer: str | mx.optimizer.Optimizer | None = None,
         realisation: str = "auto",
         plan: Plan | None = None,
     ) -> None:
@@ -75,6 +76,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             compression_params=compression_params,
         )
         options = {"time_limit": time_limit, "costs": costs, "reserve": reserve}
+        options["optimizer"] = optimizer
         self._plans = Plans(symbol, budget, strategy, options, plan, self._context, realisation)
 
     @classmethod

@@ -23,7 +23,7 @@ from memplan.util.files import read_json
 from memplan.util.numbers import shown
 from memplan.util.records import plain_fields
 
-FORMAT = "memplan.plan/2"
+FORMAT = "memplan.plan/3"
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.

@@ -33,7 +33,8 @@ from memplan.mxnet.trace.form import STOCK
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.planning.realisation import runs_whole_steps, usable
+from memplan.mxnet.train.trial import run_apart
+from memplan.planning.realisation import Realisation, runs_whole_steps, trace_by, usable
 from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
 from memplan.step.graph import TrainingGraph
@@ -63,7 +64,8 @@ def profile(
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
     profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` (or
     "packed", whose ops are the same) an explicit step is measured as well: the table has the ops of
-    both graphs, those of the explicit one as they run there.
+    both graphs, those of the explicit one as they run there. With "packed" it also has the
+    workspace of operators, measured in a process of its own.
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
@@ -76,17 +78,26 @@ def profile(
     ctx = mx.current_context() if ctx is None else ctx
     seconds: dict[str, float] = {}
     usable(realisation)  # or there is none of this name
+    options: dict[str, Any] = {"shapes": shapes, "type_dict": type_dict, "grad_req": grad_req}
+    options["device_type"] = ctx.device_type
     for form in (STOCK, Explicit()) if runs_whole_steps(realisation) else (STOCK,):
-        traced = trace(
-            net,
-            shapes=shapes,
-            type_dict=type_dict,
-            grad_req=grad_req,
-            form=form,
-            device_type=ctx.device_type,
-        )
+        traced = trace(net, form=form, **options)
         seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
-    return CostTable(device_name(ctx), seconds, {name: traced.shapes[name] for name in shapes})
+    way, to_train = trace_by(realisation, net, **options)
+    workspace = {way.name: _workspace_nbytes(way, to_train, ctx)} if way.in_one_array else {}
+    shown = {name: traced.shapes[name] for name in shapes}
+    return CostTable(device_name(ctx), seconds, shown, workspace)
+
+
+def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
+    """By how much more than its array a process grows that runs packed steps.
+
+    The schedule is a frugal one, so that a network is measured that does not fit unplanned.
+    """
+    tell("measuring workspaces")
+    schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
+    grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
+    return max(0, grown - way.memory(traced).nbytes(schedule))
 
 
 def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:

@@ -236,7 +236,7 @@ class _Search:
             saved = per_sample - attempt.plan.allocated_nbytes / FIRST_SIZE
             share = 1.0 if self.least.overhead <= self.most else self.most / self.least.overhead
             per_sample -= share * saved
-        free = self.budget_nbytes - job.unplanned.fixed_nbytes - job.unplanned.reserve_nbytes
+        free = self.budget_nbytes - job.unplanned.beside_nbytes
         return max(1, int(free / max(1.0, per_sample)))
 
     def _try(self, size: int, *later: int) -> None:

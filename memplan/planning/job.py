@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError, BudgetError
 from memplan.memory.memory import Memory
 from memplan.planning.attempt import attempt, moments_of, realise
+from memplan.planning.beside import Beside
 from memplan.planning.plan import Attempt, Footprint
 from memplan.planning.realisation import (
-    AUTO,
-    WHOLE_STEPS,
     Context,
+    Optimizer,
     Realisation,
     Shape,
     Symbol,
@@ -38,7 +38,6 @@ from memplan.strategies.base import check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Space
-from memplan.util.nbytes import parse_budget
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -66,7 +65,7 @@ class Job:
     costs: str
     on_gpu: bool
     time_limit: float
-    reserve_nbytes: int
+    beside: Beside
     realising_seconds: float = 0.0
     max_overhead: float | None = None
 
@@ -81,6 +80,7 @@ class Job:
         time_limit: float = 60,
         type_dict: Mapping[str, Any] | None = None,
         reserve: int | str = 0,
+        optimizer: Optimizer | None = None,
         grad_req: GradReq = None,
         max_overhead: float | None = None,
         **shapes: Shape,
@@ -92,23 +92,33 @@ class Job:
         on_gpu = ctx is not None and ctx.device_type == "gpu"
         options: Any = {"type_dict": type_dict, "grad_req": grad_req}
         if costs is None and on_gpu:
-            measured = WHOLE_STEPS[-1] if realisation == AUTO else realisation
-            costs = measured_costs(net, ctx, measured, options | dict(shapes))
+            costs = measured_costs(net, ctx, realisation, options | dict(shapes))
         elif costs is None:
             costs = "roofline:v100" if ctx is None else "roofline:cpu"
         options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}
 
         def traced(name: str) -> Job:
             way, graph_and_nodes = trace_by(name, net, **options)
-            return cls._of_trace(graph_and_nodes, way, costs, ctx, time_limit, reserve)
+            beside = Beside.of(
+                graph_and_nodes,
+                way,
+                ctx=ctx,
+                table=_table(costs),
+                reserve=reserve,
+                optimizer=optimizer,
+            )
+            return cls._of_trace(graph_and_nodes, way, costs, ctx, time_limit, beside)
 
         stock = dataclasses.replace(traced(STOCK), max_overhead=max_overhead)
         stock = stock._with_unplanned()
         if not runs_whole_steps(realisation):
             return stock
+        job = traced(realisation)
+        # The unplanned step runs the same ops: their workspace is the least that it takes.
+        unplanned = dataclasses.replace(stock.unplanned, **dataclasses.asdict(job.beside))
         return dataclasses.replace(
-            traced(realisation),
-            unplanned=stock.unplanned,
+            job,
+            unplanned=unplanned,
             realising_seconds=stock.realising_seconds,
             max_overhead=max_overhead,
         )
@@ -121,21 +131,25 @@ class Job:
         costs: Costs,
         ctx: Context | None,
         time_limit: float,
-        reserve: int | str | None,
+        beside: Beside,
     ) -> Job:
         graph = with_costs(traced.graph, costs, device=device_of(ctx))
-        reserve_nbytes = _parse_reserve(reserve)
         return cls(
             trace=traced,
             graph=graph,
             realisation=realisation,
             unplanned=Footprint(
-                0, 0, graph.fixed_nbytes, reserve_nbytes, graph.seconds, graph.match_range
+                peak_nbytes=0,
+                allocated_nbytes=0,
+                fixed_nbytes=graph.fixed_nbytes,
+                seconds=graph.seconds,
+                match_range=graph.match_range,
+                **dataclasses.asdict(beside),
             ),
             costs=_name_of(costs),
             on_gpu=ctx is not None and ctx.device_type == "gpu",
             time_limit=time_limit,
-            reserve_nbytes=reserve_nbytes,
+            beside=beside,
         )
 
     def _with_unplanned(self) -> Job:
@@ -160,7 +174,7 @@ class Job:
         """What a strategy is asked; ``budget_nbytes`` are for the whole step."""
         limit = None
         if budget_nbytes is not None:
-            limit = budget_nbytes - self.graph.fixed_nbytes - self.reserve_nbytes
+            limit = budget_nbytes - self.graph.fixed_nbytes - self.beside.nbytes
         return Problem(
             self.graph,
             limit,
@@ -177,7 +191,7 @@ class Job:
 
     def holds(self, schedule: Schedule) -> int:
         """The bytes of the whole step by ``schedule``, the reserve included."""
-        return self.memory.nbytes(schedule) + self.graph.fixed_nbytes + self.reserve_nbytes
+        return self.memory.nbytes(schedule) + self.graph.fixed_nbytes + self.beside.nbytes
 
     def footprint(self, schedule: Schedule, symbol: Symbol) -> Footprint:
         """Simulated peak and, for ``symbol``, what MXNet allocates: it has the last word."""
@@ -186,9 +200,9 @@ class Job:
             peak_nbytes=simulate(schedule).peak_nbytes,
             allocated_nbytes=allocated,
             fixed_nbytes=self.graph.fixed_nbytes,
-            reserve_nbytes=self.reserve_nbytes,
             seconds=schedule.seconds,
             match_range=match_range,
+            **dataclasses.asdict(self.beside),
         )
 
     def attempt(
@@ -259,21 +273,13 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
         raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
 
 
-def _parse_reserve(reserve: int | str | None) -> int:
-    if reserve in (0, None):
-        return 0
-    try:
-        return parse_budget(reserve, 0) or 0
-    except ArgumentError:
-        raise ArgumentError(
-            f"the reserve {reserve!r} cannot be used; it is a whole number of bytes "
-            f"or a string with a unit of bytes ('200MiB')"
-        ) from None
+def _table(costs: Costs) -> CostTable | None:
+    """The table that ``costs`` are or name."""
+    if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
+        return CostTable.load(costs)
+    return costs if isinstance(costs, CostTable) else None
 
 
 def _name_of(costs: Costs) -> str:
-    if isinstance(costs, str | os.PathLike) and not str(costs).startswith("roofline:"):
-        costs = CostTable.load(costs)
-    if isinstance(costs, CostTable):
-        return f"measured on {costs.device}"
-    return str(costs)
+    table = _table(costs)
+    return str(costs) if table is None else f"measured on {table.device}"

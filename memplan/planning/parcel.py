@@ -7,6 +7,7 @@ import functools
 import json
 
 from memplan.errors import UsageError
+from memplan.planning.beside import Beside
 from memplan.planning.cache import digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Footprint
@@ -24,7 +25,7 @@ def pack(job: Job) -> str:
             "unplanned": dataclasses.asdict(job.unplanned),
             "costs": job.costs,
             "time_limit": job.time_limit,
-            "reserve_nbytes": job.reserve_nbytes,
+            "beside": dataclasses.asdict(job.beside),
             "max_overhead": job.max_overhead,
         }
     )
@@ -46,7 +47,7 @@ def unpack(text: str) -> Job:
                 costs=data["costs"],
                 on_gpu=data["trace"]["device_type"] == "gpu",
                 time_limit=data["time_limit"],
-                reserve_nbytes=data["reserve_nbytes"],
+                beside=Beside(**data["beside"]),
                 max_overhead=data["max_overhead"],
             )
     raise UsageError(

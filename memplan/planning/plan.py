@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from memplan.views.pictures import Figure
 
 
+# Of a workspace: why it is none.
+NOT_COUNTED = "not counted"
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Bytes of a training step on the device, and its seconds.
@@ -23,7 +27,9 @@ class Footprint:
     ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
     allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
     ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
-    NNVM_EXEC_MATCH_RANGE with which MXNet allocates that.
+    NNVM_EXEC_MATCH_RANGE with which MXNet allocates that. ``optimizer_nbytes``: the states of the
+    optimizer, where it was named. ``workspace_nbytes``: what operators take while they run;
+    ``workspace_source`` says how that is known, or that it is not.
     """
 
     peak_nbytes: int
@@ -32,11 +38,33 @@ class Footprint:
     reserve_nbytes: int
     seconds: float
     match_range: int
+    optimizer_nbytes: int = 0
+    workspace_nbytes: int = 0
+    workspace_source: str = NOT_COUNTED
 
     @property
     def total_nbytes(self) -> int:
         """Everything that the step holds on the device, the reserve included."""
-        return self.fixed_nbytes + self.allocated_nbytes + self.reserve_nbytes
+        return self.allocated_nbytes + self.beside_nbytes
+
+    @property
+    def beside_nbytes(self) -> int:
+        """All but activations."""
+        held = self.fixed_nbytes + self.optimizer_nbytes
+        return held + self.workspace_nbytes + self.reserve_nbytes
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes by what they are for, in words."""
+        return {
+            "activations alive, peak": self.peak_nbytes,
+            "activations, as allocated": self.allocated_nbytes,
+            "arguments and gradients": self.fixed_nbytes,
+            "states of the optimizer": self.optimizer_nbytes,
+            "workspace of operators": self.workspace_nbytes,
+            "reserve": self.reserve_nbytes,
+            "whole step": self.total_nbytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -88,8 +116,22 @@ class Plan:
 
     @property
     def total_nbytes(self) -> int:
-        """fixed + allocated + reserve: what must fit the budget."""
+        """fixed + optimizer + allocated + workspace + reserve: what must fit the budget."""
         return self.footprint.total_nbytes
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        """The states of the optimizer that was named."""
+        return self.footprint.optimizer_nbytes
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """What operators take while they run; ``footprint.workspace_source`` says how it is known.
+
+        It counts for packed plans: measured where ``costs`` are of
+        ``memplan.profile(realisation="packed")``, else estimated for a CPU where ``ctx`` is given.
+        """
+        return self.footprint.workspace_nbytes
 
     @property
     def match_range(self) -> int:
@@ -152,14 +194,9 @@ class Plan:
             "",
             f"{'':28}{'unplanned':>14}{'planned':>14}",
         ]
-        for label, name in (
-            ("activations alive, peak", "peak_nbytes"),
-            ("activations, as allocated", "allocated_nbytes"),
-            ("arguments and gradients", "fixed_nbytes"),
-            ("reserve", "reserve_nbytes"),
-            ("whole step", "total_nbytes"),
+        for (label, before), after in zip(
+            self.unplanned.parts.items(), self.footprint.parts.values(), strict=True
         ):
-            before, after = getattr(self.unplanned, name), getattr(self.footprint, name)
             lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
         recomputed = len(self.schedule.recomputed)
         lines += [
@@ -168,6 +205,7 @@ class Plan:
             f"{f'; {self._proof()}' if recomputed else ''}.",
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s{', cut by the clock' * self.cut_by_clock}",
+            f"workspace of operators: {self.footprint.workspace_source}",
         ]
         if self.alternative:
             lines.append(f"{self.alternative}.")

@@ -14,7 +14,7 @@ from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import Context, Shape, Symbol, step_mib
+from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
@@ -71,6 +71,7 @@ def plan(
     time_limit: float = 60,
     type_dict: Mapping[str, Any] | None = None,
     reserve: int | str = 0,
+    optimizer: Optimizer | None = None,
     grad_req: GradReq = None,
     max_overhead: float | None = None,
     gap: float | None = None,
@@ -91,7 +92,8 @@ def plan(
     :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. A plan that is proved
     to be within ``gap`` of the cheapest, as a share of the step's time (None: the strategy's own,
     0.002), ends the search; ``seed`` chooses another search, where the strategy has these options.
-    ``reserve`` are bytes to leave for optimizer states and workspaces. ``costs`` are op times
+    ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
+    counted. ``reserve`` are bytes to leave for what memplan cannot know. ``costs`` are op times
     (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
     roofline of the CPU if ``ctx`` is one, else of a V100. A search ends after so much work;
     ``time_limit`` are seconds for tracing and the strategy together that it may take at most
@@ -117,6 +119,7 @@ def plan(
         "time_limit": time_limit,
         "type_dict": type_dict,
         "reserve": reserve,
+        "optimizer": optimizer,
         "grad_req": grad_req,
         "max_overhead": max_overhead,
         **shapes,

@@ -30,6 +30,7 @@ WHOLE_STEPS = ("packed", "explicit")
 # MXNet's Symbol and Context: planning is possible to import without MXNet.
 Symbol = Any
 Context = Any
+Optimizer = Any
 Shape = Sequence[int]
 
 
@@ -57,6 +58,9 @@ class Realisation(Protocol):
 
     def memory(self, trace: Trace) -> Memory:
         """What a schedule of ``trace`` takes, with all that this realisation adds to it."""
+
+    def workspace_nbytes(self, nodes: Sequence[Any], device_type: str) -> int | None:
+        """What these ops take beside what they read and write; None where that is not known."""
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> Symbol:
         """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
@@ -159,6 +163,13 @@ def as_traced(traced: Trace) -> AbstractContextManager[None]:
     from memplan.mxnet.trace.request import as_traced as settings
 
     return settings(traced)
+
+
+def optimizer_nbytes(traced: Trace, optimizer: Optimizer) -> int:
+    """What ``optimizer``, MXNet's or its name, keeps; ArgumentError for what is neither."""
+    from memplan.mxnet.realise.optimizer_states import states_nbytes
+
+    return states_nbytes(traced, optimizer)
 
 
 def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:

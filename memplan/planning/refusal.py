@@ -30,8 +30,7 @@ def refusal(
     ``max_overhead`` at most. ``better`` is a sentence on another realisation, or empty.
     """
     proved = attempt.status is Status.INFEASIBLE
-    budget_nbytes, reserve_nbytes = attempt.budget_nbytes, least[1].reserve_nbytes
-    held = graph.fixed_nbytes + reserve_nbytes
+    budget_nbytes, held = attempt.budget_nbytes, least[1].beside_nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if budget_nbytes is None or max_overhead is not None:
@@ -42,10 +41,7 @@ def refusal(
         sentences = [f"no {kind} fits in {within} (proved)"]
     else:
         sentences = [f"strategy {attempt.strategy} found no plan within {within}"]
-    sentences.append(
-        f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, the reserve "
-        f"{format_nbytes(reserve_nbytes)}, whatever the plan"
-    )
+    sentences.append(_beside(least[1]))
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
     sentences.append(_reached(*least))
@@ -58,6 +54,19 @@ def refusal(
     else:
         sentences.append("Raise the budget, or lower the batch size")
     return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
+
+
+def _beside(footprint: Footprint) -> str:
+    """What is held whatever the plan."""
+    parts = [
+        ("the states of the optimizer", footprint.optimizer_nbytes),
+        ("the workspace of operators", footprint.workspace_nbytes),
+    ]
+    others = "".join(f"{name} {format_nbytes(n)}, " for name, n in parts if n)
+    return (
+        f"Arguments, gradients and states take {format_nbytes(footprint.fixed_nbytes)}, {others}"
+        f"the reserve {format_nbytes(footprint.reserve_nbytes)}, whatever the plan"
+    )
 
 
 def _at_most(max_overhead: float | None) -> str:

@@ -74,7 +74,7 @@ class Task:
                 "network": digest(job.trace.symbol.tojson()),
                 "realisation": job.realisation.name,
                 "on_gpu": job.on_gpu,
-                "reserve_nbytes": job.reserve_nbytes,
+                "beside": dataclasses.asdict(job.beside),
                 "time_limit": job.time_limit,
                 "max_overhead": job.max_overhead,
                 "budget_nbytes": self.budget_nbytes,

@@ -98,12 +98,14 @@ class CostTable:
 
     ``device`` names it: "cpu(Intel Xeon ...)", "gpu(Tesla V100-SXM2-16GB)". ``shapes`` are the
     input shapes of the network that was measured; a table rarely fits another batch size.
+    ``workspace_nbytes``: what operators took beside what they read and write, by realisation.
     Raises CostError for seconds that are negative or not finite.
     """
 
     device: str
     seconds: Mapping[str, float]
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    workspace_nbytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.device or not isinstance(self.device, str):
@@ -111,6 +113,9 @@ class CostTable:
         for signature, seconds in self.seconds.items():
             if not is_finite(seconds):
                 raise CostError(f"{shown(seconds)} seconds for the op {signature}")
+        for realisation, nbytes in self.workspace_nbytes.items():
+            if not is_whole(nbytes):
+                raise CostError(f"{shown(nbytes)} bytes of workspace for {realisation}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
@@ -120,6 +125,7 @@ class CostTable:
             "device": self.device,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "seconds": dict(self.seconds),
+            "workspace_nbytes": dict(self.workspace_nbytes),
         }
         try:
             write_text(path, json.dumps(data, indent=1))
@@ -137,7 +143,8 @@ class CostTable:
             shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
             if not all(is_whole(size) for shape in shapes.values() for size in shape):
                 raise CostError(f"its shapes are not made of integers: {shapes}")
-            return cls(data["device"], dict(data["seconds"]), shapes)
+            workspace = dict(data.get("workspace_nbytes", {}))
+            return cls(data["device"], dict(data["seconds"]), shapes, workspace)
         except OSError as error:
             raise CostError(
                 f"the costs in {str(path)!r} cannot be read: {error.strerror}. "

@@ -32,7 +32,7 @@ def notebook_html(plan: Plan) -> str:
 
 def _drawing(plan: Plan) -> str:
     graph, schedule = plan.schedule.graph, plan.schedule
-    base = graph.fixed_nbytes + plan.footprint.reserve_nbytes
+    base = plan.footprint.beside_nbytes
     before = [base + n for n in simulate(Schedule.unplanned(graph)).live_nbytes]
     top = 1.05 * max(1, plan.total_nbytes, plan.budget_nbytes or 0, *before)
     nsteps = max(1, len(schedule.ops), len(graph.ops))

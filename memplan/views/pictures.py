@@ -55,7 +55,7 @@ def memory_over_steps(plan: Plan, path: Path = None) -> Figure:
 
 def _draw_steps(axes: Axes, plan: Plan) -> None:
     schedule = plan.schedule
-    base = schedule.graph.fixed_nbytes + plan.footprint.reserve_nbytes
+    base = plan.footprint.beside_nbytes
     before = np.array(simulate(Schedule.unplanned(schedule.graph)).live_nbytes) + base
     unit, size = _unit(max(before.max(initial=1), plan.total_nbytes))
     edges = np.arange(len(schedule.ops) + 1)

@@ -80,17 +80,11 @@ def _lead(plan: Plan) -> str:
 
 
 def _figures(plan: Plan) -> str:
-    rows = [
-        ("activations alive, peak", "peak_nbytes"),
-        ("activations, as allocated", "allocated_nbytes"),
-        ("arguments and gradients", "fixed_nbytes"),
-        ("reserve", "reserve_nbytes"),
-        ("whole step", "total_nbytes"),
-    ]
     lines = ["<table><tr><th></th><th class=n>without a plan</th><th class=n>planned</th></tr>"]
-    for label, name in rows:
-        before, after = getattr(plan.unplanned, name), getattr(plan.footprint, name)
-        kind = " class=total" if name == "total_nbytes" else ""
+    planned = plan.footprint.parts
+    for label, before in plan.unplanned.parts.items():
+        after = planned[label]
+        kind = " class=total" if label == list(planned)[-1] else ""
         lines.append(
             f"<tr{kind}><td>{label}</td><td class=n>{format_nbytes(before)}</td>"
             f"<td class=n>{format_nbytes(after)}</td></tr>"
@@ -113,6 +107,7 @@ def _facts(plan: Plan) -> str:
         ("status", plan.status.value + ", cut by the clock" * plan.cut_by_clock),
         ("strategy", plan.strategy),
         ("costs", plan.costs),
+        ("workspace of operators", plan.footprint.workspace_source),
         ("recomputed", f"{len(schedule.recomputed)} of {graph.nforward} forward ops"),
         ("steps", f"{len(schedule.ops)} ({len(graph.ops)} without a plan)"),
     ]
@@ -136,7 +131,7 @@ def _data(plan: Plan, others: Sequence[Plan]) -> dict[str, Any]:
         "ops": _ops(graph, kinds),
         "tensors": _tensors(graph),
         "nforward": graph.nforward,
-        "base": graph.fixed_nbytes + plan.footprint.reserve_nbytes,
+        "base": plan.footprint.beside_nbytes,
         "budget": plan.budget_nbytes,
         "total": plan.total_nbytes,
         "unplannedTotal": plan.unplanned.total_nbytes,

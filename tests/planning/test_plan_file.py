@@ -79,6 +79,7 @@ TOLD = (
     "status",
 )
 MEASURED = ("allocated_nbytes", "reserve_nbytes", "match_range")
+MEASURED += ("optimizer_nbytes", "workspace_nbytes", "workspace_source")
 
 
 def is_told(place: Place) -> bool:

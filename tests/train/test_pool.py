@@ -48,6 +48,7 @@ def planned(
         realisation=realisation,
         strategy=STRATEGY,
         budget=budget,
+        ctx=mx.cpu(),  # as Module and TrainStep plan: workspaces count
         data=(size, 3, pixels, pixels),
     )
 

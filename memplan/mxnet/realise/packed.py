@@ -36,6 +36,7 @@ from memplan.mxnet.realise.packed_rules import (
 )
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace import OneWorkspace
+from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
@@ -71,6 +72,10 @@ class Packed(Explicit):
         """
         if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
             raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
+
+    def workspace_nbytes(self, nodes: Sequence[Node], device_type: str) -> int | None:
+        """An estimate for a CPU, where all calls find one workspace."""
+        return estimated_nbytes(nodes) if device_type == "cpu" else None
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

@@ -1,0 +1,62 @@
+"""The bytes of what an optimizer keeps for the parameters of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.errors import ArgumentError
+from memplan.mxnet.trace.build import Trace
+
+# An optimizer is shown a weight of this size in every dimension, and what it makes for that is
+# scaled: nothing is allocated for large ones.
+_SIZE = 3
+
+
+def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int:
+    """What ``optimizer``, or one of this name, keeps for all parameters with a gradient, in bytes.
+
+    Copies of parameters in float32, which ``multi_precision`` makes, are counted as well.
+    ArgumentError for a name that MXNet does not know.
+    """
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
+            known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
+            raise ArgumentError(f"MXNet has no optimizer {optimizer!r}; it has {known}")
+        optimizer = mx.optimizer.create(optimizer)
+    if not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {optimizer!r}")
+    kinds: dict[tuple[int, str], list[Any]] = {}
+    total = 0
+    for name in traced.symbol.list_arguments():
+        if traced.grad_req[name] == "null":
+            continue
+        shape, dtype = traced.shapes[name], traced.dtypes[name]
+        if (len(shape), dtype) not in kinds:
+            weight = mx.nd.zeros((_SIZE,) * len(shape), mx.cpu(), dtype)
+            made = optimizer.create_state_multi_precision(0, weight)
+            kinds[len(shape), dtype] = list(_arrays(made))
+        for state in kinds[len(shape), dtype]:
+            total += _scaled(state.shape, shape) * np.dtype(state.dtype).itemsize
+    return total
+
+
+def _arrays(state: Any) -> Iterator[Any]:
+    if isinstance(state, mx.nd.NDArray):
+        yield state
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from _arrays(part)
+
+
+def _scaled(state: tuple[int, ...], weight: tuple[int, ...]) -> int:
+    """The elements of a ``state`` made for the small weight, for one of the shape ``weight``."""
+    if len(state) != len(weight):
+        return math.prod(state)
+    return math.prod(
+        size if small == _SIZE else small for small, size in zip(state, weight, strict=True)
+    )

@@ -1,0 +1,82 @@
+"""What operators take on a CPU beside what they read and write, by their shapes.
+
+MXNet gives an operator temporary space, and oneDNN primitives have scratchpads of their own. Where
+an operator wants another layout than an array has, it makes a copy of it. It is
+much the same whatever is recomputed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
+
+# Channels that oneDNN's own kernels of convolutions take at once (AVX-512). Others are multiplied
+# as matrices, for which pictures are rolled out: x64:gemm by DNNL_VERBOSE=1.
+BLOCK = 16
+
+# A convolution is prepared anew for every combination of layouts that it meets: no more than this
+# many were seen on the networks of benchmarks/process_networks.py.
+LAYOUTS = 3
+
+
+def estimated_nbytes(nodes: Iterable[Node]) -> int:
+    """The workspace of a step of these ops that run in turn, in bytes.
+
+    Twice what the largest op reads and writes: temporary space for copies in other layouts
+    (TmpMemMgr of MXNet's mkldnn_base-inl.h), and the copies of inputs for operators without oneDNN
+    (CreateDefaultInputs of src/common/exec_utils.h), which do not lie in it. For every convolution
+    that differs the scratchpads of its two gradients, which are kept (:func:`_scratchpads`). Set on
+    the networks of benchmarks/process_networks.py, of which none took more by 19 MB. 13 of these
+    are MXNet's code as it is first used, whatever runs.
+    """
+    nodes = list(nodes)
+    largest = max(
+        (_sizes(node.infos.inputs) + _sizes(node.infos.outputs) for node in nodes), default=0
+    )
+    kinds: Counter[Any] = Counter()
+    scratchpads: dict[Any, int] = {}
+    for node in nodes:
+        call = node.forward
+        if call is not None and node.op in ("_backward_Convolution", "_backward_Deconvolution"):
+            kind = (call.op, call.key, call.infos.inputs[:2])
+            kinds[kind] += 1
+            scratchpads[kind] = _scratchpads(call)
+    layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
+    return 2 * largest + layouts
+
+
+def _scratchpads(call: Node) -> int:
+    """The bytes of oneDNN's scratchpads for the gradients of a convolution, of data and of weights.
+
+    As matrices: the columns of a picture for each thread (jit_gemm_convolution_utils.cpp: im2col).
+    By its own kernels: a sum of the weights' gradients for each thread.
+    """
+    data, weight = call.infos.inputs[:2]
+    out = call.infos.outputs[0]
+    if data is None or weight is None or out is None:
+        return 0
+    if call.op == "Deconvolution":
+        data, out = out, data
+    groups = int(call.attrs.get("num_group", "1"))
+    threads = min(_threads(), data.shape[0] * groups)
+    channels = (data.shape[1] // groups, out.shape[1] // groups)
+    is_depthwise = channels[0] == 1
+    is_pointwise = math.prod(weight.shape[2:]) == 1
+    if is_depthwise or is_pointwise or not any(size % BLOCK for size in channels):
+        return 2 * threads * weight.nbytes
+    return 2 * threads * math.prod((*weight.shape[1:], *out.shape[2:])) * weight.itemsize
+
+
+def _threads() -> int:
+    """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) else max(1, (os.cpu_count() or 1) // 2)
+
+
+def _sizes(infos: Sequence[EntryInfo | None]) -> int:
+    return sum(info.nbytes for info in infos if info is not None)

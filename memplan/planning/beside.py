@@ -1,0 +1,73 @@
+"""What a step holds beside activations, arguments and gradients, whatever the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memplan.errors import ArgumentError
+from memplan.planning.plan import NOT_COUNTED
+from memplan.planning.realisation import Context, Optimizer, Realisation, optimizer_nbytes
+from memplan.step.costs import CostTable
+from memplan.util.nbytes import parse_budget
+
+if TYPE_CHECKING:
+    from memplan.mxnet.trace.build import Trace
+
+
+@dataclass(frozen=True)
+class Beside:
+    """``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states
+    of the optimizer. ``workspace_nbytes``: what operators take while they run, and
+    ``workspace_source`` how that is known. The fields are those of
+    :class:`memplan.planning.plan.Footprint`.
+    """
+
+    reserve_nbytes: int = 0
+    optimizer_nbytes: int = 0
+    workspace_nbytes: int = 0
+    workspace_source: str = NOT_COUNTED
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.reserve_nbytes + self.optimizer_nbytes + self.workspace_nbytes
+
+    @classmethod
+    def of(
+        cls,
+        traced: Trace,
+        realisation: Realisation,
+        *,
+        ctx: Context | None,
+        table: CostTable | None,
+        reserve: int | str | None,
+        optimizer: Optimizer | None,
+    ) -> Beside:
+        """That of a step of ``traced``.
+
+        The workspace is what ``table`` has measured, else an estimate for ``ctx``. ArgumentError
+        for a ``reserve`` or an ``optimizer`` that cannot be used.
+        """
+        workspace, source = 0, NOT_COUNTED
+        if table is not None and realisation.name in table.workspace_nbytes:
+            workspace = table.workspace_nbytes[realisation.name]
+            source = f"measured on {table.device}"
+        elif ctx is not None:
+            estimate = realisation.workspace_nbytes(traced.nodes, ctx.device_type)
+            if estimate is not None:
+                workspace, source = estimate, "estimated from shapes"
+        states = 0 if optimizer is None else optimizer_nbytes(traced, optimizer)
+        return cls(_parse_reserve(reserve), states, workspace, source)
+
+
+def _parse_reserve(reserve: int | str | None) -> int:
+    if reserve in (0, None):
+        return 0
+    try:
+        return parse_budget(reserve, 0) or 0
+    except ArgumentError:
+        raise ArgumentError(
+            f"the reserve {reserve!r} cannot be used; it is a whole number of bytes "
+            f"or a string with a unit of bytes ('200MiB')"
+        ) from None

@@ -1,0 +1,146 @@
+"""What a step holds beside activations: optimizers' states and operators' workspaces count."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+from helpers.networks import residual_net
+from memplan.errors import ArgumentError, BudgetError, CostError
+from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise.optimizer_states import states_nbytes
+from memplan.planning import job, parcel
+from memplan.planning.job import Job
+from memplan.planning.planner import plan
+from memplan.planning.realisation import trace
+from memplan.step.costs import CostTable
+
+NET, SHAPES = residual_net(batch=4)
+WORKSPACE = 3 << 20
+OPTIONS: dict[str, Any] = {"realisation": "packed", "strategy": "chen_sqrt", "time_limit": 1}
+
+
+@pytest.fixture(autouse=True)
+def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+
+
+@pytest.fixture(scope="module")
+def table() -> CostTable:
+    """Costs of the network with a workspace, as if measured."""
+    graph = trace(NET, shapes=SHAPES, realisation="packed").graph
+    stock = trace(NET, shapes=SHAPES).graph
+    seconds = {op.signature: 1e-3 for op in (*graph.ops, *stock.ops)}
+    return CostTable("cpu(here)", seconds, workspace_nbytes={"packed": WORKSPACE})
+
+
+def test_a_measured_workspace_is_in_the_total_and_in_every_budget(table: CostTable) -> None:
+    without = plan(NET, costs=dataclasses.replace(table, workspace_nbytes={}), **OPTIONS, **SHAPES)
+    made = plan(NET, costs=table, **OPTIONS, **SHAPES)
+    assert made.workspace_nbytes == made.unplanned.workspace_nbytes == WORKSPACE
+    assert made.footprint.workspace_source == "measured on cpu(here)"
+    assert made.allocated_nbytes == without.allocated_nbytes
+    assert made.total_nbytes == without.total_nbytes + WORKSPACE
+    assert made.unplanned.total_nbytes == without.unplanned.total_nbytes + WORKSPACE
+    enough = plan(NET, costs=table, budget=made.total_nbytes, **OPTIONS, **SHAPES)
+    assert enough.total_nbytes <= made.total_nbytes
+    with pytest.raises(BudgetError, match=r"the workspace of operators 3\.00 MiB") as refused:
+        plan(NET, costs=table, budget=WORKSPACE, **OPTIONS, **SHAPES)
+    assert refused.value.lowest_nbytes is not None
+    assert refused.value.lowest_nbytes > WORKSPACE
+    assert "workspace of operators" in str(made)
+    assert "workspace of operators: measured on cpu(here)" in str(made)
+    assert "workspace of operators" in made.report_html()
+
+
+def test_without_a_measurement_it_is_estimated_where_a_cpu_is_named() -> None:
+    without = plan(NET, **OPTIONS, **SHAPES)
+    assert (without.workspace_nbytes, without.footprint.workspace_source) == (0, "not counted")
+    made = plan(NET, ctx=mx.cpu(), **OPTIONS, **SHAPES)
+    assert made.footprint.workspace_source == "estimated from shapes"
+    # The largest op reads two tensors of the largest size and writes a third.
+    largest = max(tensor.nbytes for tensor in made.schedule.graph.tensors)
+    assert 4 * largest <= made.workspace_nbytes <= 16 * largest
+    assert made.total_nbytes == without.total_nbytes + made.workspace_nbytes
+    mirrored = plan(NET, ctx=mx.cpu(), **(OPTIONS | {"realisation": "mirror"}), **SHAPES)
+    assert mirrored.workspace_nbytes == 0
+    assert mirrored.footprint.workspace_source == "not counted"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [("sgd", 0), ("adam", 2), (mx.optimizer.create("sgd", momentum=0.9), 1), ("rmsprop", 1)],
+)
+def test_states_of_the_optimizer_count(optimizer: Any, copies: int) -> None:
+    without = plan(NET, **OPTIONS, **SHAPES)
+    made = plan(NET, optimizer=optimizer, **OPTIONS, **SHAPES)
+    executor = NET.simple_bind(mx.cpu(), grad_req="write", **SHAPES)
+    given = {*SHAPES, "softmax_label", "label"}
+    weights = sum(4 * a.size for name, a in executor.arg_dict.items() if name not in given)
+    assert made.optimizer_nbytes == made.unplanned.optimizer_nbytes == copies * weights
+    assert made.total_nbytes == without.total_nbytes + copies * weights
+
+
+def test_copies_in_full_precision_count() -> None:
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=100, no_bias=True, name="fc")
+    traced = trace(net, shapes={"data": (2, 50)}, type_dict={"data": "float16"})
+    assert traced.dtypes["fc_weight"] == "float16"
+    optimizers = {
+        False: mx.optimizer.create("sgd", momentum=0.9),
+        True: mx.optimizer.create("sgd", momentum=0.9, multi_precision=True),
+    }
+    for precise, nbytes in ((False, 2), (True, 8)):
+        assert states_nbytes(traced, optimizers[precise]) == 5000 * nbytes
+
+
+@pytest.mark.parametrize("name", ["adam", "nag", "adagrad", "adadelta", "ftrl", "groupadagrad"])
+def test_states_are_as_large_as_those_that_mxnet_makes(name: str) -> None:
+    traced = trace(NET, shapes=SHAPES)
+    optimizer, total = mx.optimizer.create(name), 0
+    for place, argument in enumerate(traced.symbol.list_arguments()):
+        if traced.grad_req[argument] == "null":
+            continue
+        if name == "groupadagrad" and len(traced.shapes[argument]) != 2:
+            return  # MXNet has it for matrices only
+        state = optimizer.create_state(place, mx.nd.zeros(traced.shapes[argument]))
+        arrays = state if isinstance(state, tuple) else [state]
+        total += sum(4 * array.size for array in arrays if array is not None)
+    assert states_nbytes(traced, name) == total
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [("adm", "MXNet has no optimizer 'adm'"), (7, "optimizer must be one of MXNet's")],
+)
+def test_an_optimizer_that_is_none_is_refused(optimizer: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        plan(NET, optimizer=optimizer, **OPTIONS, **SHAPES)
+
+
+def test_a_table_keeps_its_workspaces(table: CostTable, tmp_path: Path) -> None:
+    table.save(tmp_path / "costs.json")
+    assert CostTable.load(tmp_path / "costs.json") == table
+    with pytest.raises(CostError, match="-1 bytes of workspace for packed"):
+        dataclasses.replace(table, workspace_nbytes={"packed": -1})
+
+
+def test_a_profile_measures_the_workspace() -> None:
+    table = memplan.profile(NET, ctx=mx.cpu(), realisation="packed", repeats=1, warmup=0, **SHAPES)
+    # MXNet's code, as it is first used, and little else.
+    assert 1 << 20 < table.workspace_nbytes["packed"] < 64 << 20
+    made = plan(NET, ctx=mx.cpu(), costs=table, **OPTIONS, **SHAPES)
+    assert made.workspace_nbytes == table.workspace_nbytes["packed"]
+
+
+def test_it_goes_with_the_plan_and_with_the_job(table: CostTable, tmp_path: Path) -> None:
+    options = {"costs": table, "optimizer": "adam"}
+    made = plan(NET, **options, **OPTIONS, **SHAPES)
+    (tmp_path / "plan.json").write_text(plan_text(made), encoding="utf-8")
+    assert load_plan(tmp_path / "plan.json").footprint == made.footprint
+    prepared = Job.prepare(NET, realisation="packed", **options, **SHAPES)
+    assert parcel.unpack(parcel.pack(prepared)).beside == prepared.beside
