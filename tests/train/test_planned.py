@@ -128,6 +128,36 @@ def test_inputs_that_want_gradients_are_an_error() -> None:
         net(before(x))
 
 
+@pytest.mark.parametrize("is_numpy", [False, True], ids=["sparse gradients", "mx.np"])
+def test_other_arrays(is_numpy: bool) -> None:
+    """A row_sparse gradient, which explicit plans train, and NumPy semantics."""
+    results = []
+    if is_numpy:
+        mx.npx.set_np()
+    try:
+        for options in (None, QUICKLY if is_numpy else QUICKLY | {"realisation": "explicit"}):
+            mx.random.seed(3)
+            net = nn.HybridSequential(prefix="net_")
+            with net.name_scope():
+                net.add(nn.Embedding(20, 8, sparse_grad=not is_numpy), nn.Dense(16))
+                net.add(nn.Dropout(0.3), nn.Dense(10))
+            net.initialize(mx.init.Xavier(), ctx=CPU)
+            words = (mx.np if is_numpy else mx.nd).ones((4, 3))
+            net(words)
+            net.hybridize()
+            if options is not None:
+                planned(net, **options)
+            for _ in range(2):
+                with autograd.record():
+                    outputs = net(words)
+                    loss = (outputs * outputs).sum()
+                loss.backward()
+            results.append({"outputs": outputs.asnumpy(), **gradients(net)})
+    finally:
+        mx.npx.reset_np()
+    assert not differences(results[:1], results[1:])
+
+
 def test_a_part_of_a_network_may_be_planned() -> None:
     """A backbone; what comes after it is MXNet's."""
     results = []

@@ -169,8 +169,7 @@ class BoundStep:
             if grad is None:
                 continue
             if request == "write":
-                handle = _new_alloc_handle(grad.shape, grad.ctx, True, grad.dtype)
-                p._grad[place] = of_semantics(mx.nd.NDArray(handle))
+                p._grad[place] = of_semantics(_without_memory(grad))
                 autograd.mark_variables([data], [p._grad[place]], [request])
             data._fresh_grad = False
 
@@ -184,6 +183,13 @@ class BoundStep:
                 # Backward of autograd, if it is used beside this step, must write there too.
                 autograd.mark_variables([data], [grad], [request])
             data._fresh_grad = True
+
+
+def _without_memory(like: NDArray) -> NDArray:
+    """An array of this kind, which gets memory when something is written into it."""
+    if like.stype != "default":
+        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
+    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
 
 
 def is_derived(parameter: Parameter) -> bool:
