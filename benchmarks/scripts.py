@@ -5,8 +5,8 @@
 
 The loops are those of tests/scripts, each run as it is and planned, in a process of its own. A row
 has: the lines that change; whether losses, weights and states are equal to the last bit (or but for
-rounding, where MXNet adds gradients of an Embedding row by row); the bytes of the whole step,
-parameters included, unplanned and planned; by how much the process grows, planning included (MB).
+rounding, where MXNet adds gradients of an Embedding row by row); the MiB of the step, parameters
+and gradients included, unplanned and planned; by how many MB the process grows, planning included.
 GluonCV and GluonNLP must be installed, as `make test-all` does.
 """
 
@@ -98,7 +98,7 @@ def figures(name: str, size: int, *, plan: bool) -> dict[str, Any]:
     }
     if plan:
         (found,) = net.planned_step.plans.values()
-        pair = found.unplanned.total_nbytes, found.total_nbytes
+        pair = [p.fixed_nbytes + p.allocated_nbytes for p in (found.unplanned, found)]
         result["step"] = [f"{nbytes / 2**20:.1f}" for nbytes in pair]
     return result
 
