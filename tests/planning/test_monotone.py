@@ -8,6 +8,7 @@ import random
 import mxnet as mx
 import pytest
 
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
@@ -36,7 +37,7 @@ def _job(seed: int, realisation: str) -> Job:
     return Job.prepare(
         _network(seed),
         realisation=realisation,
-        time_limit=1.0,
+        time_limit=NEVER_SECONDS,
         costs="roofline:v100",
         data=(4, 3, 16, 16),
     )
@@ -77,10 +78,10 @@ def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -
     attempts: list[Attempt] = []
     for budget_nbytes in budgets:
         fresh = dataclasses.replace(job)  # which knows nothing of the other budgets
-        attempt = fresh.attempt("auto", budget_nbytes)
+        attempt = fresh.attempt("auto:effort=0.02", budget_nbytes)
         attempts.append(attempt)
         if attempt.plan is None:
-            error = fresh.budget_error(attempt, "auto")
+            error = fresh.budget_error(attempt, "auto:effort=0.02")
             assert error.lowest_nbytes is not None
             assert error.lowest_nbytes > budget_nbytes
     fits = [attempt.plan is not None for attempt in attempts]
@@ -95,4 +96,4 @@ def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None
     attempt = job.attempt("store_all", budget_nbytes)
     error: BudgetError = job.budget_error(attempt, "store_all")
     assert "strategy='auto' plans within this budget" in str(error)
-    assert job.attempt("auto", budget_nbytes).plan is not None
+    assert job.attempt("auto:effort=0.02", budget_nbytes).plan is not None

@@ -117,7 +117,7 @@ def test_gradients_are_those_that_grad_req_asks_for() -> None:
 
 
 def test_the_summary_says_what_a_person_wants_to_know(network: Any) -> None:
-    plan = quick(network, budget=0.6, strategy="checkmate", time_limit=2)
+    plan = quick(network, budget=0.75, strategy="checkmate:effort=0.05")
     text = str(plan)
     assert text.startswith("Fits in ")
     assert f"{plan.overhead:+.1%}" in text
@@ -180,7 +180,7 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     net, shapes = network
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
-    schedule = Evict(time_limit=2).solve(Problem(job.graph, limit)).schedule
+    schedule = Evict(patience=20).solve(Problem(job.graph, limit)).schedule
     assert schedule is not None
     budget = job.holds(schedule)
     in_order = NoDataclass(Outcome(Status.FEASIBLE, schedule, schedule.seconds, in_order=True))
@@ -207,7 +207,7 @@ def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> No
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
     problem = Problem(job.graph, limit)
-    found = NoDataclass(Evict(time_limit=5).solve(problem))
+    found = NoDataclass(Evict(patience=20).solve(problem))
     assert found.answer.status is Status.FEASIBLE
     assert bounded(job, found, problem, found.answer).status is Status.OPTIMAL
     longer = Schedule.sequence(job.graph, [*found.answer.schedule.ops, 0])

@@ -48,7 +48,7 @@ def test_a_plan_that_mxnet_places_beyond_the_budget_is_tightened(network: Any) -
     unplanned = quick(network, strategy="store_all").unplanned
     held = unplanned.fixed_nbytes
     budget = held + (unplanned.peak_nbytes + unplanned.allocated_nbytes) // 2
-    plan = quick(network, strategy=OnlyThePeak(), budget=budget, time_limit=600)
+    plan = quick(network, strategy=OnlyThePeak(), budget=budget)
     assert plan.total_nbytes <= budget
     # The strategy called its answer to the tightened question optimal; of the true one it is not.
     assert plan.status is Status.FEASIBLE
@@ -98,7 +98,7 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
     assert str(lowest) in str(caught.value)
-    plan = quick(network, strategy="search", time_limit=8, budget=int(lowest * 1.05))
+    plan = quick(network, budget=int(lowest * 1.05))
     assert plan.total_nbytes <= lowest * 1.05
 
 
@@ -150,7 +150,7 @@ def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
     # One op's own output and input do not fit.
     fixed = quick(network, strategy="store_all").fixed_nbytes
     with pytest.raises(BudgetError, match="proved"):
-        quick(network, strategy="checkmate", budget=fixed + (1 << 18), time_limit=10)
+        quick(network, strategy="checkmate", budget=fixed + (1 << 18))
 
 
 @pytest.mark.parametrize(

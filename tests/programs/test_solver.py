@@ -19,6 +19,7 @@ import pytest
 import memplan
 from helpers.networks import residual_net
 from helpers.paths import ROOT
+from helpers.planning import NEVER_SECONDS
 from helpers.pressing import Pressing
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
@@ -27,9 +28,6 @@ from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
 from memplan.strategies.base import Problem
-
-# A limit that no test waits for: one that does not end before it has failed.
-NEVER_SECONDS = 3600.0
 
 
 def hard_program(solver: str) -> Program:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from helpers.branches import taking
 from helpers.clock import TickingClock
 from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
+from helpers.planning import NEVER_SECONDS
 from helpers.problems import mirrored
 from memplan import strategies
 from memplan.errors import ArgumentError
@@ -42,14 +42,13 @@ HEURISTICS = (
     "chen_greedy",
     "search",
 )
+SEARCHES = ("search", "checkmate")
 
 
-def made(name: str, seconds: float = 0.3, **options: Any) -> strategies.Strategy:
-    """A strategy that takes ``seconds`` at most."""
-    strategy = strategies.create(name, **options)
-    if "time_limit" in {field.name for field in dataclasses.fields(strategy)}:  # type: ignore[arg-type]
-        return dataclasses.replace(strategy, time_limit=seconds)  # type: ignore[type-var]
-    return strategy
+def made(name: str, **options: Any) -> strategies.Strategy:
+    """A strategy that ends by counts."""
+    bounds = {"effort": 0.02, "time_limit": NEVER_SECONDS} if name in SEARCHES else {}
+    return strategies.create(name, **bounds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_without_a_budget_memory_is_saved(graph: TrainingGraph, name: str) -> No
 
 
 def test_checkmate_proves_what_cannot_be(graph: TrainingGraph) -> None:
-    assert made("checkmate", 60.0).solve(mirrored(graph, 1)).status is Status.INFEASIBLE
+    assert made("checkmate").solve(mirrored(graph, 1)).status is Status.INFEASIBLE
 
 
 def test_memonger_keeps_the_hinted_stages_only() -> None:
@@ -162,7 +161,7 @@ def test_plans_of_random_graphs(taken: Counter[str], problem: tuple[TrainingGrap
     best = BruteForceFlags().solve(mirrored(graph, budget))
     for name in HEURISTICS:
         options = {"ntrial": 12} if name.startswith(("memonger", "chen_greedy")) else {}
-        strategy = made(name, 0.02, **options)
+        strategy = made(name, **options)
         least = strategy.solve(mirrored(graph, None)).schedule
         assert least is not None
         assert validate(least).valid
@@ -184,7 +183,7 @@ def test_checkmate_keeps_its_time_limit(
     budget = allocate(Schedule.unplanned(graph)).nbytes // 2
     clock = TickingClock(0.01)
     clock.replaces_that_of(monkeypatch, stop)
-    made("checkmate", 2.0).solve(mirrored(graph, budget))
+    strategies.create("checkmate", time_limit=2.0).solve(mirrored(graph, budget))
     assert 20 < clock.looks < 220
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.amounts import long_except
 from helpers.paths import ROOT
 
 SIZES = "--layers 3 --filters 8 --batch 8 --size 16 --batches 3 --epochs 2"
@@ -63,7 +62,8 @@ def assert_equal(one: Weights, other: Weights) -> None:
     assert not [name for name in one if not np.array_equal(one[name], other[name])]
 
 
-@pytest.mark.parametrize("api", long_except(["module", "gluon"], ["gluon"]))
+@pytest.mark.long
+@pytest.mark.parametrize("api", ["module", "gluon"])
 def test_weights_are_those_of_the_unplanned_run(api: str, tmp_path: Path) -> None:
     planned = train(api, tmp_path / "planned", "--budget", "80%")
     unplanned = train(api, tmp_path / "unplanned", "--unplanned")
