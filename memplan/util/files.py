@@ -34,23 +34,28 @@ def read_json(path: Path) -> Any:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path``, all of it or nothing; OSError if it cannot be.
+    """Write ``text`` to ``path`` in UTF-8, as :func:`write_bytes` does."""
+    write_bytes(path, text.encode())
 
-    The text is on the disk before it takes its place. A file that is there keeps its permissions,
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write ``content`` to ``path``, all of it or nothing; OSError if it cannot be.
+
+    It is on the disk before it takes its place. A file that is there keeps its permissions,
     a link stays a link to what is written, and what is no file (/dev/null) is written to, not
     replaced. Drafts that killed processes left beside it are deleted.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_bytes(content)
         return
     _sweep(target.parent)
     draft = target.with_name(f".{_start(target.name)}.{secrets.token_hex(8)}{DRAFT}")
     try:
-        with draft.open("x", encoding="utf-8", newline="") as file:
+        with draft.open("xb") as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)

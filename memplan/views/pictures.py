@@ -6,6 +6,8 @@ ending (.png, .svg, .pdf) says as what.
 
 from __future__ import annotations
 
+import io
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
@@ -19,6 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.step.liveness import Alive, at_peak, fates, live_by_role, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.files import write_bytes
 from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
 from memplan.views.layout import Layout, forward_layout
@@ -321,8 +324,12 @@ def _figure(width: float, height: float) -> Figure:
 
 def _saved(figure: Figure, path: Path) -> Figure:
     if path is not None:
+        target = os.fspath(path)
+        ending = os.path.splitext(target)[1]
+        picture = io.BytesIO()
         try:
-            figure.savefig(path, dpi=150)
+            figure.savefig(picture, format=ending[1:] or "png", dpi=150)
+            write_bytes(target if ending else f"{target}.png", picture.getvalue())
         except (OSError, ValueError) as error:
             raise ArgumentError(f"path: no picture can be written to {path}: {error}") from error
     return figure

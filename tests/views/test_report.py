@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,6 +111,27 @@ def test_no_name_becomes_markup() -> None:
     assert html.escape(HOSTILE) in page
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
     assert data["ops"]["name"][1] == data["kinds"][data["ops"]["kind"][1]] == HOSTILE
+
+
+def test_a_picture_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, path = plan_of(recomputing_chain(), budget=10**4), tmp_path / "picture.png"
+    plot(plan, path=tmp_path / "picture")
+    whole = path.read_bytes()
+    assert whole.startswith(b"\x89PNG")
+
+    def full(figure: Any, file: Any, **_: Any) -> None:
+        with contextlib.ExitStack() as opened:
+            if isinstance(file, str | os.PathLike):
+                file = opened.enter_context(open(file, "wb"))
+            file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(ArgumentError, match="no space left"):
+        plot(plan, path=path)
+    assert path.read_bytes() == whole
 
 
 def test_a_notebook_shows_a_plan_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
