@@ -6,6 +6,7 @@ constraint describes; replaying its allocator takes milliseconds, so it is simpl
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.mirroring import Cost, Evaluator
+from memplan.search.rematerialize import inner_forward
+from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
@@ -26,6 +29,9 @@ PENALTY = 1.0
 HOT, COLD = 0.01, 0.0001
 
 MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 16
+
+# How many segmentations are tried for each kind of points to cut at.
+CUTS = 24
 
 # What a move costs in work: so much for every op, as the step is replayed, and this at least.
 # Measured on the zoo's ResNet-50.
@@ -88,6 +94,38 @@ def _temperatures(moves: int, work: float, stop: Stop) -> Iterator[float]:
         yield from itertools.repeat(temperature, count)
         stop.spend(work * count)
         made += count
+
+
+def mirrored_schedule(
+    graph: TrainingGraph,
+    budget_nbytes: int | None,
+    *,
+    match_range: int,
+    seconds: float | Stop,
+    moves: int | None = None,
+    seed: int = 0,
+) -> Schedule | None:
+    """The cheapest schedule within the budget found by annealing over flags, bounded as there.
+
+    An op that is flagged runs again just before it is first needed, as in MXNet's mirroring
+    (:mod:`memplan.step.mirroring`); every step then reads the latest execution. None if nothing
+    fits. Without a budget: the one with the fewest bytes.
+    """
+    placed = dataclasses.replace(graph, match_range=match_range)
+    evaluate = Evaluator(placed)
+
+    def rank(flags: frozenset[int]) -> tuple[int, float]:
+        cost = evaluate(evaluate.flags(flags))
+        return max(0, cost.allocated_nbytes - (budget_nbytes or 0)), cost.seconds
+
+    cuts = [
+        flags_keeping(graph, cut)
+        for points in (articulation_points(graph), inner_forward(graph))
+        for cut in threshold_cuts(graph, points, at_most=CUTS)
+    ]
+    start = min([frozenset[int](), *cuts], key=rank)
+    found = anneal(placed, start, budget_nbytes, seconds=seconds, moves=moves, seed=seed)
+    return None if found is None else Schedule.sequence(graph, found.ops)
 
 
 class _Search:

@@ -20,8 +20,7 @@ from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, Found, lowest
-from memplan.search.flag_annealing import anneal, compile_annealing
-from memplan.search.mirrored import mirrored_schedule
+from memplan.search.flag_annealing import anneal, compile_annealing, mirrored_schedule
 from memplan.search.rematerialize import inner_forward, recomputing_segments
 from memplan.search.segments import flags_keeping
 from memplan.search.sequence_search import Rules, compile_search, search

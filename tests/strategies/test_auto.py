@@ -20,7 +20,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate, best_allocation
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.memory.packing import ALIGNMENT
-from memplan.search.mirrored import mirrored_schedule
+from memplan.search.flag_annealing import mirrored_schedule
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
