@@ -5,6 +5,7 @@ This is the only scorer of plans: strategies return schedules and never their ow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -33,17 +34,13 @@ class Arena(Protocol):
         """All outputs of ``step`` are placed; releases follow."""
 
 
-def replay(schedule: Schedule, arena: Arena) -> None:
-    """Place every output of every step in ``arena``, as MXNet's executor does.
+def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """The outputs that each step reads, and how often each output is read.
 
-    The rules are those of MXNet's memory pass (src/nnvm/plan_memory.cc): an output takes over
-    the buffer of an input that dies at the step (or shares it, where the hand-over is an alias),
-    the others are requested, largest first; then the buffers whose last reader this step was are
-    released, and at once those of outputs that nobody reads.
+    The outputs of all steps are numbered in order; those of a step begin with ``first[step]``.
     """
     graph = schedule.graph
-    ops, tensors, position, placements = graph.ops, graph.tensors, graph.position, graph.placements
-    first = [0, *accumulate(len(ops[op].outputs) for op in schedule.ops)]
+    ops, position = graph.ops, graph.position
     sources = [
         [first[step] + position[t] for step, t in zip(reads, ops[op].inputs, strict=True)]
         for op, reads in zip(schedule.ops, schedule.reads, strict=True)
@@ -54,6 +51,21 @@ def replay(schedule: Schedule, arena: Arena) -> None:
             unread[source] += 1
     for step, tensor in zip(schedule.heads, graph.heads, strict=True):
         unread[first[step] + position[tensor]] += 1
+    return sources, unread
+
+
+def replay(schedule: Schedule, arena: Arena) -> None:
+    """Place every output of every step in ``arena``, as MXNet's executor does.
+
+    The rules are those of MXNet's memory pass (src/nnvm/plan_memory.cc): an output takes over
+    the buffer of an input that dies at the step (or shares it, where the hand-over is an alias),
+    the others are requested, largest first; then the buffers whose last reader this step was are
+    released, and at once those of outputs that nobody reads.
+    """
+    graph = schedule.graph
+    ops, tensors, placements = graph.ops, graph.tensors, graph.placements
+    first = [0, *accumulate(len(ops[op].outputs) for op in schedule.ops)]
+    sources, unread = _reads(schedule, first)
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
 
