@@ -41,7 +41,7 @@ from typing import Any
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, reasons_of
 from memplan.programs.solver import Program
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import TrainingGraph, reached
 from memplan.step.mirroring import flaggable
 from memplan.util.stop import Stop
 
@@ -183,7 +183,8 @@ class MirrorProgram:
         # Of what runs in the same stage, only what the copy reads through flagged ops is known to
         # run before it, and only what reads it to run after.
         chain = {copy: ALL}
-        for u in sorted(self._ancestors(copy), reverse=True):
+        needed = self.graph.dependencies
+        for u in sorted(reached(needed[copy], needed), reverse=True):
             if u in now:
                 users = [chain[x] + self.flag[u] - 1 for x in self.consumers[u] if x in chain]
                 chain[u] = self._at_least([*users, before.get(u, NONE)])
@@ -295,17 +296,6 @@ class MirrorProgram:
             for target in met:
                 result.pop(target, None)
         return result
-
-    def _ancestors(self, op: int) -> set[int]:
-        """The forward ops on which ``op`` depends."""
-        seen: set[int] = set()
-        stack = [op]
-        while stack:
-            for other in self.graph.dependencies[stack.pop()]:
-                if other not in seen:
-                    seen.add(other)
-                    stack.append(other)
-        return seen
 
     def _alive(self, view: _View) -> tuple[dict[int, Linear], dict[int, Linear]]:
         """O[k, ·] and P[k, ·] of the tensors of forward ops, as ``view`` sees the step."""

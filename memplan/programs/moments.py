@@ -22,7 +22,7 @@ import numpy as np
 from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program
 from memplan.search.buffers import Buffers
 from memplan.search.rematerialize import repeatable
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import TrainingGraph, reached
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
@@ -105,7 +105,7 @@ class Moments:
             for other in self.graph.dependencies[t]:
                 ancestors[t] |= ancestors[other] | 1 << other
         for t in range(nops - 1, -1, -1):
-            for other in self._followers[t]:
+            for other in self.graph.followers[t]:
                 descendants[t] |= descendants[other] | 1 << other
         masks: dict[int, int] = defaultdict(int)
         heads = frozenset(self.graph.heads)
@@ -160,17 +160,8 @@ class Moments:
 
     def before_and_after(self, t: int) -> tuple[set[int], set[int]]:
         """The ops that have run once t has, with t, and those that cannot have run before it."""
-        ancestors = _reached([t], self.graph.dependencies)
-        return ancestors, _reached(self._followers[t], self._followers)
-
-    @cached_property
-    def _followers(self) -> tuple[tuple[int, ...], ...]:
-        """For each op, the ops that depend on it."""
-        result: list[list[int]] = [[] for _ in self.graph.ops]
-        for index, needed in enumerate(self.graph.dependencies):
-            for other in dict.fromkeys(needed):
-                result[other].append(index)
-        return tuple(map(tuple, result))
+        ancestors = reached([t], self.graph.dependencies)
+        return ancestors, reached(self.graph.followers[t], self.graph.followers)
 
     def crossing(self, before: Iterable[int], after: set[int]) -> list[int]:
         """What ``before`` has written and ``after``, or the end of the step, still reads."""
@@ -344,15 +335,3 @@ def _bits(mask: int, count: int) -> Array:
     packed = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
     # NumPy would multiply bytes by a Python int above 2^32 as unsigned numbers.
     return np.unpackbits(packed, bitorder="little")[:count].astype(np.int64)
-
-
-def _reached(start: Iterable[int], edges: Sequence[Sequence[int]]) -> set[int]:
-    """``start`` and all that can be reached from it."""
-    found = set(start)
-    stack = list(found)
-    while stack:
-        for other in edges[stack.pop()]:
-            if other not in found:
-                found.add(other)
-                stack.append(other)
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -230,6 +230,15 @@ class TrainingGraph:
         return tuple((*(self.producer[t] for t in op.inputs), *op.after) for op in self.ops)
 
     @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the ops that depend on it, in base order."""
+        result: list[list[int]] = [[] for _ in self.ops]
+        for index, needed in enumerate(self.dependencies):
+            for other in dict.fromkeys(needed):
+                result[other].append(index)
+        return tuple(map(tuple, result))
+
+    @cached_property
     def placements(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the places of its outputs that occupy memory, as MXNet requests them.
 
@@ -300,3 +309,18 @@ def _op_from_json(data: Mapping[str, Any]) -> Op:
         fields[name] = tuple(fields[name])
     fields["handovers"] = tuple(Handover(*handover) for handover in fields["handovers"])
     return Op(**fields)
+
+
+def reached(start: Iterable[int], edges: Sequence[Sequence[int]]) -> set[int]:
+    """``start`` and all that can be reached from it; ``edges[i]`` are where i leads to.
+
+    By ``dependencies`` of a graph these are ancestors, by ``followers`` descendants.
+    """
+    found = set(start)
+    stack = list(found)
+    while stack:
+        for other in edges[stack.pop()]:
+            if other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
