@@ -130,6 +130,58 @@ class ForeachLayers(Named):
         return self.scores(F.tanh(found).reshape((64, 16)))
 
 
+class WhileLoop(Named):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def step(i: Any, s: Any) -> Any:
+            s = F.tanh(F.broadcast_add(s * 1.5, i))
+            return s, (i + 1, s)
+
+        x = self.body(x)
+        found, (_, last) = F.contrib.while_loop(
+            lambda i, s: i < 3, step, (F.zeros((1,)), x.mean(axis=1)), max_iterations=5
+        )
+        return self.scores(F.broadcast_add(x, F.tanh(last).reshape((64, 1)))), found
+
+
+class Cond(Named):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.body(x)
+        y = F.contrib.cond(x.sum() < 1, lambda: F.tanh(x) * 2, lambda: x * x)
+        return self.scores(F.tanh(y))
+
+
+class CondInForeach(Named):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def body(row: Any, state: Any) -> Any:
+            state = F.contrib.cond(
+                row.sum() < 0, lambda: F.tanh(state + row), lambda: F.sin(state) * 2
+            )
+            return state * 2, state
+
+        x = self.body(x).reshape((8, 8, 16))
+        found, _ = F.contrib.foreach(body, x, F.zeros((8, 16)))
+        return self.scores(F.tanh(found).reshape((64, 16)))
+
+
+class CondInCond(Named):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.body(x)
+        y = F.contrib.cond(
+            x.sum() < 1,
+            lambda: F.contrib.cond(x.mean() < 0, lambda: F.tanh(x), lambda: x * 2),
+            lambda: x * x,
+        )
+        return self.scores(y)
+
+
+class UnevenCond(Named):
+    """Its branches return different shapes."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.body(x)
+        return F.contrib.cond(x.sum() < 1, lambda: x * 2, lambda: F.concat(x, x, dim=1))
+
+
 class TwoSparse(Named):
     """Two embeddings of the same words."""
 
@@ -300,6 +352,7 @@ BLOCKS = {
     "foreach": Case(Foreach, vectors),
     "foreach_layers": Case(ForeachLayers, vectors),
     "foreach_random": Case(ForeachRandom, vectors),
+    "while_loop": Case(WhileLoop, vectors, first_of),
     "user_code": Case(UserCode, vectors),
     "counted": Case(CountedBlock, vectors),
     "own_loss_only": Case(OwnLossOnly, vectors, None),

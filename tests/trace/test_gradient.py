@@ -316,9 +316,31 @@ def condition() -> mx.sym.Symbol:
     return mx.sym.contrib.cond(mx.sym.sum(body) < 5, lambda: mx.sym.tanh(body), lambda: body * 2)
 
 
+def uneven_condition() -> mx.sym.Symbol:
+    body = dense()
+    return mx.sym.contrib.cond(
+        mx.sym.sum(body) < 5, lambda: mx.sym.tanh(body), lambda: mx.sym.concat(body, body)
+    )
+
+
 @pytest.mark.parametrize(
-    ("network", "node"),
-    [(data_dependent, "masked"), (while_loop, "_while_loop"), (condition, "_cond")],
+    ("network", "kind", "shapes"),
+    [
+        (while_loop, "_while_loop", [(6, 8, 64), (1,), (8, 64)]),
+        (condition, "_cond", [(8, 64)]),
+    ],
+)
+def test_loops_and_branches_return_what_their_bodies_return(
+    network: Callable[[], mx.sym.Symbol], kind: str, shapes: list[tuple[int, ...]]
+) -> None:
+    """Which MXNet does not infer before they run."""
+    traced = trace(network(), shapes={"data": (8, 64)})
+    [node] = [node for node in traced.nodes if node.op == kind]
+    assert [info and info.shape for info in node.infos.outputs] == shapes
+
+
+@pytest.mark.parametrize(
+    ("network", "node"), [(data_dependent, "masked"), (uneven_condition, "_cond")]
 )
 def test_unknown_shapes_are_refused(network: Callable[[], mx.sym.Symbol], node: str) -> None:
     symbol = network()

@@ -10,7 +10,8 @@ import pytest
 
 from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.environment import current_match_range, match_range
-from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, infer
+from memplan.mxnet.trace.inference import infer
+from memplan.mxnet.trace.nnvm import Node, depth_first, from_json
 from memplan.mxnet.trace.probe import allocated_mib, handovers, merges
 from memplan.step.graph import Handover
 

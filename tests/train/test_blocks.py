@@ -8,17 +8,20 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
 
 from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
-from helpers.blocks import CPU, accumulate, vectors
+from helpers.blocks import CPU, SOFTMAX, Case, accumulate, vectors
 from helpers.halves import by_halves
-from helpers.odd_blocks import BLOCKS, Counted, words
+from helpers.odd_blocks import BLOCKS, Cond, CondInCond, CondInForeach, Counted, UnevenCond, words
 from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet import Module
 from memplan.mxnet.plan_file import plan_text
 
 # User code and loops; sparse gradients.
-CALLED = {"foreach", "foreach_layers", "foreach_random", "user_code", "counted", "own_loss_only"}
+CALLED = set(
+    "while_loop foreach foreach_layers foreach_random user_code counted own_loss_only".split()
+)
 SPARSE = {"sparse_embedding", "two_sparse"}
 REFUSED = {"explicit": CALLED, "packed": SPARSE}
 
@@ -38,6 +41,41 @@ def test_equal_bits(name: str) -> None:
         if name not in REFUSED[realisation]:
             by = dataclasses.replace(case, options={"realisation": realisation})
             assert not differences(expected, train(by, by_plan(by, []))), realisation
+
+
+def test_branches_compute_what_they_compute_where_they_are_not_hybridized() -> None:
+    """A hybridized block leaves gradients of the other branch as memory was before."""
+    case = Case(Cond, vectors)
+
+    def plainly(net: Any, batch: Any, contexts: Any) -> Any:
+        with autograd.record():
+            loss = SOFTMAX(net(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    assert not differences(train(case, plainly), train(case, by_plan(case, [])))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (UnevenCond, r"shape of 'net__cond0' \(_cond\) is not known"),
+        (CondInForeach, r"shape of 'net__foreach0' \(_foreach\) is not known"),
+        (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
+    ],
+)
+def test_branches_that_are_refused(block: Any, message: str) -> None:
+    net = block()
+    net.initialize(ctx=CPU)
+    with pytest.raises(TraceError, match=message):
+        train_step(net, realisation="packed")(*vectors())
+
+
+def test_a_loop_has_room_for_all_its_iterations() -> None:
+    step = train_step(initialised("while_loop"), BLOCKS["while_loop"].loss)
+    graph = step.plan((64, 12), (64,)).trace.graph
+    [loop] = [op for op in graph.ops if op.kind == "_while_loop"]
+    assert [graph.tensors[a].nelements for a in loop.outputs] == [5 * 64, 1, 64]
 
 
 @pytest.mark.parametrize("name", sorted(CALLED | SPARSE))

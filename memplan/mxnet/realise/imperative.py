@@ -174,6 +174,10 @@ class BackwardCall:
     def __call__(self) -> None:
         to_default_layout(self._recorded.overwritten)
         used = self._recorded.used
+        if self._recorded.is_alone:
+            # MXNet leaves the gradients of a branch that was not taken as they were.
+            for array in self.written:
+                array[:] = 0
         autograd.backward(self._recorded.written[: max(1, len(used))], used or None)
 
 

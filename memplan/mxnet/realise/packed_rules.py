@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
 
 from memplan.errors import TraceError
+from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.mxnet.trace.operators import has_state_or_user_code, is_made_of_symbol
 from memplan.step.graph import TrainingGraph
@@ -40,6 +42,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
             raise TraceError(_refused(node))
         if needs_state(node):
             gradients_read(node)
+            _check_branches(node)
     once = _run_once(nodes)
     kinds = [info and (info.shape, info.dtype) for node in nodes for info in node.infos.outputs]
     ops = [
@@ -56,6 +59,16 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def _check_branches(backward: Node) -> None:
+    """TraceError for a branch within a loop or another branch: MXNet calls it by itself."""
+    forward = backward.forward
+    if forward is not None and f'"{COND}"' in json.dumps(forward.subgraphs):
+        raise TraceError(
+            f"op {forward.name!r} ({forward.op}) has a cond within, and MXNet leaves the gradients "
+            f"of the branch that is not taken as memory was before; write F.where for that cond"
+        )
 
 
 def _run_once(order: Iterable[Node]) -> set[int]:

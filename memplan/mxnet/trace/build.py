@@ -23,13 +23,13 @@ from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, training_graph
+from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import (
     Entry,
     EntryInfo,
     Node,
     depth_first,
     from_json,
-    infer,
     is_hidden,
 )
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 
 from memplan.mxnet.trace import symbol_json
 
 VARIABLE = "null"
 
-# Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
-# or the networks that they hold.
-NOT_FROM_JSON = frozenset(
-    """_backward_Custom _backward_gather_nd _backward_foreach _backward_while_loop
-    _backward_cond""".split()
-)
 VERSION = {"mxnet_version": ["int", 10901]}
 
 Attrs = tuple[tuple[str, str], ...]
@@ -181,53 +174,6 @@ def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
         "attrs": VERSION,
     }
     return symbol_json.load(data)
-
-
-def infer(
-    heads: Sequence[Entry], shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any]
-) -> None:
-    """Fill ``infos`` of every node behind ``heads`` with what MXNet infers.
-
-    ``shapes`` and ``dtypes`` belong to named variables.
-    """
-    order = depth_first(heads)
-    entries = [(node, k) for node in order for k in range(node.noutputs)]
-    symbol = to_symbol(_with_stand_ins(entries))
-    _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
-    _, out_types, _ = symbol.infer_type_partial(**dtypes)
-    found: dict[tuple[int, int], EntryInfo] = {}
-    for (node, k), shape, dtype in zip(entries, out_shapes, out_types, strict=True):
-        if shape_is_known(shape) and dtype is not None:
-            known = np.dtype(dtype)
-            found[id(node), k] = EntryInfo(tuple(shape), known.name, known.itemsize)
-    for node in order:
-        node.infos = Infos(
-            tuple(found.get((id(source), k)) for source, k in node.inputs),
-            tuple(found.get((id(node), k)) for k in range(node.noutputs)),
-        )
-
-
-def _with_stand_ins(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """``entries`` for a graph without ops NOT_FROM_JSON.
-
-    The gradient of an input is replaced by that input, which has its shape and dtype.
-    """
-    order = depth_first(entries)
-    if not any(node.op in NOT_FROM_JSON for node in order):
-        return entries
-    twins: dict[int, Node] = {}
-
-    def twin(entry: Entry) -> Entry:
-        node, k = entry
-        if node.op in NOT_FROM_JSON and node.forward is not None:
-            return twin(node.forward.inputs[k])
-        return twins[id(node)], k
-
-    for node in order:
-        if node.op not in NOT_FROM_JSON:
-            control = [twins[id(other)] for other in node.control if id(other) in twins]
-            twins[id(node)] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
-    return list(map(twin, entries))
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:

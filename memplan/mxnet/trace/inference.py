@@ -1,0 +1,153 @@
+"""The shapes and dtypes of a graph's entries, as MXNet infers them, and where it cannot.
+
+MXNet 1.9.1 does not know what a while_loop or a cond returns before they run. Here it is what their
+subgraphs return (WhileLoopComputeExCPU and CondComputeExCPU in src/operator/control_flow.cc): a
+while_loop has room for ``max_iterations`` of its outputs, and leaves as it was what no iteration
+writes. A cond whose branches return different shapes stays unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from memplan.mxnet.trace.nnvm import (
+    VARIABLE,
+    Entry,
+    EntryInfo,
+    Infos,
+    Node,
+    depth_first,
+    from_json,
+    shape_is_known,
+    to_symbol,
+)
+
+# Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
+# or the networks that they hold.
+_NOT_FROM_JSON = frozenset(
+    """_backward_Custom _backward_gather_nd _backward_foreach _backward_while_loop
+    _backward_cond""".split()
+)
+
+WHILE_LOOP, COND = "_while_loop", "_cond"
+
+Found = dict[tuple[int, int], EntryInfo]
+
+
+def infer(
+    heads: Sequence[Entry], shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, Any]
+) -> None:
+    """Fill ``infos`` of every node behind ``heads`` with what is known before it runs.
+
+    ``shapes`` and ``dtypes`` belong to named variables.
+    """
+    order = depth_first(heads)
+    entries = [(node, k) for node in order for k in range(node.noutputs)]
+    returned: Found = {}
+    while True:
+        found = _inferred(entries, returned, shapes, dtypes)
+        more = _returned(order, found)
+        if not more:
+            break
+        returned |= more
+    for node in order:
+        node.infos = Infos(
+            tuple(found.get((id(source), k)) for source, k in node.inputs),
+            tuple(found.get((id(node), k)) for k in range(node.noutputs)),
+        )
+
+
+def _inferred(
+    entries: Sequence[Entry],
+    returned: Found,
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, Any],
+) -> Found:
+    """What MXNet infers, given what loops and branches return."""
+    symbol = to_symbol(_with_stand_ins(entries, returned))
+    _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
+    _, out_types, _ = symbol.infer_type_partial(**dtypes)
+    found: Found = {}
+    for (node, k), shape, dtype in zip(entries, out_shapes, out_types, strict=True):
+        if shape_is_known(shape) and dtype is not None:
+            known = np.dtype(dtype)
+            found[id(node), k] = EntryInfo(tuple(shape), known.name, known.itemsize)
+    return found
+
+
+def _with_stand_ins(entries: Sequence[Entry], returned: Found) -> Sequence[Entry]:
+    """``entries`` for a graph without operators that MXNet cannot read.
+
+    The gradient of an input is replaced by that input, which has its shape and dtype; what loops
+    and branches have ``returned`` by variables.
+    """
+    order = depth_first(entries)
+    if not returned and not any(node.op in _NOT_FROM_JSON for node in order):
+        return entries
+    twins: dict[int, Node] = {}
+    variables: dict[tuple[int, int], Node] = {}
+
+    def twin(entry: Entry) -> Entry:
+        node, k = entry
+        if node.op in _NOT_FROM_JSON and node.forward is not None:
+            return twin(node.forward.inputs[k])
+        info = returned.get((id(node), k))
+        if info is not None:
+            return variables.setdefault((id(node), k), _variable(f"{node.name}[{k}]", info)), 0
+        return twins[id(node)], k
+
+    for node in order:
+        if node.op not in _NOT_FROM_JSON:
+            control = [twins[id(other)] for other in node.control if id(other) in twins]
+            twins[id(node)] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
+    return list(map(twin, entries))
+
+
+def _variable(name: str, info: EntryInfo) -> Node:
+    dtype = mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(info.dtype).type]
+    return Node(VARIABLE, name, {"__shape__": str(info.shape), "__dtype__": str(dtype)})
+
+
+def _returned(order: Sequence[Node], found: Found) -> Found:
+    """What loops and branches return whose inputs are known, and whose outputs are not yet."""
+    result: Found = {}
+    for node in order:
+        if node.op in (WHILE_LOOP, COND) and (id(node), 0) not in found:
+            inputs = [found.get((id(source), k)) for source, k in node.inputs]
+            outputs = _body_outputs(node, [info for info in inputs if info is not None])
+            if None not in inputs and outputs is not None:
+                result |= {(id(node), k): info for k, info in enumerate(outputs)}
+    return result
+
+
+def _body_outputs(node: Node, inputs: Sequence[EntryInfo]) -> list[EntryInfo] | None:
+    """What a loop or branch returns for these inputs; None if data decide."""
+    if node.op == COND:
+        found = _of_subgraph(node, 1, inputs, "then_input_locs")
+        return found if found == _of_subgraph(node, 2, inputs, "else_input_locs") else None
+    found = _of_subgraph(node, 1, inputs, "func_input_locs")
+    room, ndata = int(node.attrs["max_iterations"]), int(node.attrs["num_out_data"])
+    if found is None:
+        return None
+    return [replace(info, shape=(room, *info.shape)) for info in found[:ndata]] + found[ndata:]
+
+
+def _of_subgraph(
+    node: Node, subgraph: int, inputs: Sequence[EntryInfo], places: str
+) -> list[EntryInfo] | None:
+    """The outputs of a subgraph of ``node``, whose variables are the inputs at ``places``."""
+    _, heads = from_json(json.dumps(node.subgraphs[subgraph]))
+    read = [inputs[place] for place in ast.literal_eval(node.attrs[places])]
+    names = [inner.name for inner in depth_first(heads) if inner.is_variable]
+    shapes = {name: info.shape for name, info in zip(names, read, strict=True)}
+    dtypes = {name: info.dtype for name, info in zip(names, read, strict=True)}
+    infer(heads, shapes, dtypes)
+    found = [inner.infos.outputs[k] for inner, k in heads]
+    return None if None in found else found  # type: ignore[return-value]
