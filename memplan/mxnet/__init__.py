@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.errors import DependencyError
 
-__all__ = ["Module"]
+__all__ = ["BucketingModule", "Module"]
 
 SUPPORTED = "1.9.1"
 _HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVIDIA GPUs)"
@@ -23,9 +23,13 @@ if mxnet.__version__ != SUPPORTED:
 
 
 def __getattr__(name: str) -> Any:
-    """``Module``, imported when it is first asked for: it needs the planner, which needs this."""
+    """The modules, imported when first asked for: they need the planner, which needs this."""
     if name == "Module":
         from memplan.mxnet.module import Module
 
         return Module
+    if name == "BucketingModule":
+        from memplan.mxnet.bucketing import BucketingModule
+
+        return BucketingModule
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ import mxnet as mx
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
-from memplan.mxnet.train.plans import Plans, Request
+from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
 from memplan.planning.plan import Plan
+from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
@@ -24,8 +26,9 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     are counted, are those of :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``;
     ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
     network. ``plan`` is a plan made before with either, for the shapes on the first device. The
-    network is planned when it is bound to train, and when input shapes are first seen in training;
-    plans are remembered. A budget given as a share is one of the step that is planned first. Steps
+    network is planned when it is bound to train, and when input shapes are first seen in training:
+    ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see docs/training.md).
+    Plans are remembered. A budget given as a share is one of the step that is planned first. Steps
     of other shapes share its memory; where that would exceed the budget, they are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
@@ -57,6 +60,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         optimizer: str | mx.optimizer.Optimizer | None = None,
         realisation: str = "auto",
         plan: Plan | None = None,
+        unseen: str = "plan",
     ) -> None:
         if not isinstance(symbol, mx.sym.Symbol):
             raise ArgumentError(
@@ -75,9 +79,28 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             group2ctxs=group2ctxs,
             compression_params=compression_params,
         )
-        options = {"time_limit": time_limit, "costs": costs, "reserve": reserve}
-        options["optimizer"] = optimizer
-        self._plans = Plans(symbol, budget, strategy, options, plan, self._context, realisation)
+        planner = planner_of_steps(
+            budget=budget,
+            strategy=strategy,
+            time_limit=time_limit,
+            costs=costs,
+            reserve=reserve,
+            optimizer=optimizer,
+            realisation=realisation,
+            unseen=unseen,
+            given=plan,
+            contexts=self._context,
+        )
+        self._plan_by(planner, plan)
+
+    def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
+        self._plans = Plans(self.symbol, planner, given, at_once=at_once)
+        self._plans.released = weakref.WeakMethod(self._collect)
+
+    def _collect(self) -> None:
+        """Let the group have the arrays of the executors as they are now."""
+        if self.binded:
+            self._exec_group._collect_arrays()
 
     @classmethod
     def load(
@@ -118,7 +141,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         super().forward(data_batch, is_train)
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
-            self._exec_group._collect_arrays()
+            self._collect()
 
     def update(self) -> None:
         """Update the parameters by the gradients of the last training step."""
@@ -186,5 +209,6 @@ class _Binder:
             {name: grad_req[name] for name in arguments},
         )
         executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names)
-        executor.train()
+        if self._plans.at_once:
+            executor.train()
         return executor

@@ -63,27 +63,40 @@ def attempt(
     seconds = time.monotonic() - begin
     plan = None
     if outcome.schedule is not None and realised is not None:
-        bound, unplanned_seconds = None, job.graph.seconds
-        if outcome.lower_bound_seconds is not None and unplanned_seconds:
-            bound = max(0.0, outcome.lower_bound_seconds / unplanned_seconds - 1.0)
-        plan = Plan(
-            status=outcome.status,
-            symbol=realised[0],
-            schedule=outcome.schedule,
-            strategy=name,
-            costs=job.costs,
-            realisation=job.realisation.name,
-            trace=job.trace,
-            budget_nbytes=budget_nbytes,
-            footprint=realised[1],
-            unplanned=job.unplanned,
-            lower_bound_overhead=bound,
-            bound_in_order=outcome.in_order,
-            planning_seconds=seconds,
-            cut_by_clock=outcome.cut_by_clock,
-        )
+        plan = plan_of(job, name, outcome, realised, budget_nbytes, seconds)
     status, cut = outcome.status, outcome.cut_by_clock
     return Attempt(name, budget_nbytes, status, plan, seconds, outcome.in_order, cut_by_clock=cut)
+
+
+def plan_of(
+    job: Job,
+    name: str,
+    outcome: Outcome,
+    realised: Realised,
+    budget_nbytes: int | None,
+    seconds: float,
+) -> Plan:
+    """The plan that is the ``outcome`` of the strategy ``name``, planned in ``seconds``."""
+    assert outcome.schedule is not None
+    bound, unplanned_seconds = None, job.graph.seconds
+    if outcome.lower_bound_seconds is not None and unplanned_seconds:
+        bound = max(0.0, outcome.lower_bound_seconds / unplanned_seconds - 1.0)
+    return Plan(
+        status=outcome.status,
+        symbol=realised[0],
+        schedule=outcome.schedule,
+        strategy=name,
+        costs=job.costs,
+        realisation=job.realisation.name,
+        trace=job.trace,
+        budget_nbytes=budget_nbytes,
+        footprint=realised[1],
+        unplanned=job.unplanned,
+        lower_bound_overhead=bound,
+        bound_in_order=outcome.in_order,
+        planning_seconds=seconds,
+        cut_by_clock=outcome.cut_by_clock,
+    )
 
 
 def moments_of(job: Job, solver: Strategy) -> Moments:

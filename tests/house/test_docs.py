@@ -121,6 +121,7 @@ def test_the_reference_has_every_public_name_and_no_other() -> None:
 
 OF_STRATEGIES = {"Outcome", "Problem", "Strategy", "create", "names", "register"}
 OF_MXNET = {
+    "memplan.mxnet.BucketingModule",
     "memplan.mxnet.Module",
     "memplan.mxnet.gluon.TrainStep",
     "memplan.mxnet.gluon.planned",

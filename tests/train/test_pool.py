@@ -160,9 +160,10 @@ def test_what_a_pool_admits() -> None:
     pool.add(Need((room,)), "third")
     assert pool.is_limited
     assert not pool.admits(Need((room + 1,)))
-    pool.allow(planned(8, None))
+    pool.allow(planned(8, None))  # the steps hold what the largest does, inference what it takes
     assert not pool.is_limited
-    assert pool.admits(Need((room + 1,)))
+    assert pool.admits(Need((room,)))
+    assert not pool.admits(Need((room + 1,)))
 
 
 def test_views() -> None:

@@ -30,11 +30,17 @@ Callback = Callable[..., Any]
 
 @dataclass
 class Device:
-    """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``."""
+    """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``.
+
+    ``inputs`` are their arrays for data, labels and states, and ``gradients`` those that are added
+    up for them: each as large as the largest so far.
+    """
 
     # No references: MXNet's memory is free as soon as nobody holds the first executor.
     executors: WeakSet[Executor] = field(default_factory=WeakSet)
     pool: Pool = field(default_factory=Pool)
+    inputs: Arrays = field(default_factory=dict)
+    gradients: Arrays = field(default_factory=dict)
     nruns: int = 0
 
     def make_room(self, need: Need, ctx: mx.Context) -> None:
@@ -70,25 +76,31 @@ class Executor:
         self._trained = -1
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
-        reshaped = isinstance(shared, Executor) and shared._symbol is net
+        inputs, gradients = self._device.inputs, self._device.gradients
 
-        def array(name: str, found: NDArray | None) -> NDArray:
-            taken = None
+        def array(name: str, found: NDArray | None, known: Arrays) -> NDArray:
             if found is not None and name in shareable:
-                taken = found
-            elif found is not None and reshaped:
-                taken = view(found, shapes[name], dtypes[name])
-            return mx.nd.zeros(shapes[name], request.ctx, dtypes[name]) if taken is None else taken
+                return found
+            part = None
+            if name in known:
+                part = view(known[name], shapes[name], dtypes[name])
+            if part is not None:
+                return part
+            made = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
+            if name in request.shapes:
+                known[name] = made
+            return made
 
-        def arrays(names: Sequence[str], found: Arrays) -> Arrays:
-            return {name: array(name, found.get(name)) for name in names}
+        def arrays(names: Sequence[str], found: Arrays, known: Arrays) -> Arrays:
+            return {name: array(name, found.get(name), known) for name in names}
 
         self._arguments = net.list_arguments()
-        self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {})
-        self.aux_dict = arrays(net.list_auxiliary_states(), shared.aux_dict if shared else {})
+        self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {}, inputs)
+        states = net.list_auxiliary_states()
+        self.aux_dict = arrays(states, shared.aux_dict if shared else {}, {})
         added = [name for name in self._arguments if request.grad_req[name] == "add"]
-        gradients = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
-        self._added: Arrays = arrays(added, gradients or {})
+        summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
+        self._added: Arrays = arrays(added, summed or {}, gradients)
         self.arg_arrays = list(self.arg_dict.values())
         self.aux_arrays = list(self.aux_dict.values())
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
@@ -150,8 +162,12 @@ class Executor:
 
     def give_up(self) -> None:
         """Free the memory in which it runs; it is bound anew when it is next needed."""
+        was_bound = self._training is not None
         self._training = self._inference = self._outputs = None
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
+        released = self._plans.released()
+        if was_bound and released is not None:
+            released()
 
     def infer(self) -> mx.executor.Executor:
         """Its executor for inference, bound when it is first needed."""
@@ -246,7 +262,10 @@ class Executor:
             self._inference.set_monitor_callback(callback, monitor_all)
 
     def debug_str(self) -> str:
-        """MXNet's description of what it runs."""
+        """MXNet's description of what it runs; where it is bound later, nothing as yet."""
+        if self._training is None and self._inference is None and not self._plans.at_once:
+            # Module reads the first line when it binds, which is no reason to run inference.
+            return "Total 0 MB allocated\nTotal 0 TempSpace resource requested\n"
         return (self._training or self.infer()).debug_str()
 
 

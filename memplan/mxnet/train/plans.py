@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,9 @@ from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
-from memplan.planning.job import Job
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import runs_whole_steps, suited, trace_by
-from memplan.strategies import Strategy
+from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
 
 
@@ -38,46 +37,69 @@ class Request:
         return (self.ctx.device_type, *(tuple(sorted(mapping.items())) for mapping in found))
 
 
-class Plans:
-    """The plans of one network, made when first asked for.
+def planner_of_steps(
+    *,
+    realisation: str,
+    contexts: Sequence[mx.Context],
+    given: Plan | None = None,
+    **options: Any,
+) -> ShapePlanner:
+    """The planner of a Module on these ``contexts``; ``options`` are those of ShapePlanner.
 
-    ``nbound`` counts the executors that were bound to them.
+    Raises ArgumentError for a plan ``given`` that is none, and for a realisation that does not run
+    whole steps.
+    """
+    if given is not None and not isinstance(given, Plan):
+        raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
+    name = suited(realisation, contexts) if given is None else given.realisation
+    if not runs_whole_steps(name):
+        raise ArgumentError(
+            f"Module trains by plans made with realisation='explicit' or 'packed', not {name!r}; "
+            f"train the symbol of a mirror plan with mx.mod.Module"
+        )
+    return ShapePlanner(realisation=name, **options)
+
+
+class Plans:
+    """The plans of one network, made by ``planner`` when first asked for, or ``given``.
+
+    ``nbound`` counts the executors that were bound to them, ``released`` refers to what is to be
+    called when one has freed its memory. With ``at_once`` a step is bound with the module, not
+    when it is first run.
     """
 
     def __init__(
         self,
         net: mx.sym.Symbol,
-        budget: int | float | str | None,
-        strategy: str | Strategy,
-        options: Mapping[str, Any],
-        given: Plan | None,
-        contexts: Sequence[mx.Context],
-        realisation: str = "auto",
+        planner: ShapePlanner,
+        given: Plan | None = None,
+        *,
+        at_once: bool = True,
     ) -> None:
-        self._net, self._budget, self._strategy = net, budget, strategy
-        self._options, self._given = options, given
-        realisation = suited(realisation, contexts)
-        self.realisation = realisation if given is None else getattr(given, "realisation", "")
+        self._net, self._planner, self._given = net, planner, given
+        self.at_once = at_once
+        self.released: Callable[[], Callable[[], None] | None] = lambda: None
+        self.realisation = planner.realisation
         self.made: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
-        if given is not None and not isinstance(given, Plan):
-            raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
-        if not runs_whole_steps(self.realisation):
-            raise ArgumentError(
-                f"Module trains by plans made with realisation='explicit' or 'packed', not "
-                f"{self.realisation!r}; train the symbol of a mirror plan with mx.mod.Module"
-            )
 
     def find(self, request: Request) -> Plan:
         """The plan for ``request``."""
         if request.key not in self.made:
-            first = not self.made
-            made = self._checked(self._given, request) if first and self._given else None
-            self.made[request.key] = made = made or self._make(request)
-            self.realisation = made.realisation
-            if first and made.budget_nbytes is not None:
-                self._budget = made.budget_nbytes
+            if self._given is not None and not self.made:
+                self.made[request.key] = self._checked(self._given, request)
+                self._planner.adopt(self._given)
+            else:
+                self.made[request.key] = self._planner.plan(
+                    self._net,
+                    shapes=request.shapes,
+                    check=_check_losses,
+                    ctx=request.ctx,
+                    type_dict=request.dtypes,
+                    grad_req=request.grad_req,
+                )
+            self.realisation = self.made[request.key].realisation
         return self.made[request.key]
 
     def inference_need(self, request: Request) -> Need:
@@ -98,18 +120,6 @@ class Plans:
             device_type=request.ctx.device_type,
         )[1]
 
-    def _make(self, request: Request) -> Plan:
-        options = {"type_dict": request.dtypes, "grad_req": request.grad_req, **self._options}
-        options |= request.shapes
-        job = Job.prepare(self._net, realisation=self.realisation, ctx=request.ctx, **options)
-        _check_losses(job.trace)
-        attempt = job.attempt(
-            self._strategy, parse_budget(self._budget, job.unplanned.total_nbytes)
-        )
-        if attempt.plan is None:
-            raise job.budget_error(attempt, self._strategy)
-        return attempt.plan
-
     def _checked(self, plan: Plan, request: Request) -> Plan:
         """``plan``, which was made for ``request``; ArgumentError if it was not."""
         net = without_flags(self._net)
@@ -124,7 +134,7 @@ class Plans:
             if wanted != found:
                 where = "" if what == "network" else f": {_difference(wanted, found)}"
                 raise ArgumentError(f"the given plan was made for another {what}{where}")
-        budget_nbytes = parse_budget(self._budget, plan.unplanned.total_nbytes)
+        budget_nbytes = parse_budget(self._planner.budget, plan.unplanned.total_nbytes)
         if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
             raise ArgumentError(
                 f"the given plan takes {format_nbytes(plan.total_nbytes)}, more than the budget of "

@@ -46,19 +46,21 @@ class Pool:
         self.memory: Memory | None = None
         self._blocks: list[int] = []
         self._arrays_nbytes = 0
-        self._room: int | None = 0
+        self._room = 0
+        #: Is there a budget that inference must keep, too?
+        self.is_limited = True
 
     def allow(self, plan: Plan) -> None:
-        """All may take what the budget of ``plan`` leaves; of several plans the largest counts."""
-        if self._room is None or plan.budget_nbytes is None:
-            self._room = None
-        else:
-            left = plan.budget_nbytes - (plan.total_nbytes - plan.allocated_nbytes)
-            self._room = max(self._room, left)
+        """All may take what the budget of ``plan`` leaves; without one, what the plan takes.
 
-    @property
-    def is_limited(self) -> bool:
-        return self._room is not None
+        Of several plans the largest counts.
+        """
+        left = plan.allocated_nbytes
+        if plan.budget_nbytes is None:
+            self.is_limited = False
+        else:
+            left += plan.budget_nbytes - plan.total_nbytes
+        self._room = max(self._room, left)
 
     @property
     def nbytes(self) -> int:
@@ -67,11 +69,13 @@ class Pool:
 
     def admits(self, need: Need) -> bool:
         """Is there room for this? In an empty pool there is."""
-        if not self.nbytes or self._room is None:
+        if not self.nbytes:
             return True
         more = sum(self._lacking(need.blocks))
         if need.packed_nbytes > (0 if self.memory is None else self.memory.nbytes):
             more += need.packed_nbytes
+        if not more and not self.is_limited:
+            return True
         return self.nbytes + more <= self._room
 
     def add(

@@ -36,8 +36,9 @@ from memplan.mxnet.train.nesting import (
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.planning.plan import Plan
-from memplan.planning.planner import Budget, plan
+from memplan.planning.planner import Budget
 from memplan.planning.realisation import runs_whole_steps, suited
+from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
@@ -74,6 +75,7 @@ class TrainStep:
         reserve: int | str = 0,
         realisation: str = "auto",
         keep_outputs: bool = False,
+        unseen: str = "plan",
     ) -> None:
         """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
 
@@ -82,9 +84,11 @@ class TrainStep:
         each. None: the block itself computes the loss, of the inputs and the labels, or the caller
         does, between :meth:`forward` and :meth:`backward`.
 
-        ``budget`` (for one context), ``strategy``, ``time_limit`` (seconds, for each combination
-        of shapes), ``costs`` and ``reserve`` are those of :func:`memplan.plan`; ``realisation``
-        is "packed", "explicit" or "auto", the first of these that can train the network. With
+        ``budget`` (for one context; a share is one of the step that comes first), ``strategy``,
+        ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
+        ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
+        network. Shapes after the first are planned in a tenth of the time, from a schedule that is
+        known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
         ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
         :attr:`outputs`, for metrics.
 
@@ -109,14 +113,15 @@ class TrainStep:
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
         self._blocks = [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
-        self._options: dict[str, Any] = {
-            "budget": budget,
-            "strategy": strategy,
-            "time_limit": time_limit,
-            "costs": costs,
-            "reserve": reserve,
-            "realisation": realisation,
-        }
+        self._planner = ShapePlanner(
+            budget=budget,
+            strategy=strategy,
+            realisation=realisation,
+            time_limit=time_limit,
+            costs=costs,
+            reserve=reserve,
+            unseen=unseen,
+        )
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
@@ -300,7 +305,7 @@ class TrainStep:
 
         With ``to_run`` parameters that cannot be bound are an error before the search.
         """
-        realisation = suited(self._options["realisation"], {ctx, *_contexts(params.values())})
+        realisation = suited(self._planner.realisation, {ctx, *_contexts(params.values())})
         key = (kind, tuple(map(_state, params.values())), ctx.device_type, realisation)
         if key not in self._plans:
             network = self._compose(kind, params)
@@ -310,15 +315,9 @@ class TrainStep:
                     if name in params:
                         place_of(params[name], ctx)
             requests = {n: _request(params[n]) if n in params else "null" for n in arguments}
-            shapes: dict[str, Any] = {
-                n: shape for n, shape in network.shapes.items() if n in requests
-            }
-            made = plan(
-                network.symbol,
-                ctx=ctx,
-                grad_req=requests,
-                **{**self._options, "realisation": realisation},
-                **shapes,
+            shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
+            made = self._planner.plan(
+                network.symbol, realisation, shapes=shapes, ctx=ctx, grad_req=requests
             )
             self._plans[key] = (made, network)
         return self._plans[key]

@@ -1,0 +1,179 @@
+"""Plans of one network for steps of many shapes: the first is searched for, others follow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from memplan.errors import ArgumentError
+from memplan.planning.attempt import plan_of, realise
+from memplan.planning.job import Job
+from memplan.planning.plan import Attempt, Plan
+from memplan.planning.realisation import Symbol
+from memplan.planning.transfer import mended, transferred
+from memplan.step.costs import Costs
+from memplan.step.schedule import Schedule
+from memplan.strategies import Outcome, Status, Strategy, create, options_of
+from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.stop import Stop
+
+if TYPE_CHECKING:
+    from memplan.mxnet.trace.build import Trace
+
+#: What to do with shapes that come after the first: see :class:`ShapePlanner`.
+UNSEEN = ("plan", "nearest", "unplanned")
+
+# What part of the time limit a plan gets that begins with another one.
+SHARE_OF_TIME = 0.1
+
+# What part of that time goes into mending the other plan's schedule, and how many attempts in a row
+# may make it no cheaper. Set on ResNet-50 at other batch sizes and on unrolled LSTMs.
+MENDING_SHARE = 0.3
+PATIENCE = 300
+
+# Of a network with many inputs, this many are named.
+NAMED = 3
+
+
+class ShapePlanner:
+    """Plans one network, or networks that are alike, for whatever shapes they come in.
+
+    The first plan takes the strategy's whole time. Another one begins with the schedule of the plan
+    whose step is nearest in size, if that has the same ops, drops more or less until the budget is
+    met, and gets a tenth of the time; where that finds none, all of it. Strategies that cannot
+    begin with a schedule plan each step as if it were the first.
+
+    ``unseen`` says what is done with shapes after the first: "plan" them so; take the "nearest"
+    schedule, with more drops if it does not fit, and without a search; or run them "unplanned",
+    whatever they hold. The latter two warn, a line for each. A ``budget`` given as a share is one
+    of the unplanned step that comes first. Without one, the first plan has the least memory, and
+    the others may hold as much as the largest.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: int | float | str | None,
+        strategy: str | Strategy,
+        realisation: str,
+        time_limit: float = 60,
+        costs: Costs | None = None,
+        reserve: int | str = 0,
+        optimizer: Any = None,
+        unseen: str = "plan",
+    ) -> None:
+        if unseen not in UNSEEN:
+            raise ArgumentError(
+                f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {unseen!r}"
+            )
+        self.budget, self.strategy, self.realisation = budget, strategy, realisation
+        self._options = {
+            "time_limit": time_limit,
+            "costs": costs,
+            "reserve": reserve,
+            "optimizer": optimizer,
+        }
+        self._unseen = unseen
+        self._made: list[Plan] = []
+
+    def adopt(self, plan: Plan) -> None:
+        """``plan`` is one of those that others may begin with."""
+        if not self._made and plan.budget_nbytes is not None:
+            self.budget = plan.budget_nbytes
+        self._made.append(plan)
+
+    def plan(
+        self,
+        net: Symbol,
+        realisation: str | None = None,
+        *,
+        shapes: Mapping[str, tuple[int, ...]],
+        check: Callable[[Trace], None] | None = None,
+        **request: Any,
+    ) -> Plan:
+        """The plan for ``net`` with inputs of these ``shapes``, by this ``realisation``.
+
+        Without one, by that of the planner. ``check`` raises what is wrong with a traced network;
+        ``request`` are the arguments ``ctx``, ``type_dict`` and ``grad_req`` of
+        :func:`memplan.plan`, which says what is raised.
+        """
+        options: Any = {**self._options, **request, **shapes}
+        job = Job.prepare(net, realisation=realisation or self.realisation, **options)
+        if check is not None:
+            check(job.trace)
+        limit = parse_budget(self.budget, job.unplanned.total_nbytes)
+        nearest = min(self._made, key=lambda plan: _distance(plan, job), default=None)
+        made = None
+        if nearest is not None and self._unseen != "plan":
+            made = self._at_once(job, limit, nearest)
+            if made is not None:
+                _warn(made, shapes)
+        made = made or self._searched(job, limit, nearest)
+        self.adopt(made)
+        return made
+
+    def _searched(self, job: Job, limit: int | None, nearest: Plan | None) -> Plan:
+        """What the strategy finds: in little time from the nearest schedule on, else in all of it.
+
+        Raises BudgetError where that is nothing.
+        """
+        attempt, start = None, None
+        if nearest is not None:
+            start = transferred(nearest.schedule, job.graph)
+            attempt = self._followed(job, self._held() if limit is None else limit, start)
+        if attempt is None or attempt.plan is None:
+            attempt = job.attempt(self.strategy, limit, start=start)
+        if attempt.plan is None:
+            raise job.budget_error(attempt, self.strategy)
+        return attempt.plan
+
+    def _followed(self, job: Job, limit: int, start: Schedule | None) -> Attempt | None:
+        """What the strategy finds in little time; None if it cannot begin with a schedule."""
+        if "start" not in options_of(create(self.strategy, realisation=job.realisation.name)):
+            return None
+        begin = time.monotonic()
+        quick = dataclasses.replace(job, time_limit=SHARE_OF_TIME * job.time_limit)
+        stop = Stop.after(MENDING_SHARE * quick.time_limit)
+        found = mended(quick.problem(limit), start, stop, patience=PATIENCE)
+        return quick.attempt(self.strategy, limit, start=found or start, since=begin)
+
+    def _at_once(self, job: Job, limit: int | None, nearest: Plan) -> Plan | None:
+        """The plan without a search; None where the nearest schedule cannot be made to fit."""
+        begin, name, schedule = time.monotonic(), "store_all", Schedule.unplanned(job.graph)
+        within = self._held() if limit is None else limit
+        if self._unseen == "nearest" and job.holds(schedule) > within:
+            start = transferred(nearest.schedule, job.graph)
+            found = mended(job.problem(within), start, Stop.after(job.time_limit), patience=0)
+            if found is None:
+                return None
+            name, schedule = nearest.strategy, found
+        outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)
+        seconds = time.monotonic() - begin
+        return plan_of(job, name, outcome, realised, limit, seconds)
+
+    def _held(self) -> int:
+        """The bytes of the largest step."""
+        return max(plan.total_nbytes for plan in self._made)
+
+
+def _distance(plan: Plan, job: Job) -> float:
+    """How far apart the sizes of two steps are."""
+    sizes = (max(1, step.unplanned.total_nbytes) for step in (plan, job))
+    one, other = map(math.log, sizes)
+    return abs(one - other)
+
+
+def _warn(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Say that these shapes were not planned."""
+    named = ", ".join(f"{name}={shape}" for name, shape in islice(shapes.items(), NAMED))
+    held, limit = format_nbytes(plan.total_nbytes), plan.budget_nbytes
+    how = "by the nearest schedule" if plan.schedule.recomputed else "unplanned"
+    over = ""
+    if limit is not None and plan.total_nbytes > limit:
+        over = f", more than the budget of {format_nbytes(limit)}"
+    warnings.warn(f"{named}: not seen before, trained {how} in {held}{over}", stacklevel=2)

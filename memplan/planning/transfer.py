@@ -1,0 +1,117 @@
+"""A schedule of one training step carried over to a step of other shapes, or of other length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from memplan.search.aiming import aim_lower
+from memplan.search.buffers import carried_tensors
+from memplan.search.eviction import Drop, Evictions
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.strategies import Problem
+from memplan.util.stop import Stop
+
+# Of a graph's forward ops at least this part has its like in a graph by whose schedule it is
+# planned: a network unrolled over twice as many time steps.
+ALIKE = 0.5
+
+# Of graphs with more ops than this, what to drop is chosen from the beginning: what a schedule
+# carries from op to op is listed in time and memory that grow with the square of their number.
+LARGE = 3000
+
+
+def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
+    """The ops of ``graph`` in the order in which ``schedule`` runs their like; None without many.
+
+    Ops are alike that compute the same from the same inputs, whatever their sizes and names; where
+    both graphs have the same ops, that is the same sequence. An op without its like runs when
+    something first depends on it, or at the end. So what comes out is a schedule whatever is
+    taken for alike.
+    """
+    numbers: dict[object, int] = {}
+    place = {likeness: op for op, likeness in enumerate(_likenesses(graph, numbers))}
+    matching = [place.get(likeness) for likeness in _likenesses(schedule.graph, numbers)]
+    nmatched = sum(op is not None and op < graph.nforward for op in matching)
+    if nmatched < ALIKE * graph.nforward:
+        return None
+    matched = (matching[op] for op in schedule.ops)
+    return Schedule.sequence(graph, _completed(graph, [op for op in matched if op is not None]))
+
+
+def _likenesses(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[int, int]]:
+    """What each op is: the number of its description, and the how many-th it is of that.
+
+    A forward op is described by its kind and inputs, a backward op by its forward op. Of a sum of
+    gradients the last term says which one it is: longer networks begin it with more terms.
+    """
+    kinds: list[int] = []
+    seen: Counter[int] = Counter()
+    result: list[tuple[int, int]] = []
+    for index, op in enumerate(graph.ops):
+        inputs = tuple((kinds[graph.producer[a]], graph.position[a]) for a in op.inputs)
+        if op.differentiates is not None:
+            inputs = ((kinds[op.differentiates], -1),)
+        elif index >= graph.nforward:
+            inputs = inputs[-1:]
+        number = numbers.setdefault((op.kind, inputs), len(numbers))
+        kinds.append(number)
+        seen[number] += 1
+        result.append((number, seen[number]))
+    return result
+
+
+def _completed(graph: TrainingGraph, ops: Iterable[int]) -> list[int]:
+    """``ops``, each after what it depends on, then those that are missing."""
+    ran: set[int] = set()
+    asked: set[int] = set()
+    result: list[int] = []
+    for op in ops:
+        if op in asked and graph.ops[op].recomputable:
+            result.append(op)
+        else:
+            result += _missing(graph, op, ran)
+        asked.add(op)
+    for op in range(len(graph.ops)):
+        result += _missing(graph, op, ran)
+    return result
+
+
+def _missing(graph: TrainingGraph, op: int, ran: set[int]) -> list[int]:
+    """``op`` and all that it depends on, of what has not run; that has then."""
+    found: set[int] = set()
+    stack = [op]
+    while stack:
+        other = stack.pop()
+        if other not in ran:
+            ran.add(other)
+            found.add(other)
+            stack += graph.dependencies[other]
+    return sorted(found)
+
+
+def mended(
+    problem: Problem, schedule: Schedule | None, stop: Stop, *, patience: int
+) -> Schedule | None:
+    """``schedule`` with more drops, until it fits the budget of ``problem``; None if that fails.
+
+    Then drops are taken back and chosen again, until ``patience`` attempts in a row found nothing
+    cheaper. Without a schedule all drops are chosen.
+    """
+    assert problem.budget_nbytes is not None
+    drops: set[Drop] = set()
+    evictions = Evictions(problem.graph, problem.budget_nbytes)
+    if schedule is not None and len(problem.graph.ops) <= LARGE:
+        drops = evictions.drops_of(carried_tensors(schedule))
+
+    def solve(aim: int, until: Stop) -> Schedule | None:
+        search = evictions.within(aim)
+        found = search.fit(drops, until)
+        if found is None:
+            return None
+        return search.improve(found, until, patience=patience).schedule
+
+    share = 1.0 if problem.counts_live else 0.5
+    found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop, share=share)
+    return problem.cheapest([found, schedule])

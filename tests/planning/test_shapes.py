@@ -1,0 +1,168 @@
+"""Plans of one network for many shapes: what is shared, and what is done with a new shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mxnet as mx
+import pytest
+
+from helpers.buckets import network
+from helpers.networks import residual_net
+from memplan.errors import ArgumentError
+from memplan.planning.job import Job
+from memplan.planning.plan import Plan
+from memplan.planning.shapes import ShapePlanner
+from memplan.planning.transfer import mended, transferred
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
+from memplan.strategies import Outcome, Problem
+from memplan.strategies.evict import Evict
+from memplan.util.stop import Stop
+
+LATE = Stop(math.inf)
+NET = residual_net(units=2)[0]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A quick strategy that can begin with a schedule; it notes what it is asked."""
+
+    start: Schedule | None = None
+    asked: ClassVar[list[Problem]] = []
+
+    def solve(self, problem: Problem) -> Outcome:
+        self.asked.append(problem)
+        return problem.best_of([*problem.starts(), Evict(patience=20).solve(problem).schedule])
+
+
+def planner(**options: Any) -> ShapePlanner:
+    Noted.asked.clear()
+    given = {"budget": "80%", "strategy": Noted(), "realisation": "packed", **options}
+    return ShapePlanner(**given)
+
+
+def planned(by: ShapePlanner, size: int) -> Plan:
+    return by.plan(NET, shapes={"data": (size, 3, 16, 16)}, ctx=mx.cpu())
+
+
+def own(size: int, budget: int | str) -> Plan:
+    return planned(planner(budget=budget), size)
+
+
+def job(size: int, **options: Any) -> Job:
+    return Job.prepare(NET, realisation="packed", data=(size, 3, 16, 16), **options)
+
+
+def test_a_schedule_of_the_same_ops_is_the_same_sequence() -> None:
+    schedule = own(16, "80%").schedule
+    assert schedule.recomputed
+    other = transferred(schedule, job(24).graph)
+    assert other is not None
+    assert other.ops == schedule.ops
+    assert other.graph != schedule.graph
+
+
+def unrolled(steps: int) -> Job:
+    shapes: Any = {"data": (8, steps), "softmax_label": (8, steps)}
+    return Job.prepare(network(steps)[0], realisation="packed", **shapes)
+
+
+@functools.cache
+def of_eight_steps() -> Schedule:
+    job = unrolled(8)
+    schedule = mended(job.problem(int(0.6 * job.unplanned.total_nbytes)), None, LATE, patience=20)
+    assert schedule is not None
+    assert schedule.recomputed
+    return schedule
+
+
+@pytest.mark.parametrize("length", [3, 8, 12])
+def test_a_schedule_of_another_length(length: int) -> None:
+    """It recomputes the same time steps; those beyond run once."""
+    schedule = of_eight_steps()
+    other = transferred(schedule, unrolled(length).graph)
+    assert other is not None
+    assert validate(other).valid
+    recomputed = len(schedule.ops) - len(schedule.graph.ops)
+    assert 0 < len(other.ops) - len(other.graph.ops) <= recomputed
+    if length == 8:
+        assert other.ops == schedule.ops
+
+
+def test_no_schedule_of_another_network() -> None:
+    schedule = own(16, "80%").schedule
+    assert transferred(schedule, unrolled(4).graph) is None
+
+
+def test_mending_drops_until_the_budget_is_met() -> None:
+    small, large = own(16, "80%"), job(24)
+    schedule = transferred(small.schedule, large.graph)
+    problem = large.problem(large.holds(schedule) - (64 << 10))
+    assert problem.memory.nbytes(schedule) > problem.budget_nbytes
+    found = mended(problem, schedule, LATE, patience=0)
+    assert problem.memory.nbytes(found) <= problem.budget_nbytes
+    assert mended(large.problem(large.graph.fixed_nbytes), schedule, LATE, patience=0) is None
+
+
+@pytest.mark.parametrize("size", [12, 17, 18])
+def test_another_plan_is_as_good_as_one_of_its_own(size: int) -> None:
+    by = planner(time_limit=30)
+    first, other = planned(by, 16), planned(by, size)
+    assert [problem.time_limit <= 3 for problem in Noted.asked] == [False, True]
+    assert Noted.asked[1].start is not None
+    assert other.total_nbytes <= other.budget_nbytes == first.budget_nbytes
+    assert other.overhead <= own(size, first.budget_nbytes).overhead + 0.01
+
+
+def test_without_a_budget_others_hold_what_the_largest_does() -> None:
+    by = planner(budget=None)
+    first, smaller = planned(by, 16), planned(by, 12)
+    assert smaller.total_nbytes <= first.total_nbytes == smaller.budget_nbytes
+    assert smaller.overhead < first.overhead
+    larger = planned(by, 32)
+    assert larger.total_nbytes > first.total_nbytes
+    assert larger.budget_nbytes is None
+
+
+def test_a_strategy_that_cannot_begin_with_a_schedule_plans_each() -> None:
+    by = planner(strategy="chen_greedy:linear", budget="90%")
+    assert planned(by, 16).strategy == planned(by, 12).strategy == "chen_greedy:linear"
+
+
+def test_the_nearest_schedule_is_taken_without_a_search() -> None:
+    by = planner(unseen="nearest")
+    first = planned(by, 16)
+    with pytest.warns(UserWarning, match=r"data=\(18, 3, 16, 16\): not seen before.*nearest"):
+        other = planned(by, 18)
+    assert len(Noted.asked) == 1
+    assert other.total_nbytes <= first.budget_nbytes
+    assert set(first.schedule.recomputed) <= set(other.schedule.recomputed)
+    with pytest.warns(UserWarning, match="unplanned in"):
+        assert not planned(by, 4).schedule.recomputed  # which fits as it is
+
+
+def test_unplanned_steps_may_exceed_the_budget() -> None:
+    by = planner(unseen="unplanned")
+    first = planned(by, 16)
+    with pytest.warns(UserWarning, match="unplanned in .*, more than the budget of"):
+        other = planned(by, 24)
+    assert other.schedule == Schedule.unplanned(other.schedule.graph)
+    assert other.total_nbytes > other.budget_nbytes == first.budget_nbytes
+
+
+def test_planning_warns_of_nothing() -> None:
+    by = planner()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planned(by, 16)
+        planned(by, 12)
+
+
+def test_what_to_do_with_new_shapes_is_checked() -> None:
+    with pytest.raises(ArgumentError, match="'plan', 'nearest', 'unplanned', got 'skip'"):
+        planner(unseen="skip")

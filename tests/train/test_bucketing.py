@@ -1,0 +1,127 @@
+"""A planned BucketingModule: the numbers of MXNet's, one search, one memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.buckets import Sentences, network, steps
+from helpers.fitting import Result, differing, seed, state
+from memplan.errors import BudgetError
+from memplan.mxnet import BucketingModule
+
+BUCKETS = (8, 3, 6, 5, 8, 3)
+REALISATIONS = pytest.mark.parametrize("realisation", ["packed", "explicit"])
+Module = mx.mod.BucketingModule
+
+
+def options(realisation: str) -> dict[str, Any]:
+    """A budget in which the longest bucket recomputes, and a strategy that takes little time."""
+    budget = "60%" if realisation == "packed" else "70%"
+    return {"budget": budget, "strategy": "evict:patience=20", "realisation": realisation}
+
+
+def planned(realisation: str = "packed", **more: Any) -> BucketingModule:
+    return BucketingModule(network, 8, **{**options(realisation), **more})
+
+
+def script(make: Any, folder: Path, **given: Any) -> Result:
+    """All that a script sees that fits, scores, saves, loads, predicts and fits again."""
+    folder.mkdir()
+    data, found = Sentences(BUCKETS), {}
+    metrics: list[float] = []
+
+    def note(parameters: Any) -> None:
+        metrics.extend(value for _, value in parameters.eval_metric.get_name_value())
+
+    def fit(module: Any, **more: Any) -> None:
+        data.reset()
+        module.fit(
+            data,
+            eval_data=Sentences((8, 6, 4)),
+            eval_metric=mx.metric.Perplexity(0),
+            optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+            initializer=mx.init.Xavier(),
+            batch_end_callback=note,
+            **more,
+        )
+
+    seed()
+    module = make(network, default_bucket_key=8, **given)
+    fit(module, num_epoch=2)
+    found |= state(module)
+    metrics += [value for _, value in module.score(data, mx.metric.Perplexity(0))]
+    module.save_checkpoint(str(folder / "model"), 2)
+    path = str(folder / "model")
+    loaded = make.load(path, 2, sym_gen=network, default_bucket_key=8, **given)
+    loaded.bind(data.provide_data, data.provide_label)
+    metrics += [value for _, value in loaded.score(data, mx.metric.Perplexity(0))]
+    fit(loaded, begin_epoch=2, num_epoch=3)
+    found |= {f"resumed {name}": array for name, array in state(loaded).items()}
+    found["predicted"] = loaded.predict(Sentences((8, 8))).asnumpy()
+    return found | {"metrics": np.array(metrics)}
+
+
+@REALISATIONS
+def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> None:
+    stock = script(Module, tmp_path / "stock")
+    ours = script(BucketingModule, tmp_path / "ours", **options(realisation))
+    assert len(stock["metrics"]) == 20
+    assert not differing(stock, ours)
+
+
+@REALISATIONS
+def test_buckets_run_in_one_memory(realisation: str) -> None:
+    """No more than the largest holds."""
+    module = planned(realisation)
+    for _ in steps(module, BUCKETS):
+        plans = module.plans
+        pool = module._buckets[8]._exec_group.execs[0].device.pool
+        assert pool.nbytes <= max(
+            p.budget_nbytes - p.total_nbytes + p.allocated_nbytes for p in plans.values()
+        )
+    assert plans.keys() == {3, 5, 6, 8}
+    assert plans[8].schedule.recomputed
+    executors = [module._buckets[key]._exec_group.execs[0] for key in plans]
+    assert all(executor.device is executors[0].device for executor in executors)
+    if realisation == "packed":
+        assert len({id(executor.train().memory) for executor in executors}) == 1
+        assert [bucket._plans.nbound for bucket in module._buckets.values()] == [1] * 4
+
+
+@REALISATIONS
+def test_a_bucket_that_is_prepared_leaves_the_outputs_of_the_last_step(realisation: str) -> None:
+    """``fit`` prepares the next batch before it looks at the outputs of this one."""
+    outputs = []
+    for module in (Module(network, 8), planned(realisation)):
+        data = Sentences(BUCKETS)
+        for number, _ in enumerate(steps(module, BUCKETS), start=1):
+            if number < len(BUCKETS):
+                module.prepare(data.batches[number])
+            outputs.append(module.get_outputs()[0].asnumpy())
+    half = len(BUCKETS)
+    assert all(map(np.array_equal, outputs[:half], outputs[half:]))
+
+
+def test_a_bucket_that_is_only_evaluated_is_not_planned() -> None:
+    module = planned()
+    for _ in steps(module, (8, 5)):
+        module.score(Sentences((8, 4)), "acc", reset=False)
+    assert module._buckets.keys() == {8, 5, 4}
+    assert module.plans.keys() == {8, 5}
+
+
+@pytest.mark.long
+def test_a_bucket_that_cannot_be_planned_leaves_all_as_it_was() -> None:
+    module = planned(budget="70%", time_limit=1)
+    longer = Sentences((32,)).batches[0]
+    for batch in steps(module, (8,)):
+        with pytest.raises(BudgetError):
+            module.forward_backward(longer)
+        module.forward_backward(batch)
+        module.update()
+    assert module.plans.keys() == {8}
