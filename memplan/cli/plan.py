@@ -90,6 +90,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
     if gluon:
         budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
         packed = ", realisation='packed'" if made.trace.in_one_array else ""
+        packed += ", trainer=trainer" if made.trace.updates else ""
         lines += [
             "To train the block so:",
             "  from memplan.mxnet.train.train_step import TrainStep",

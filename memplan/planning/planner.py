@@ -88,8 +88,9 @@ def plan(
     pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time, with
     a budget or without. ``realisation`` says how MXNet is made to run the plan: "mirror", by
     attributes on the network; "explicit", by a Symbol of the whole step; "packed", by calls of its
-    ops on parts of an array; "auto", packed or, where that refuses the network, explicit.
-    :class:`memplan.mxnet.Module` and ``TrainStep`` train by the latter two. A plan that is proved
+    ops on parts of an array; "updating", so, and with the parameters updated within the step;
+    "auto", packed or, where that refuses the network, explicit.
+    :class:`memplan.mxnet.Module` and ``TrainStep`` train by all but "mirror". A plan that is proved
     to be within ``gap`` of the cheapest, as a share of the step's time (None: the strategy's own,
     0.002), ends the search; ``seed`` chooses another search, where the strategy has these options.
     ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from memplan.errors import ArgumentError, CostError
-from memplan.step.graph import Op, TrainingGraph
+from memplan.step.graph import UPDATE, Op, TrainingGraph
 from memplan.util.files import read_json, write_text
 from memplan.util.numbers import is_finite, is_whole, shown
 
@@ -165,6 +165,7 @@ _HOW_TO_PROFILE = "memplan.profile(net, ctx=..., data=(32, 3, 224, 224)).save('c
 def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None) -> TrainingGraph:
     """``graph`` with the ``seconds`` that ``costs`` gives each op.
 
+    Updates of parameters cost nothing here: they take as long behind the unplanned step.
     ``costs`` is a Roofline, the name of one ("roofline:v100"), a CostTable, or the path of a
     saved one (``*.json``). A table of another device than ``device`` ("gpu(Tesla T4)", or "gpu" for
     any) is refused. Raises CostError where the table lacks ops, ArgumentError for other costs or an
@@ -172,13 +173,15 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
     """
     model = _resolve(costs)
     if isinstance(model, Roofline):
-        return graph.with_seconds([model.seconds(op) for op in graph.ops])
+        of_ops = [0.0 if op.kind == UPDATE else model.seconds(op) for op in graph.ops]
+        return graph.with_seconds(of_ops)
     if device is not None and device not in (model.device, model.device.split("(")[0]):
         raise CostError(
             f"the costs were measured on {model.device}, but the network will run on {device}; "
             f"measure them there with {_HOW_TO_PROFILE}"
         )
-    missing = [op.name for op in graph.ops if op.signature not in model.seconds]
+    seconds = {op.signature: 0.0 for op in graph.ops if op.kind == UPDATE} | {**model.seconds}
+    missing = [op.name for op in graph.ops if op.signature not in seconds]
     if missing:
         shapes = ", ".join(f"{name}={shape}" for name, shape in model.shapes.items())
         raise CostError(
@@ -187,7 +190,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
             f"{', '.join(map(repr, missing[:3]))}; measure this network, with its shapes, dtypes "
             f"and grad_req, with {_HOW_TO_PROFILE}"
         )
-    return graph.with_seconds([model.seconds[op.signature] for op in graph.ops])
+    return graph.with_seconds([seconds[op.signature] for op in graph.ops])
 
 
 def _resolve(costs: Costs) -> Roofline | CostTable:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FORMAT = "memplan.step.graph/1"
 
+UPDATE = "update"
+"""The kind of an op that updates a parameter by its gradient; it writes no tensor with bytes."""
+
 
 @dataclass(frozen=True)
 class Tensor:

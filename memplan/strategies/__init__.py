@@ -53,6 +53,7 @@ REALISATIONS = {
     "mirror": RealisationRow(Flags(), "memplan.mxnet.realise.mirror:Mirror"),
     "explicit": RealisationRow(Sequences(), "memplan.mxnet.realise.explicit:Explicit"),
     "packed": RealisationRow(Sequences(), "memplan.mxnet.realise.packed:Packed"),
+    "updating": RealisationRow(Sequences(), "memplan.mxnet.realise.updating:Updating"),
 }
 """How MXNet is made to run a plan: a row for each way (:mod:`memplan.planning.realisation`)."""
 

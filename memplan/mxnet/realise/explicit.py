@@ -30,7 +30,7 @@ from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import counts_as_backward
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
 from memplan.step.schedule import Schedule
 
@@ -95,7 +95,8 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     heads = [
         (node, k) if node.is_variable else (steps[next(sources)], k) for node, k in trace.heads
     ]
-    return to_symbol(heads)
+    # MXNet has no operator for an update: in its place stands the gradient that it reads.
+    return to_symbol([node.inputs[0] if node.op == UPDATE else (node, k) for node, k in heads])
 
 
 def step_nodes(lowered: Lowered) -> list[Node]:
@@ -109,6 +110,7 @@ class _Writer:
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
         self.made: list[Node] = []
+        self.before: Node | None = None
         self.latest: dict[int, Node] = {}
         self.runs = [0] * len(lowered.nodes)
         self.seen: set[tuple[object, ...]] = set()
@@ -124,9 +126,9 @@ class _Writer:
         node = self.lowered.nodes[op]
         inputs = self._inputs(node, reads)
         control = [self._latest(other) for other in node.control]
-        if self.made and (control or not counts_as_backward(node)):
+        if self.before is not None and (control or not counts_as_backward(node)):
             # The forward op comes first: MXNet takes shapes and state from it.
-            control.append(self.made[-1])
+            control.append(self.before)
         made = Node(
             node.op,
             f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
@@ -137,6 +139,8 @@ class _Writer:
             node.subgraphs,
         )
         self.made.append(made)
+        if node.op != UPDATE:
+            self.before = made
         self.latest[op] = made
         self.runs[op] += 1
 

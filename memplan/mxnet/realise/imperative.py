@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import mxnet as mx
 import numpy as np
@@ -71,7 +72,7 @@ class Call:
     """A call of an operator, made ready once: it reads ``inputs`` and writes ``outputs``.
 
     ``op`` is its name, or a function that is called like a CachedOp. Such a call ``is_alone``: it
-    belongs in no bundle, and must be waited for.
+    belongs in no bundle, and must be waited for. The others ask the engine for one operation.
     """
 
     #: What :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
@@ -179,6 +180,49 @@ class BackwardCall:
             for array in self.written:
                 array[:] = 0
         autograd.backward(self._recorded.written[: max(1, len(used))], used or None)
+
+
+class Updates(Protocol):
+    """Updates parameters within a step, as an optimizer does behind it.
+
+    ``in_turn`` tells, within :meth:`step`, whether an update asks the engine for one operation,
+    does not wait for it, and leaves the gradient as it is.
+    """
+
+    @property
+    def in_turn(self) -> bool: ...
+
+    def step(self, weights: Mapping[str, NDArray]) -> AbstractContextManager[None]:
+        """Within it each of ``weights`` is updated once, in any order."""
+
+    def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
+        """Update the parameter of this name; ``gradient`` is written over afterwards."""
+
+
+class UpdateCall:
+    """The update of a parameter.
+
+    One that is alone gets a copy of the gradient, which it may keep or write into: the
+    gradient may share its memory with a tensor that is still read.
+    """
+
+    def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
+        self.name, self.weight = name, weight
+        self.written = [weight]
+        self.skips: int | None = None
+        self._updates, self._gradient = updates, gradient
+
+    @property
+    def is_alone(self) -> bool:
+        """Does it belong in no bundle?"""
+        return not self._updates.in_turn
+
+    def __call__(self) -> None:
+        gradient = self._gradient
+        if self.is_alone:
+            gradient = gradient.copy()
+            gradient.wait_to_read()
+        self._updates.update(self.name, self.weight, gradient)
 
 
 def _handles(arrays: Sequence[NDArray]) -> Any:

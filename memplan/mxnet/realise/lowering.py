@@ -12,7 +12,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import counts_as_backward
-from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.graph import UPDATE, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 
 
@@ -61,7 +61,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
     nobody reads the first: an anchor, which asks for its shape, reads it. An op that MXNet takes
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
-    copy of one of its inputs, that has them.
+    copy of one of its inputs, that has them. Updates of parameters are put where they may run.
     """
     if not trace.spells_out_backward or len(schedule.graph.ops) != len(trace.nodes):
         raise ScheduleError(
@@ -73,13 +73,52 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     gated = [i for i, node in enumerate(trace.nodes) if _needs_gate(node)]
     if len(kept) == len(schedule.ops) and not anchored and not gated:
         index_of = {id(node): index for index, node in enumerate(trace.nodes)}
-        return Lowered(schedule, trace.nodes, index_of)
+        return _with_updates_in_place(Lowered(schedule, trace.nodes, index_of))
     graph = _Extended(schedule.graph, trace.nodes)
     for op in gated:
         graph.add_gate(op)
     for op in sorted({schedule.ops[step] for step in anchored}):
         graph.add_anchor(op)
-    return graph.lowered(schedule, kept, anchored)
+    return _with_updates_in_place(graph.lowered(schedule, kept, anchored))
+
+
+def _with_updates_in_place(lowered: Lowered) -> Lowered:
+    """``lowered`` with every update as soon as it may run, wherever the schedule has it.
+
+    That is behind the last step that reads the parameter, recomputed ones included: what a schedule
+    counts as one op may run again, and would read the new values. And it is behind the last step
+    that reads this gradient, for an optimizer may write into it.
+    """
+    schedule, nodes = lowered.schedule, lowered.nodes
+    updates = [step for step, op in enumerate(schedule.ops) if nodes[op].op == UPDATE]
+    if not updates:
+        return lowered
+    last_read: dict[object, int] = {}
+    for step, (op, reads) in enumerate(zip(schedule.ops, schedule.reads, strict=True)):
+        if nodes[op].op != UPDATE:
+            last_read.update((id(source), step) for source, _ in nodes[op].inputs)
+            inputs = schedule.graph.ops[op].inputs
+            last_read.update((entry, step) for entry in zip(reads, inputs, strict=True))
+    behind: dict[int, list[int]] = {}
+    for step in updates:
+        [source], [tensor] = schedule.reads[step], schedule.graph.ops[schedule.ops[step]].inputs
+        weight, _ = nodes[schedule.ops[step]].inputs[1]
+        place = max(source, last_read.get(id(weight), 0), last_read.get((source, tensor), 0))
+        behind.setdefault(place, []).append(step)
+    order: list[int] = []
+    for step, op in enumerate(schedule.ops):
+        if nodes[op].op != UPDATE:
+            order += [step, *behind.get(step, ())]
+    place_of = {step: place for place, step in enumerate(order)}
+    return dataclasses.replace(
+        lowered,
+        schedule=Schedule(
+            schedule.graph,
+            tuple(schedule.ops[step] for step in order),
+            tuple(tuple(place_of[s] for s in schedule.reads[step]) for step in order),
+            tuple(place_of[step] for step in schedule.heads),
+        ),
+    )
 
 
 def _read_steps(schedule: Schedule) -> list[int]:

@@ -6,7 +6,6 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,17 +16,18 @@ import numpy as np
 
 from memplan.errors import ArgumentError
 from memplan.memory.memory import Packed as PackedMemory
-from memplan.memory.packing import SEGMENT_NBYTES, pack
+from memplan.memory.packing import pack
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
     BackwardCall,
     Call,
     RecordedCall,
-    array_at,
-    wait_to_write,
+    UpdateCall,
+    Updates,
 )
 from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
+from memplan.mxnet.realise.packed_memory import AnyCall, Memory
 from memplan.mxnet.realise.packed_rules import (
     gradients_read,
     needs_state,
@@ -35,12 +35,11 @@ from memplan.mxnet.realise.packed_rules import (
     skips_unread,
 )
 from memplan.mxnet.realise.rewrite import runnable
-from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
 
@@ -87,56 +86,11 @@ class Packed(Explicit):
         return self.memory(trace).nbytes(schedule), trace.graph.match_range
 
 
-class Memory:
-    """Memory in which packed steps run in turn: one array, or as few as MXNet has it.
-
-    Its engine does not know that arrays share it, and would run calls of which none reads what
-    another writes in any order. What is called within ``in_turn`` keeps its order; all of it
-    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for. The calls
-    find one workspace.
-    """
-
-    def __init__(self, nbytes: int, ctx: mx.Context) -> None:
-        self.ctx, self.nbytes = ctx, nbytes
-        self._segments = [
-            mx.nd.empty((-(-min(SEGMENT_NBYTES, nbytes - begin) // 8),), ctx, "int64")
-            for begin in range(0, nbytes, SEGMENT_NBYTES)
-        ]
-        self.fence = mx.nd.zeros((1,), ctx)
-        self.left: Sequence[NDArray] = ()
-        self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
-        self.workspace = OneWorkspace(ctx)
-
-    def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
-        """An array of its own at ``offset``; one without elements may be anywhere."""
-        segment, offset = divmod(offset, SEGMENT_NBYTES)
-        if not math.prod(shape):
-            return mx.nd.empty(shape, self.ctx, dtype)
-        return array_at(self._segments[segment], offset, shape, dtype)
-
-    def wait(self) -> None:
-        """Until nothing reads or writes the memory any more."""
-        for array in (*self.left, self.fence):
-            wait_to_write(array)
-
-    def in_turn(self, calls: Sequence[Call]) -> None:
-        """Hand ``calls`` to the engine as one operation, after all that it got so before."""
-        with mx.engine.bulk(len(calls) + 1):
-            for call in (self._fence, *calls):
-                call.skips = self.workspace.call(call, call.skips)
-
-    def alone(self, call: Call | BackwardCall) -> None:
-        """Make a call while nothing else runs in the memory."""
-        wait_to_write(self.fence)
-        call.skips = self.workspace.call(call, call.skips)
-        for array in call.written:
-            wait_to_write(array)
-
-
 class PackedStep:
     """Runs the training steps of a schedule in one array of bytes.
 
-    ``outputs`` are those of the network, then the gradients; they stay until the next step begins.
+    ``outputs`` are those of the network, then the gradients, if parameters are not updated within
+    the step; they stay until the next step begins.
     """
 
     def __init__(
@@ -148,14 +102,22 @@ class PackedStep:
         arrays: Mapping[str, NDArray],
         memory: Memory | None = None,
         keeps_operators: bool = True,
+        updates: Updates | None = None,
     ) -> None:
-        """Prepare the ``schedule`` of a ``trace`` made for "packed", on ``ctx``.
+        """Prepare the ``schedule`` of a ``trace`` made for "packed" or "updating", on ``ctx``.
 
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
         share ``memory``; where that is not large enough, or None, the step makes its own. Without
-        ``keeps_operators`` the operators of user code are made anew for every step.
+        ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
+        for "updating".
         """
         Packed().check_context(ctx)
+        if trace.updates and updates is None:
+            raise ArgumentError(
+                "a plan made with realisation='updating' updates the parameters within the step, "
+                "and nothing was given that does so; train by TrainStep with a trainer, or by "
+                "Module, or give updates"
+            )
         lowered = lower(trace, schedule)
         packing = pack(lowered.schedule)
         if memory is None or memory.nbytes < packing.nbytes:
@@ -163,9 +125,14 @@ class PackedStep:
         self.memory = memory
         self._mode = _Mode()
         mode = self._mode if keeps_operators else None
-        writer = _Calls(lowered, packing.offsets, memory, arrays, mode)
+        self._updates = updates if trace.updates else None
+        writer = _Calls(lowered, packing.offsets, memory, arrays, mode, self._updates)
         calls, second = writer.calls(), second_half(lowered.schedule)
-        self._halves = (_bundles(calls[:second]), _bundles(calls[second:]))
+        self._update_calls = [call for call in calls if isinstance(call, UpdateCall)]
+        self._weights = {call.name: call.weight for call in self._update_calls}
+        self._calls = (calls[:second], calls[second:])
+        self._halves = _bundled(self._calls)
+        self._in_turn = self._updates is None or self._updates.in_turn
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
         self._monitor: Monitor | None = None
         self._is_unfinished = False
@@ -176,13 +143,23 @@ class PackedStep:
         self.outputs = [
             arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
             for node, k in trace.heads
+            if node.op != UPDATE
         ]
 
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
         del is_train
-        self.first()
-        self.second()
+        if self._updates is None:
+            self.first()
+            self.second()
+        else:
+            with self._updates.step(self._weights):
+                if self._updates.in_turn is not self._in_turn:  # the optimizer is another one
+                    self._halves, self._in_turn = _bundled(self._calls), self._updates.in_turn
+                    for call in self._update_calls:
+                        call.skips = None
+                self.first()
+                self.second()
         return self.outputs
 
     def first(self) -> None:
@@ -230,7 +207,11 @@ class PackedStep:
         return "\n".join(self._lines) + "\n"
 
 
-def _bundles(calls: Iterable[Call | BackwardCall]) -> list[list[Any]]:
+def _bundled(halves: Iterable[Iterable[AnyCall]]) -> tuple[list[list[Any]], ...]:
+    return tuple(map(_bundles, halves))
+
+
+def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
     """``calls`` in the bundles in which the engine gets them; some stand alone."""
     result: list[list[Any]] = []
     for apart, group in groupby(calls, key=lambda call: call.is_alone):
@@ -250,9 +231,11 @@ class _Calls:
         memory: Memory,
         arrays: Mapping[str, NDArray],
         mode: _Mode | None,
+        updates: Updates | None,
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
+        self.updates = updates
         self.nodes = step_nodes(lowered)
         self.step_of = {id(node): step for step, node in enumerate(self.nodes)}
         self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
@@ -262,11 +245,11 @@ class _Calls:
             place = lowered.schedule.graph.position[tensor]
             self.read.add((id(self.nodes[step]), place))
 
-    def calls(self) -> list[Call | BackwardCall]:
+    def calls(self) -> list[AnyCall]:
         """A call for every step."""
         followers = self._followers()
         recorded: dict[int, RecordedCall] = {}
-        result: list[Call | BackwardCall] = []
+        result: list[AnyCall] = []
         for step, node in enumerate(self.nodes):
             attrs = {name: value for name, value in node.attrs.items() if not is_hidden(name)}
             inputs, outputs = self._inputs(step), self.values[step]
@@ -278,6 +261,10 @@ class _Calls:
                 result.append(made)
             elif step in recorded:
                 result.append(BackwardCall(recorded[step]))
+            elif node.op == UPDATE:
+                assert self.updates is not None
+                gradient, weight = inputs
+                result.append(UpdateCall(self.updates, node.inputs[1][0].name, weight, gradient))
             else:
                 result.append(Call(op, attrs, inputs, outputs))
         return result
@@ -350,6 +337,8 @@ class _Calls:
     def _outputs(self, step: int) -> list[NDArray]:
         index = self.lowered.schedule.ops[step]
         graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
+        if node.op == UPDATE:
+            return []
         return [
             self._array(self.offsets[step, tensor] if info.nelements else 0, info)
             for tensor, info in zip(graph.ops[index].outputs, _infos(node), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
@@ -78,22 +78,27 @@ def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[
     return list(map(written, full))
 
 
-def explicit_order(order: Sequence[Node]) -> list[Node]:
+def explicit_order(order: Sequence[Node], early: Mapping[int, int] | None = None) -> list[Node]:
     """``order`` with every sum of gradients as early as possible; sums are made safe.
 
-    The nodes must have their ``infos``.
+    The nodes must have their ``infos``. Those whose ids are in ``early`` come as early as possible,
+    too: of several that an op was the last to be awaited by, first that of the smallest number.
     """
+    early = early or {}
     _make_sums_safe(order)
     missing = {
         id(node): len({id(d) for d in _dependencies(node)})
         for node in order
-        if node.op in _SUMS and node.forward is None
+        if id(node) in early or (node.op in _SUMS and node.forward is None)
     }
     waiting: dict[int, list[Node]] = {}
     for node in order:
         if id(node) in missing:
             for other in {id(d): d for d in _dependencies(node)}.values():
                 waiting.setdefault(id(other), []).append(node)
+    for nodes in waiting.values():
+        nodes.reverse()  # for a stack
+        nodes.sort(key=lambda node: -early.get(id(node), 0))
     result: list[Node] = []
     done: set[int] = set()
     for node in order:
@@ -104,7 +109,7 @@ def explicit_order(order: Sequence[Node]) -> list[Node]:
                 continue
             done.add(id(ready))
             result.append(ready)
-            for other in reversed(waiting.get(id(ready), ())):
+            for other in waiting.get(id(ready), ()):
                 missing[id(other)] -= 1
                 if not missing[id(other)]:
                     stack.append(other)

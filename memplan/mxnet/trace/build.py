@@ -49,8 +49,9 @@ class Trace:
     equal ones). ``symbol`` is the user's network without any force_mirroring attribute.
     ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
     state, for the first two). ``heads`` are the entries of the network's outputs, then of the
-    gradients in the order of the arguments; ``form`` is that of the realisation traced for.
-    With ``numpy_shapes`` it was traced with NumPy's shapes, where () is that of a scalar.
+    gradients in the order of the arguments, or of the updates by them; ``form`` is that of the
+    realisation traced for. With ``numpy_shapes`` it was traced with NumPy's shapes, where () is
+    that of a scalar.
     """
 
     symbol: mx.sym.Symbol
@@ -78,6 +79,11 @@ class Trace:
     def in_one_array(self) -> bool:
         """Do all tensors lie in one array?"""
         return self.form.in_one_array
+
+    @property
+    def updates(self) -> bool:
+        """Are the parameters updated within the step, which leaves no gradients?"""
+        return self.form.updates
 
 
 def trace(
@@ -118,6 +124,7 @@ def trace(
         infer(full, known_shapes, known_dtypes)
     except MXNetError as error:
         raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
+    full = form.ended(full, len(merged), requests)
     order = [node for node in depth_first(full) if not node.is_variable]
     _check_shapes(order)
     _check_sizes(order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,12 +27,14 @@ class Form:
 
     ``name`` is that of the realisation. A subclass with ``spells_out_backward`` has gradients that
     are tensors of the graph, and takes sums of few gradients term by term; one that runs
-    ``in_one_array`` has all tensors in one array.
+    ``in_one_array`` has all tensors in one array; one with ``updates`` updates the parameters
+    within the step, and leaves no gradients.
     """
 
     name: ClassVar[str] = "mirror"
     spells_out_backward: ClassVar[bool] = False
     in_one_array: ClassVar[bool] = False
+    updates: ClassVar[bool] = False
 
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError where this realisation cannot run on ``ctx``: never, but for packed."""
@@ -48,6 +50,17 @@ class Form:
         Raises TraceError for an op that cannot.
         """
         del device_type
+        return list(heads)
+
+    def ended(
+        self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+    ) -> list[Entry]:
+        """``heads`` with what comes behind them, which MXNet knows no operator for.
+
+        Their shapes are known; behind the ``noutputs`` outputs come the gradients of the arguments
+        whose ``requests`` are not "null". TraceError for a request that cannot be met.
+        """
+        del noutputs, requests
         return list(heads)
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.packed import Memory
+from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule

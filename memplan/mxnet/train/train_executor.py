@@ -14,8 +14,10 @@ from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.halves import ExecutorHalves
+from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.packed import Memory, PackedStep
+from memplan.mxnet.realise.packed import PackedStep
+from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.step.schedule import Schedule
@@ -40,7 +42,8 @@ class TrainExecutor:
     array, unless ``args_grad`` names another, into which it is copied after every step. With
     "add" it is added to the array in ``args_grad`` (zeros if none is given). ``head_grads`` holds
     the gradients of outputs that are no losses, by the names ``_head_grad_0``… of their positions:
-    ones, until others are written into them.
+    ones, until others are written into them. A plan made for "updating" leaves no gradients: they
+    are used up by ``updates`` within the step.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TrainExecutor:
         match_range: int | None = None,
         memory: Memory | None = None,
         keeps_operators: bool = True,
+        updates: Updates | None = None,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
@@ -63,8 +67,9 @@ class TrainExecutor:
         ``pool`` and ``match_range`` are those of
         :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
         ``memory`` instead, if that is large enough; this and ``keeps_operators`` are those of
-        :class:`memplan.mxnet.realise.packed.PackedStep`. Raises ArgumentError for an array that is
-        unknown or of the wrong shape or dtype, and for a ``match_range`` that is no whole number.
+        :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of one made
+        for "updating". Raises ArgumentError for an array that is unknown or of the wrong shape or
+        dtype, and for a ``match_range`` that is no whole number.
         """
         self.trace, self.schedule = trace, schedule
         self.ctx = mx.context.current_context() if ctx is None else ctx
@@ -86,6 +91,7 @@ class TrainExecutor:
                 arrays=arrays,
                 memory=memory,
                 keeps_operators=keeps_operators,
+                updates=updates,
             )
         else:
             symbol_of_step = training_symbol(trace, schedule)
@@ -97,7 +103,9 @@ class TrainExecutor:
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
-        wanted = [name for name in self._arguments if trace.grad_req[name] != "null"]
+        wanted = [
+            name for name in self._arguments if trace.grad_req[name] != "null" and not trace.updates
+        ]
         self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
         added = [name for name in wanted if trace.grad_req[name] == "add"]
         given = {**(args_grad or {})}

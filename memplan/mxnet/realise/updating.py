@@ -1,0 +1,106 @@
+"""Packed steps that update a parameter as soon as its gradient is complete.
+
+A gradient dies at the update that reads it, instead of waiting for the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.errors import TraceError
+from memplan.mxnet.realise.packed import Packed
+from memplan.mxnet.realise.rewrite import explicit_order
+from memplan.mxnet.trace.form import is_in_halves
+from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Infos, Node, depth_first
+from memplan.step.graph import UPDATE
+
+
+@dataclass(frozen=True)
+class Updating(Packed):
+    """Packed, with an update for every gradient, which is no output of the step then.
+
+    An update reads the gradient and the parameter, in this order, and writes nothing into the
+    array. It follows all that reads the parameter.
+    """
+
+    name: ClassVar[str] = "updating"
+    updates: ClassVar[bool] = True
+
+    def ended(
+        self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+    ) -> list[Entry]:
+        """An update in place of every gradient; TraceError for one that cannot be used up."""
+        order = depth_first(heads)
+        if is_in_halves(order):
+            raise TraceError(
+                "a step in halves cannot update the parameters: what computes the loss may have "
+                "gradients of its own for them; use realisation='packed'"
+            )
+        variables = {node.name: node for node in order if node.is_variable}
+        readers: dict[int, list[Node]] = {}
+        for node in order:
+            for source in {id(source): source for source, _ in node.inputs}:
+                readers.setdefault(source, []).append(node)
+        wanted = [name for name, request in requests.items() if request != "null"]
+        updates: list[Entry] = []
+        for name, gradient in zip(wanted, heads[noutputs:], strict=True):
+            if requests[name] == "add":
+                raise TraceError(
+                    f"the gradient of {name!r} is added up over steps (grad_req='add'), so it "
+                    f"cannot be used up within one; use realisation='packed'"
+                )
+            weight = variables[name]
+            if any(node is weight for node, _ in heads[:noutputs]):
+                raise TraceError(
+                    f"{name!r} is an output of the network, which would be the updated one at the "
+                    f"end of the step; use realisation='packed'"
+                )
+            updates.append((_update(weight, gradient, readers.get(id(weight), [])), 0))
+        return [*heads[:noutputs], *updates]
+
+    def ordered(self, order: Sequence[Node]) -> list[Node]:
+        """Updates, and what is computed for one alone, as early as possible, too."""
+        return explicit_order(order, early=_for_one_update(order))
+
+
+def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:
+    source, k = gradient
+    info = source.infos.outputs[k]
+    written = info and EntryInfo((0,), info.dtype, info.itemsize)
+    return Node(
+        UPDATE,
+        f"{weight.name}_update",
+        inputs=[gradient, (weight, 0)],
+        control=list(readers),
+        infos=Infos((info, weight.infos.outputs[0]), (written,)),
+    )
+
+
+def _for_one_update(order: Sequence[Node]) -> dict[int, int]:
+    """The updates, and those ops of the backward pass that lead to one alone, by the nodes' ids.
+
+    For each the number of ops from there to the update.
+    """
+    behind: set[int] = set()
+    for node in order:
+        before = (*(source for source, _ in node.inputs), *node.control)
+        if node.forward is not None or any(id(other) in behind for other in before):
+            behind.add(id(node))
+    # The one update, or None where there are several.
+    leads_to: dict[int, Node | None] = {}
+    distance: dict[int, int] = {}
+    for node in reversed(order):
+        if node.op == UPDATE:
+            leads_to[id(node)] = node
+        goal = leads_to.get(id(node))
+        for source in (*(source for source, _ in node.inputs), *node.control):
+            known = leads_to.setdefault(id(source), goal)
+            leads_to[id(source)] = goal if known is goal else None
+            distance[id(source)] = max(distance.get(id(source), 0), distance.get(id(node), 0) + 1)
+    return {
+        id(node): distance.get(id(node), 0)
+        for node in order
+        if id(node) in behind and leads_to.get(id(node)) is not None
+    }

@@ -1,0 +1,244 @@
+"""Steps that update the parameters within: where updates stand, and MXNet's bits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+from helpers.cases import CASES
+from helpers.networks import Network, dense, loss, residual_net, var
+from helpers.schedules import random_schedule
+from helpers.training_runs import Values, bound, differences, planned_steps, random_values
+from memplan.errors import ArgumentError, TraceError
+from memplan.memory.packing import pack
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise.lowering import Lowered, lower
+from memplan.mxnet.trace.build import Trace
+from memplan.planning import job
+from memplan.planning.realisation import trace
+from memplan.step.costs import with_costs
+from memplan.step.graph import UPDATE
+from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
+
+
+@dataclass
+class Descent:
+    """Updates of plain gradient descent, by one operator each."""
+
+    in_turn: bool
+    order: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def step(self, weights: Mapping[str, Any]) -> Iterator[None]:
+        self.order.clear()
+        yield
+        assert sorted(self.order) == sorted(weights)
+
+    def update(self, name: str, weight: Any, gradient: Any) -> None:
+        self.order.append(name)
+        descend(weight, gradient)
+        if not self.in_turn:  # as some optimizers do
+            gradient[:] = np.nan
+
+
+def descend(weight: Any, gradient: Any) -> None:
+    mx.nd.sgd_update(weight, gradient, out=weight, lr=0.01)
+
+
+def packed_steps(case: str) -> list[Values]:
+    """What packed steps leave that are followed by the updates."""
+    traced = CASES[case].trace("packed")
+    values = random_values(traced, CASES[case].integers)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    forward = executor.forward
+
+    def step_and_update(**arguments: Any) -> Any:
+        found = forward(**arguments)
+        for name, gradient in executor.grad_dict.items():
+            descend(executor.arg_dict[name], gradient)
+        executor.grad_dict = {}
+        return found
+
+    executor.forward = step_and_update  # type: ignore[method-assign]
+    gradients = executor.grad_dict
+    steps = []
+    for seed in range(3):
+        executor.grad_dict = gradients
+        mx.random.seed(seed)
+        steps += planned_steps(executor, steps=1)
+    return steps
+
+
+def updating_steps(traced: Trace, schedule: Schedule, values: Values, in_turn: bool) -> Any:
+    symbol = traced.symbol
+    arrays = {name: mx.nd.array(value, dtype=value.dtype) for name, value in values.items()}
+    executor = TrainExecutor(
+        traced,
+        schedule,
+        ctx=mx.cpu(0),
+        args={name: arrays[name] for name in symbol.list_arguments()},
+        aux_states={name: arrays[name] for name in symbol.list_auxiliary_states()},
+        updates=Descent(in_turn),
+    )
+    assert executor.memory.nbytes == pack(lower(traced, schedule).schedule).nbytes
+    assert executor.grad_dict == {}
+    steps = []
+    for seed in range(3):
+        mx.random.seed(seed)
+        steps += planned_steps(executor, steps=1)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "case",
+    """residual dropout two_headed lstm unet layer_norm norms transformer embedding fused_lstm
+    fused_dropout shared_weights multi_head gathered terms5 terms12 duplicates fixed""".split(),
+)
+def test_identical_to_updates_behind_the_step(case: str) -> None:
+    expected = packed_steps(case)
+    traced = CASES[case].trace("updating")
+    values = random_values(traced, CASES[case].integers)
+    for seed in range(3):
+        graph = traced.graph
+        schedule = random_schedule(graph, seed) if seed else Schedule.unplanned(graph)
+        found = updating_steps(traced, schedule, values, in_turn=seed != 1)
+        assert not differences(expected, found), seed
+
+
+def readers_behind(lowered: Lowered) -> int:
+    """How many steps read a parameter that is updated already."""
+    updated: set[int] = set()
+    count = 0
+    for op in lowered.schedule.ops:
+        node = lowered.nodes[op]
+        if node.op == UPDATE:
+            updated.add(id(node.inputs[1][0]))
+        else:
+            count += any(id(source) in updated for source, _ in node.inputs)
+    return count
+
+
+def test_an_update_stands_behind_every_reader_and_no_later() -> None:
+    traced = CASES["residual"].trace("updating")
+    index_of = {id(node): index for index, node in enumerate(traced.nodes)}
+    wrong = 0
+    for seed in range(20):
+        schedule = random_schedule(traced.graph, seed)
+        wrong += readers_behind(Lowered(schedule, traced.nodes, index_of))
+        lowered = lower(traced, schedule)
+        assert validate(lowered.schedule).valid
+        assert not readers_behind(lowered)
+        ops, reads = lowered.schedule.ops, lowered.schedule.reads
+        for step, op in enumerate(ops):
+            node = lowered.nodes[op]
+            if node.op != UPDATE:
+                continue
+            before = step - 1  # behind another update, or behind what it waits for
+            while lowered.nodes[ops[before]].op == UPDATE:
+                before -= 1
+            weight = node.inputs[1][0]
+            read = [source for source, _ in lowered.nodes[ops[before]].inputs]
+            assert reads[step] == (before,) or any(source is weight for source in read)
+    assert wrong, "no random schedule updates too early by itself"
+
+
+def test_updates_come_as_early_in_the_base_order_as_they_may() -> None:
+    """A gradient that an op of its own computes does not wait for the end."""
+    body = var()
+    for layer in range(4):
+        weight = mx.sym.transpose(var(f"w{layer}"))
+        body = mx.sym.tanh(mx.sym.dot(body, weight))
+    shapes = {"data": (4, 16), **{f"w{layer}": (16, 16) for layer in range(4)}}
+    requests = {f"w{layer}": "write" for layer in range(4)}
+    net = loss(body)
+    traced = trace(net, shapes=shapes, grad_req=requests, realisation="updating")
+    names = [node.name for node in traced.nodes]
+    places = [names.index(f"w{layer}_update") for layer in (3, 2, 1, 0)]
+    assert places == sorted(places)
+    for place, layer in zip(places[:-1], (2, 1, 0), strict=True):
+        later = [n for n in traced.nodes[place:] if n.op == "_backward_dot"]
+        assert len(later) == layer + 1
+
+
+def planned(realisation: str, budget: Any, network: Callable[[], Network] = residual_net) -> Any:
+    symbol, shapes = network()
+    options: dict[str, Any] = {"realisation": realisation, "costs": "roofline:v100"}
+    return memplan.plan(symbol, budget=budget, time_limit=2, **options, **shapes)
+
+
+def wide() -> Network:
+    """Much of the step are gradients."""
+    body = var()
+    for layer in range(6):
+        body = mx.sym.tanh(dense(body, name=f"layer{layer}", units=128))
+    return loss(body), {"data": (8, 128)}
+
+
+@pytest.mark.parametrize("network", [wide, residual_net])
+def test_plans_get_lower(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+    for budget in ("64MiB", None):
+        after, within = (planned(r, budget, network) for r in ("packed", "updating"))
+        assert within.fixed_nbytes == after.fixed_nbytes
+        assert within.total_nbytes < after.total_nbytes
+        assert within.unplanned == after.unplanned
+        assert validate(within.schedule).valid
+        assert "updated within the step" in str(within)
+        assert "updated within the step" not in str(after)
+    gradients = sum(
+        np.prod(within.trace.shapes[name]) * 4
+        for name, request in within.trace.grad_req.items()
+        if request == "write"
+    )
+    if network is wide:
+        assert within.allocated_nbytes < gradients / 2 < after.allocated_nbytes / 2
+
+
+def test_a_plan_from_a_file(tmp_path: Any) -> None:
+    made = planned("updating", 0.6)
+    file = tmp_path / "plan.json"
+    file.write_text(plan_text(made), encoding="utf-8")
+    read = load_plan(file)
+    assert plan_text(read) == plan_text(made)
+    assert read.realisation == "updating"
+    assert read.trace.updates
+    gradients = [n for n in read.symbol.list_outputs() if "backward" in n]
+    assert len(gradients) > 5  # in the Symbol, which has no updates, they are outputs
+
+
+def test_updates_cost_nothing() -> None:
+    symbol, shapes = residual_net(units=1)
+    measured = memplan.profile(symbol, realisation="updating", repeats=1, warmup=0, **shapes)
+    graph = trace(symbol, shapes=shapes, realisation="updating").graph
+    for costs in (measured, "roofline:v100"):
+        seconds = {(op.kind == UPDATE, op.seconds > 0) for op in with_costs(graph, costs).ops}
+        assert seconds == {(True, False), (False, True)}
+
+
+def weight_as_output() -> Network:
+    weight = var("w")
+    return mx.sym.Group([loss(mx.sym.dot(var(), weight)), mx.sym.BlockGrad(weight), weight]), {
+        "data": (4, 8),
+        "w": (8, 8),
+    }
+
+
+def test_what_cannot_be_used_up_is_refused() -> None:
+    symbol, shapes = residual_net()
+    with pytest.raises(TraceError, match=r"grad_req='add'.*realisation='packed'"):
+        trace(symbol, shapes=shapes, grad_req="add", realisation="updating")
+    symbol, shapes = weight_as_output()
+    with pytest.raises(TraceError, match="'w' is an output"):
+        trace(symbol, shapes=shapes, grad_req={"w": "write"}, realisation="updating")
+    traced = CASES["residual"].trace("updating")
+    with pytest.raises(ArgumentError, match="nothing was given that does so"):
+        TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(0))
