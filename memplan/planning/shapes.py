@@ -51,7 +51,8 @@ class ShapePlanner:
     ``unseen`` says what is done with shapes after the first: "plan" them so; take the "nearest"
     schedule, with more drops if it does not fit, and without a search; or run them "unplanned",
     whatever they hold. The latter two warn, a line for each. A ``budget`` given as a share is one
-    of the unplanned step that comes first. Without one, the first plan has the least memory, and
+    of the unplanned step that comes first, or of each without ``share_of_first``. Without one, the
+    first plan has the least memory, and
     the others may hold as much as the largest.
     """
 
@@ -66,6 +67,7 @@ class ShapePlanner:
         reserve: int | str = 0,
         optimizer: Any = None,
         unseen: str = "plan",
+        share_of_first: bool = True,
     ) -> None:
         if unseen not in UNSEEN:
             raise ArgumentError(
@@ -78,12 +80,12 @@ class ShapePlanner:
             "reserve": reserve,
             "optimizer": optimizer,
         }
-        self._unseen = unseen
+        self._unseen, self._share_of_first = unseen, share_of_first
         self._made: list[Plan] = []
 
     def adopt(self, plan: Plan) -> None:
         """``plan`` is one of those that others may begin with."""
-        if not self._made and plan.budget_nbytes is not None:
+        if self._share_of_first and not self._made and plan.budget_nbytes is not None:
             self.budget = plan.budget_nbytes
         self._made.append(plan)
 

@@ -84,7 +84,7 @@ class TrainStep:
         each. None: the block itself computes the loss, of the inputs and the labels, or the caller
         does, between :meth:`forward` and :meth:`backward`.
 
-        ``budget`` (for one context; a share is one of the step that comes first), ``strategy``,
+        ``budget`` (for one context; a share is one of each step), ``strategy``,
         ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
         ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
         network. Shapes after the first are planned in a tenth of the time, from a schedule that is
@@ -121,6 +121,7 @@ class TrainStep:
             costs=costs,
             reserve=reserve,
             unseen=unseen,
+            share_of_first=False,
         )
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, BoundStep] = {}
