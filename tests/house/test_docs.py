@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import memplan
 from helpers.paths import ROOT
 from memplan import strategies
 from memplan.cli import main as cli
+from memplan.util.progress import LOGGER
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -82,7 +84,15 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "_rows", dict(strategies._rows))
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.fixture
+def logger() -> Iterator[None]:
+    """What a page sets on the logger is as before afterwards."""
+    level = LOGGER.level
+    yield
+    LOGGER.setLevel(level)
+
+
+@pytest.mark.usefixtures("registry", "logger")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
