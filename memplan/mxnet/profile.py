@@ -33,7 +33,7 @@ from memplan.mxnet.trace.form import STOCK
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.mxnet.train.trial import run_apart
+from memplan.mxnet.train.trial import CODE_NBYTES, run_apart
 from memplan.planning.realisation import Realisation, runs_whole_steps, trace_by, usable
 from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
@@ -90,14 +90,14 @@ def profile(
 
 
 def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
-    """By how much more than its array a process grows that runs packed steps.
+    """By how much more than its array, and MXNet's code, a process grows that runs packed steps.
 
     The schedule is a frugal one, so that a network is measured that does not fit unplanned.
     """
     tell("measuring workspaces")
     schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
     grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
-    return max(0, grown - way.memory(traced).nbytes(schedule))
+    return max(0, grown - way.memory(traced).nbytes(schedule) - CODE_NBYTES)
 
 
 def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Of a workspace: why it is none.
 NOT_COUNTED = "not counted"
 
+# Parts of a footprint that are only shown where there is some of them.
+SELDOM = ("states of the optimizer", "workspace of operators")
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -197,7 +200,8 @@ class Plan:
         for (label, before), after in zip(
             self.unplanned.parts.items(), self.footprint.parts.values(), strict=True
         ):
-            lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
+            if before or after or label not in SELDOM:
+                lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
         recomputed = len(self.schedule.recomputed)
         lines += [
             "",
@@ -206,8 +210,9 @@ class Plan:
             *(["Parameters are updated within the step."] if self.trace.updates else []),
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s{', cut by the clock' * self.cut_by_clock}",
-            f"workspace of operators: {self.footprint.workspace_source}",
         ]
+        if self.workspace_nbytes:
+            lines.append(f"workspace of operators: {self.footprint.workspace_source}")
         if self.alternative:
             lines.append(f"{self.alternative}.")
         return "\n".join(lines)

@@ -131,10 +131,11 @@ def test_a_table_keeps_its_workspaces(table: CostTable, tmp_path: Path) -> None:
 
 def test_a_profile_measures_the_workspace() -> None:
     table = memplan.profile(NET, ctx=mx.cpu(), realisation="packed", repeats=1, warmup=0, **SHAPES)
-    # MXNet's code, as it is first used, and little else.
-    assert 1 << 20 < table.workspace_nbytes["packed"] < 64 << 20
+    # A network of 1 MB: MXNet's code is not counted.
+    assert table.workspace_nbytes["packed"] < 32 << 20
     made = plan(NET, ctx=mx.cpu(), costs=table, **OPTIONS, **SHAPES)
     assert made.workspace_nbytes == table.workspace_nbytes["packed"]
+    assert made.footprint.workspace_source.startswith("measured on cpu(")
 
 
 def test_it_goes_with_the_plan_and_with_the_job(table: CostTable, tmp_path: Path) -> None:

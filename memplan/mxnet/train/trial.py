@@ -37,6 +37,10 @@ Results = dict[str, Any]
 # MXNet chooses kernels in the first steps, and makes workspaces; then it holds what it holds.
 FIRST_STEPS = 3
 
+# By so much a process grows that trains the smallest network of convolutions: code of MXNet and of
+# oneDNN, as it is first used.
+CODE_NBYTES = 13 << 20
+
 
 @dataclass(frozen=True)
 class Trial:
