@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, default=8, help="of the highest level")
     parser.add_argument("--size", type=int, default=256, help="of a picture, a power of 2")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--budget", default="60%", help="of the unplanned step, or bytes")
+    parser.add_argument("--budget", default="85%", help="of the unplanned step, or bytes")
     parser.add_argument("--seconds", type=float, default=20, help="for planning, at most")
     parser.add_argument("--updates", type=int, default=10)
     options = parser.parse_args()
