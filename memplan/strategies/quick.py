@@ -16,8 +16,9 @@ from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
-# On graphs with more ops than this they are not quick.
+# On graphs with more ops than this they are not quick, but for memonger's with a few trials.
 LARGE = 3000
+TRIALS_OF_LARGE = 6
 
 # Of schedules in memory that takes long to count, this many with the fewest live bytes are counted.
 COUNTED = 5
@@ -26,11 +27,11 @@ COUNTED = 5
 def candidates(problem: Problem, stop: Stop) -> Iterator[Schedule]:
     """Schedules of quick strategies, as many as are made in time; first the unplanned."""
     yield Schedule.unplanned(problem.graph)
-    if len(problem.graph.ops) > LARGE:
-        return
     quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt(), Memonger()]
     if isinstance(problem.space, Sequences):
         quick += [Griewank(), CheckpointLast()]
+    if len(problem.graph.ops) > LARGE:
+        quick = [Memonger(ntrial=TRIALS_OF_LARGE)]
     for strategy in quick:
         for schedule in strategy.candidates(problem):
             yield schedule
