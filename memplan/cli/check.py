@@ -10,7 +10,6 @@ import memplan
 from memplan.cli.options import Asked, budget_option, planning_options, strategy_option
 from memplan.cli.output import Exit, plan_figures, show_json
 from memplan.cli.progress import working
-from memplan.mxnet.load import context
 
 
 @click.command()
@@ -39,6 +38,7 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
     """
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.check import promised_growth
+    from memplan.mxnet.load import context
 
     with working("checking"):
         network = asked.load()

@@ -1,8 +1,8 @@
 """Every optimizer of MXNet's: training by turns with evaluation leaves the bits of MXNet.
 
 Inference leaves weights in layouts of oneDNN's, in which an optimizer may compute something else.
-MXNet's own training puts them back, unless the update overtakes that: so it is waited for here.
-memplan's is not.
+MXNet's own training puts them back, unless something overtakes that: so MXNet's loop evaluates a
+copy of the network here, and is waited for. memplan's is not.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Loop:
         self.x, self.y = mx.nd.array(X), mx.nd.array(Y)
         self.net = network(optimizer)
         self.net.initialize(mx.init.Xavier())
-        self.net(self.x)
+        with autograd.record():  # and not in inference, which would change layouts
+            self.net(self.x)
+        mx.nd.waitall()
         self.net.hybridize()
         self.trainer = gluon.Trainer(self.net.collect_params(), optimizer, options(optimizer))
         if realisation:
@@ -86,7 +88,18 @@ class Loop:
             self.trainer.step(4)
 
     def evaluate(self) -> Any:
-        return self.net(self.x).asnumpy()
+        return (self.net if self.realisation else self._copy())(self.x).asnumpy()
+
+    def _copy(self) -> nn.HybridSequential:
+        """The same network in arrays of its own: MXNet's loop loses the race now and then."""
+        net = network(self.optimizer)
+        net.initialize()
+        net(self.x)
+        net.hybridize()
+        params = self.net.collect_params()
+        for name, parameter in net.collect_params().items():
+            parameter.set_data(params[name].data().copy())
+        return net
 
     def train_at_once(self) -> None:
         """A step, and its update, which the engine gets together where neither waits."""
