@@ -32,6 +32,9 @@ PROOF_SHARE_IN_BLOCKS = 0.1
 # Part of the time for schedules of quick strategies, where no other is known.
 QUICK_SHARE = 0.1
 
+# The usual work is for what `search` does, and as much again is for all the rest.
+TIMES_THE_WORK = 2.0
+
 # Part of the time left for schedules to begin a search with.
 BEGINNINGS_SHARE = 0.35
 
@@ -69,6 +72,11 @@ class Auto:
         check_gap(self.gap)
         check_effort(self.effort)
 
+    @property
+    def _search_effort(self) -> float:
+        """How much of the usual work a search does; its rounds end it, if they are given."""
+        return math.inf if self.rounds else self.effort
+
     def solve(self, problem: Problem) -> Outcome:
         """The cheapest schedule found within the budget; without one, that of least memory.
 
@@ -77,7 +85,7 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit, effort=math.inf if self.rounds else self.effort)
+        stop = problem.stop(self.time_limit, effort=TIMES_THE_WORK * self._search_effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if not starts:
@@ -116,6 +124,8 @@ class _Search:
                 return Outcome(Status.INFEASIBLE)
             if not self._is_enough():
                 self._begin()
+            if not self._is_enough() and not self.stop.is_over():
+                self._search_anew()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
         except KeyboardInterrupt:
@@ -170,13 +180,25 @@ class _Search:
         found = self.problem.space.beginnings(self.problem, until, self.moves)
         self.best = self.problem.cheapest([self.best, *found])
 
+    def _search_moves(self) -> Moves:
+        enough = self.problem.enough(self.bound + self._gap_seconds)
+        return dataclasses.replace(self.moves, enough_seconds=enough)
+
+    def _search_anew(self) -> None:
+        """What the strategy `search` does: from a start another order of ops is seldom reached."""
+        usual = self.problem.stop(None, effort=self.options._search_effort).work_left
+        until = Stop(self.stop.share(0.5).deadline, work=usual, part_of=self.stop)
+        found = self.problem.space.improve(self.problem, None, until, self._search_moves())
+        self.best = self.problem.cheapest([self.best, found])
+
     def _search(self) -> None:
         graph = self.problem.graph
-        enough = self.problem.enough(self.bound + self._gap_seconds)
-        moves = dataclasses.replace(self.moves, enough_seconds=enough)
         # From an expensive schedule the search does not get far: better without.
         start = self.best
         if start is not None and start.seconds > graph.seconds + graph.forward_seconds:
             start = None
+        moves = self._search_moves()
+        if start is None:  # as before, so with other moves
+            moves = dataclasses.replace(moves, seed=moves.seed + 1)
         found = self.problem.space.improve(self.problem, start, self.stop, moves)
         self.best = self.problem.cheapest([self.best, found])

@@ -20,11 +20,12 @@ from memplan.util.stop import Stop
 # Where neither the problem nor the strategy has a limit.
 DEFAULT_SECONDS = 60.0
 
-# The usual work of a search (:mod:`memplan.util.stop`), by the number of ops: the smaller of so
-# much for every op, and what about 20 seconds of one core do on the zoo's ResNet-50 (351 ops) and
-# DenseNet-121 (915). On larger graphs a move takes longer.
-WORK_BY_OPS = 20_000
-WORK_BY_ROOT = 100e6
+# The usual work of a search (:mod:`memplan.util.stop`), by the number of ops: so much for every op,
+# then what about 12 seconds of one core do on the zoo's ResNet-50 (351 ops) and DenseNet-121 (915),
+# as a move takes longer on larger graphs; of the largest at least this, half a minute at 10,000.
+WORK_BY_OPS = 12_000
+WORK_BY_ROOT = 60e6
+LEAST_WORK = 1e6
 
 # How far from the proven bound a plan may be that ends a search, in parts of the step's time.
 DEFAULT_GAP = 0.002
@@ -136,7 +137,7 @@ class Problem:
         """
         given = [limit for limit in (time_limit, self.time_limit) if limit is not None]
         nops = max(1, len(self.graph.ops))
-        usual = min(WORK_BY_OPS * nops, WORK_BY_ROOT / nops**0.5)
+        usual = min(WORK_BY_OPS * nops, max(LEAST_WORK, WORK_BY_ROOT / nops**0.5))
         return Stop.after(min(given, default=DEFAULT_SECONDS), work=effort * usual)
 
     def within(self, budget_nbytes: int | None) -> Problem:

@@ -10,13 +10,17 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
 from memplan.util.stop import Stop
 
+# More extra time than this many steps is no plan: what was dropped was needed again and again.
+MOST_OVERHEAD = 3.0
+
 
 @dataclass(frozen=True)
 class Evict:
     """The search of :mod:`memplan.search.eviction`, for graphs that are too large for the program.
 
     It ends after ``patience`` attempts in a row that found no cheaper schedule, at the latest after
-    the usual work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``.
+    the usual work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``. A
+    schedule with more than three times the seconds of the step in recomputation does not count.
     """
 
     time_limit: float | None = None
@@ -42,6 +46,8 @@ class Evict:
                 stop,
                 share=1.0 if problem.counts_live else 0.5,
             )
+        if found is not None and found.overhead > MOST_OVERHEAD:
+            found = None
         best = problem.cheapest([found])
         status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
         return Outcome(status, best, cut_by_clock=stop.cut_by_clock)

@@ -1,0 +1,62 @@
+"""`auto` is never worse than another strategy; `evict` gives no plan that nobody would run."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.amounts import long_except
+from helpers.graphs import UNIT, unit_chain
+from helpers.held_out import held_out
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies import Status, Strategy, create, names
+from memplan.strategies.auto import Auto
+from memplan.strategies.base import Problem
+from memplan.strategies.checkmate import Checkmate
+from memplan.strategies.evict import MOST_OVERHEAD, Evict
+from memplan.strategies.search import Search
+
+PLENTY = 1e5
+EFFORT = 0.1
+GRAPHS = dict(held_out())
+QUICK = ("chain", "tree", "cells", "tangle")
+
+
+def others() -> dict[str, Strategy]:
+    """All the other strategies, those that search with the same effort."""
+    found = {
+        name: create(name) for name in names("explicit") if name not in ("auto", "checkmate_lp")
+    }
+    return found | {"search": Search(effort=EFFORT), "checkmate": Checkmate(effort=EFFORT, gap=0.0)}
+
+
+@pytest.mark.parametrize("name", long_except(GRAPHS, QUICK))
+def test_no_other_strategy_is_better(name: str) -> None:
+    graph = GRAPHS[name]
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    compared = 0
+    for percent in (75, 55):
+        problem = Problem(graph, peak * percent // 100, time_limit=PLENTY)
+        auto = Auto(effort=EFFORT, gap=0.0).solve(problem)
+        assert not auto.cut_by_clock
+        for other, strategy in others().items():
+            found = strategy.solve(problem).schedule
+            if found is None:
+                continue
+            compared += 1
+            assert auto.schedule is not None, (percent, other)
+            assert validate(auto.schedule, problem.budget_nbytes).valid
+            assert auto.schedule.seconds <= found.seconds * (1 + 1e-9), (percent, other)
+    assert compared >= 2
+
+
+def test_what_runs_everything_again_and_again_is_no_plan() -> None:
+    """A chain in three tensors runs its ops as often as it is long: in square time."""
+    graph: TrainingGraph = unit_chain(40)
+    found = Evict().solve(Problem(graph, 3 * UNIT, time_limit=PLENTY))
+    assert found.status is Status.NO_PLAN_FOUND
+    wider = Evict().solve(Problem(graph, 8 * UNIT, time_limit=PLENTY)).schedule
+    assert wider is not None
+    assert wider.overhead <= MOST_OVERHEAD
