@@ -12,6 +12,7 @@ import numpy as np
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.trial import Trial, run_apart
+from memplan.mxnet.train.updates import refusal
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import request_of, trace_again
 from memplan.step.schedule import Schedule
@@ -100,6 +101,9 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
     if optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
         known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
         raise ArgumentError(f"MXNet has no optimizer {optimizer!r}; it has {known}")
+    reason = refusal(mx.optimizer.create(optimizer)) if plan.trace.updates else None
+    if reason is not None:
+        raise ArgumentError(f"the plan updates within the step, and {reason}; choose another")
     graph = plan.trace.graph
     request = request_of(plan.trace, device_type=ctx.device_type) | {"realisation": "mirror"}
     stock = trace_again(request, match_range=graph.match_range)
@@ -122,7 +126,7 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
             optimizer=optimizer,
             results=paths[1],
         )
-        unlike = _unlike(*paths)
+        unlike = _unlike(*paths, with_gradients=not plan.trace.updates)
     return Check(plan, _device(ctx), planned, unplanned, unlike)
 
 
@@ -132,11 +136,13 @@ def _device(ctx: mx.Context) -> str:
     return device_name(ctx)
 
 
-def _unlike(one: Path, other: Path) -> dict[str, list[str]]:
+def _unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
     """The names of arrays that are not the same bits in both files, by kind."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
     with np.load(one) as first, np.load(other) as second:
         for name in dict.fromkeys((*first.files, *second.files)):
+            if name.startswith("gradient ") and not with_gradients:
+                continue
             both = name in first.files and name in second.files
             if not both or first[name].tobytes() != second[name].tobytes():
                 found[KINDS[name.split(" ", 1)[0]]].append(name)

@@ -9,10 +9,11 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
+from memplan.mxnet.train.updates import refusal
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
@@ -25,15 +26,20 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     ``budget``, ``strategy``, ``time_limit``, ``costs``, ``reserve`` and ``optimizer``, whose states
     are counted, are those of :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``;
     ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
-    network. ``plan`` is a plan made before with either, for the shapes on the first device. The
-    network is planned when it is bound to train, and when input shapes are first seen in training:
-    ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see docs/training.md).
-    Plans are remembered. A budget given as a share is one of the step that is planned first. Steps
-    of other shapes share its memory; where that would exceed the budget, they are bound in turn.
+    network, or "updating". ``plan`` is a plan made before with one of them, for the shapes on the
+    first device. The network is planned when it is bound to train, and when input shapes are first
+    seen in training: ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see
+    docs/training.md). Plans are remembered. A budget given as a share is one of the step that is
+    planned first. Steps of other shapes share its memory; where that would exceed the budget, they
+    are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
     BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
     memory of the training step: it overwrites gradients that ``update`` has not used yet.
+
+    With "updating" every training step updates the parameters, as soon as their gradients are
+    complete, and :meth:`update` only notes that; there are no gradients to look at. Where that
+    would not give the bits of ``update``, a warning says why, and the step is packed.
 
     ``bind`` and ``forward`` raise what :func:`memplan.plan` raises, and ArgumentError for a
     network that they cannot train. A bind that fails or is interrupted leaves all as it was.
@@ -91,11 +97,14 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             given=plan,
             contexts=self._context,
         )
+        self._has_updated = False
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
         self._plans = Plans(self.symbol, planner, given, at_once=at_once)
         self._plans.released = weakref.WeakMethod(self._collect)
+        if self._plans.update_within and len(self._context) > 1:
+            self._plans.update_behind("gradients of several contexts are summed up first")
 
     def _collect(self) -> None:
         """Let the group have the arrays of the executors as they are now."""
@@ -139,14 +148,51 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         """Run a training step, gradients included, or inference."""
         nbound = self._plans.nbound
         super().forward(data_batch, is_train)
+        if self._plans.update_within and (self.for_training if is_train is None else is_train):
+            self._params_dirty = self._has_updated = True
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
 
     def update(self) -> None:
-        """Update the parameters by the gradients of the last training step."""
-        self._check_gradients()
-        super().update()
+        """Update the parameters by the gradients of the last training step, if it has not."""
+        if not self._plans.update_within:
+            self._check_gradients()
+            super().update()
+        elif not self._has_updated:
+            raise UsageError(
+                "parameters are updated within the training step, and none has run since the last "
+                "update()"
+            )
+        self._has_updated = False
+
+    def init_optimizer(self, *arguments: Any, **options: Any) -> None:
+        """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""
+        super().init_optimizer(*arguments, **options)
+        self._update_within()
+
+    def borrow_optimizer(self, shared_module: mx.mod.Module) -> None:
+        """Take the optimizer of another module."""
+        super().borrow_optimizer(shared_module)
+        self._update_within()
+
+    def _update_within(self) -> None:
+        """Let the optimizer update within the step, if it can."""
+        if not self._plans.update_within:
+            return
+        reason = refusal(self._optimizer)
+        if self._kvstore is not None:
+            reason = "a kvstore sums up the gradients, or updates the parameters"
+        if reason is None:
+            names = self._exec_group.param_names
+            self._plans.updates.indices = {name: index for index, name in enumerate(names)}
+            self._plans.updates.updater = self._updater
+            return
+        self._plans.update_behind(reason)
+        for executor in self._exec_group.execs:
+            if isinstance(executor, Executor):
+                executor.bind_anew()
+        self._collect()
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         """The gradients of the inputs, computed in the last training step."""
@@ -208,6 +254,11 @@ class _Binder:
             {name: type_dict[name] for name in arguments if name in type_dict},
             {name: grad_req[name] for name in arguments},
         )
+        if self._plans.update_within:
+            if any(request.grad_req[name] != "null" for name in request.shapes):
+                self._plans.update_behind("gradients of inputs are wanted, which stay to its end")
+            elif "add" in request.grad_req.values():
+                self._plans.update_behind("gradients are added up over steps (grad_req='add')")
         executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names)
         if self._plans.at_once:
             executor.train()

@@ -114,6 +114,21 @@ def test_identical_to_updates_behind_the_step(case: str) -> None:
         assert not differences(expected, found), seed
 
 
+def test_a_gradient_that_shares_memory_is_not_written_over() -> None:
+    """An optimizer may write into the gradient, which here is that of the layer before, too."""
+    weight = mx.sym.identity(var("w", shape=(4, 16)))
+    body = mx.sym.elemwise_add(dense(var(), name="first"), weight)
+    net = loss(mx.sym.tanh(body))
+    found = []
+    for in_turn in (True, False):
+        traced = trace(net, shapes={"data": (4, 8)}, realisation="updating")
+        names = [node.name for node in traced.nodes]
+        assert names.index("w_update") < names.index("first_backward")
+        schedule = Schedule.unplanned(traced.graph)
+        found.append(updating_steps(traced, schedule, random_values(traced), in_turn))
+    assert not differences(*found)
+
+
 def readers_behind(lowered: Lowered) -> int:
     """How many steps read a parameter that is updated already."""
     updated: set[int] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from mxnet import autograd
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
@@ -58,12 +59,20 @@ class BoundStep:
         ctx: mx.Context,
         pool: Pool,
         others: Sequence[BoundStep],
+        updates: Updates | None = None,
     ) -> None:
-        """Bind in the memory of ``pool``; inputs and labels in that of ``others``."""
+        """Bind in the memory of ``pool``; inputs and labels in that of ``others``.
+
+        ``updates`` are for a plan that updates the parameters within the step.
+        """
         self.network, self.is_outdated = network, False
+        #: Could the trainer update within the step when this was bound?
+        self.within = False
         trace = made.trace
         used = [params[name] for name in network.symbol.list_inputs() if name in params]
         _initialise(used, trace.shapes)
+        #: The parameters that the network has.
+        self.parameters = used
         self._derived = [p for p in used if is_derived(p)]
         self._read: dict[str, NDArray] = {}
         used = [p for p in used if not is_derived(p)]
@@ -84,6 +93,7 @@ class BoundStep:
             match_range=made.match_range,
             memory=pool.memory,
             keeps_operators=False,  # as a hybridized block
+            updates=updates,
         )
         self.data = [data[p.name] for p in used]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
@@ -174,10 +184,14 @@ class BoundStep:
             data._fresh_grad = False
 
     def hand_over_gradients(self) -> None:
-        """Make the arrays in which the gradients will be those of the parameters."""
+        """Make the arrays in which the gradients will be those of the parameters, if any will."""
         for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
+            if self.executor.trace.updates:
+                _give_up_gradient(p, data.context)
             if grad is None:
                 continue
+            if p._grad is None:  # it was given up, on the one context where it was
+                p._grad = [None]
             if p._grad[place] is not grad:
                 p._grad[place] = grad
                 # Backward of autograd, if it is used beside this step, must write there too.
@@ -190,6 +204,37 @@ def _without_memory(like: NDArray) -> NDArray:
     if like.stype != "default":
         return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
     return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
+
+
+def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
+    """Free the array for the gradient of ``parameter``, which is on ``ctx`` alone.
+
+    MXNet says from now on that it has none; where its ``grad_req`` is set anew it gets one again.
+    """
+    if parameter._grad is not None:
+        parameter._grad = None
+        # Autograd holds it as well, until it is told of another one.
+        nothing = mx.nd.zeros((1,), ctx, parameter.dtype)
+        autograd.mark_variables(parameter._data, [nothing], ["null"])
+
+
+def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:
+    """The contexts of the parameters, initialised or to be; else the current one."""
+    for parameter in params:
+        if parameter._data is not None or parameter._deferred_init:
+            found: list[mx.Context] = parameter.list_ctx()
+            return found
+    return [mx.context.current_context()]
+
+
+def check_mode() -> None:
+    """ArgumentError where layers would compute as in inference."""
+    if autograd.is_recording() and not autograd.is_training():
+        raise ArgumentError(
+            "TrainStep trains in training mode only; call it outside of "
+            "autograd.record(train_mode=False). If layers are to compute as in inference, make "
+            "BatchNorm with use_global_stats=True, and leave Dropout out"
+        )
 
 
 def is_derived(parameter: Parameter) -> bool:

@@ -46,10 +46,14 @@ class Device:
     def make_room(self, need: Need, ctx: mx.Context) -> None:
         """Give up what is bound if ``need`` would exceed the budget beside it."""
         if not self.pool.admits(need):
-            for executor in self.executors:
-                executor.give_up()
-            self.pool.clear()
-            release(ctx)
+            self.clear(ctx)
+
+    def clear(self, ctx: mx.Context) -> None:
+        """Give up what is bound."""
+        for executor in self.executors:
+            executor.give_up()
+        self.pool.clear()
+        release(ctx)
 
 
 class Executor:
@@ -152,6 +156,7 @@ class Executor:
                 pool=pool.executor,
                 match_range=plan.match_range,
                 memory=pool.memory,
+                updates=self._plans.updates,
             )
             pool.add(need, self._training.pool, self._training.memory)
             self.grad_arrays = self._training.grad_arrays
@@ -159,6 +164,11 @@ class Executor:
             self._plans.nbound += 1
             self._watch()
         return self._training
+
+    def bind_anew(self) -> None:
+        """Bind it, and all others on its device, to plans that are found anew."""
+        self._device.clear(self._request.ctx)
+        self.train()
 
     def give_up(self) -> None:
         """Free the memory in which it runs; it is bound anew when it is next needed."""

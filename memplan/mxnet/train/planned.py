@@ -37,8 +37,10 @@ def planned(block: Block, **options: Any) -> Block:
 
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call after a later one, for both would need memory that is gone;
-    ArgumentError for a block that is planned already.
+    ArgumentError for a block that is planned already, or a trainer.
     """
+    if options.get("trainer") is not None:
+        raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
     if hasattr(block, "planned_step"):
         raise ArgumentError(f"block {block.name!r} is planned already")
     step = TrainStep(block, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
+from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import runs_whole_steps, suited, trace_by
 from memplan.planning.shapes import ShapePlanner
@@ -83,6 +85,28 @@ class Plans:
         self.made: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
+        #: What updates the parameters within steps, where the realisation is "updating".
+        self.updates = OptimizerUpdates()
+
+    @property
+    def update_within(self) -> bool:
+        """Are the parameters updated within the steps?"""
+        return self.realisation == "updating"
+
+    def update_behind(self, reason: str) -> None:
+        """Plan anew for packed steps, whose gradients wait for the update; a warning says why.
+
+        ArgumentError if the user gave a plan.
+        """
+        if self._given is not None:
+            raise ArgumentError(
+                f"the given plan updates the parameters within the step, but {reason}; give one "
+                f"made with realisation='packed'"
+            )
+        text = f"parameters are updated behind the step, where all gradients are held: {reason}"
+        warnings.warn(text, stacklevel=2)
+        self.realisation = self._planner.realisation = "packed"
+        self.made.clear()
 
     def find(self, request: Request) -> Plan:
         """The plan for ``request``."""

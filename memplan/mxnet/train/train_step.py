@@ -15,7 +15,8 @@ for x, y in batches:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
@@ -23,7 +24,14 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.train.block_network import BlockNetwork, cached_graphs, compose
-from memplan.mxnet.train.bound_step import BoundStep, FirstHalf, is_derived, place_of
+from memplan.mxnet.train.bound_step import (
+    BoundStep,
+    FirstHalf,
+    check_mode,
+    contexts_of_params,
+    is_derived,
+    place_of,
+)
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -35,6 +43,7 @@ from memplan.mxnet.train.nesting import (
     specs_of,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
+from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
 from memplan.planning.realisation import runs_whole_steps, suited
@@ -52,7 +61,8 @@ class TrainStep:
     """Trains ``block`` by a plan: in place of autograd.record() and backward().
 
     ``step(x, y)`` returns the loss and leaves the gradients in the parameters, as
-    ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those
+    ``loss.backward()`` does; then comes ``trainer.step(batch_size)``, unless the step is given the
+    trainer and does that, too. The parameters stay those
     of ``block``, which serves for inference, saving and exporting as before. Every new combination
     of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
     memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
@@ -76,6 +86,8 @@ class TrainStep:
         realisation: str = "auto",
         keep_outputs: bool = False,
         unseen: str = "plan",
+        trainer: mx.gluon.Trainer | None = None,
+        ignore_stale_grad: bool = False,
     ) -> None:
         """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
 
@@ -92,7 +104,12 @@ class TrainStep:
         ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
         :attr:`outputs`, for metrics.
 
-        Raises ArgumentError for a block that is no HybridBlock, or a loss that is no function.
+        With ``trainer`` a step is ``trainer.step``, too, with its ``ignore_stale_grad``. A packed
+        one updates each parameter as soon as its gradient is complete, and leaves no gradients;
+        where the trainer cannot do that, a warning says why, and it updates behind the step.
+
+        Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
+        trainer that is none.
         """
         if not isinstance(block, mx.gluon.HybridBlock):
             raise ArgumentError(
@@ -103,11 +120,12 @@ class TrainStep:
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
             raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
-        if not runs_whole_steps(realisation):
+        if not runs_whole_steps(realisation) or realisation == "updating":
             raise ArgumentError(
                 f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
-                f"got {realisation!r}"
+                f"got {realisation!r}; with a trainer packed steps update the parameters"
             )
+        self._trainer = StepTrainer(trainer, realisation != "explicit", ignore_stale_grad)
         self.block, self.loss = block, loss
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
@@ -120,6 +138,7 @@ class TrainStep:
             time_limit=time_limit,
             costs=costs,
             reserve=reserve,
+            optimizer=self._trainer.optimizer,
             unseen=unseen,
             share_of_first=False,
         )
@@ -148,9 +167,11 @@ class TrainStep:
         self._forget_changed()
         params = self._parameters()
         specs = specs_of((as_inputs(batch[0]), batch[1]))
-        return self._planned((specs, in_halves), params, _contexts(params.values())[0])[0]
+        return self._planned((specs, in_halves), params, contexts_of_params(params.values())[0])[0]
 
-    def __call__(self, x: Arrays, y: Arrays = None, *, scale: float = 1.0) -> Arrays:
+    def __call__(
+        self, x: Arrays, y: Arrays = None, *, scale: float = 1.0, batch_size: int | None = None
+    ) -> Arrays:
         """Run a training step on inputs ``x`` and labels ``y``; the loss, as the loss returns it.
 
         ``x`` is an array or a tuple of the block's inputs, ``y`` whatever the loss takes as
@@ -160,29 +181,32 @@ class TrainStep:
         ``with amp.scale_loss(1.0, trainer) as scale: loss = step(x, y, scale=scale)``.
 
         The block is in training mode, wherever this is called, as under ``autograd.record()``.
+        ``batch_size`` is what ``trainer.step`` would be called with, for a step that was given a
+        trainer; None: the first dimension of the first input, on all contexts together.
 
         Raises ArgumentError for arrays or parameters that cannot be used and under
         ``autograd.record(train_mode=False)``, TraceError for a network that cannot be planned, and
         whatever :func:`memplan.plan` raises.
         """
-        _check_mode()
+        check_mode()
         batches = per_context(x, y)
+        parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
+        self._trainer.begin(parts, batch_size)
         with autograd.pause():
-            ran = [
-                self._ready((as_inputs(x), y), in_halves=False).step((as_inputs(x), y), scale)
-                for x, y in batches or [(x, y)]
-            ]
+            ran = [self._ready(part, in_halves=False).step(part, scale) for part in parts]
+        self._trainer.finish()
         losses, outputs = zip(*ran, strict=True)
         self.outputs = outputs[0] if batches is None else list(outputs)
         return losses[0] if batches is None else list(losses)
 
-    def forward(self, *inputs: Arrays) -> Arrays:
+    def forward(self, *inputs: Arrays, batch_size: int | None = None) -> Arrays:
         """Run the forward part of a step; what the block returns, to compute any loss of it.
 
         ``inputs`` are those of the block, or one list or tuple of them, or a list with an entry
         for each context. Under ``autograd.record()`` the loss is computed from the arrays returned,
         in Python and by whatever MXNet can differentiate; then :meth:`backward` must be called.
-        The arrays are the caller's: no later step writes into them.
+        The arrays are the caller's: no later step writes into them. A trainer updates at the end
+        of :meth:`backward`, with ``batch_size``.
 
         Raises UsageError where backward is missing, and otherwise what calling the step raises.
         """
@@ -191,10 +215,12 @@ class TrainStep:
                 "this TrainStep computes its loss itself: call it, or make one without a loss, "
                 "TrainStep(block), for forward and backward"
             )
-        _check_mode()
+        check_mode()
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
-        halves = [self.first_half(as_inputs(given)) for given, _ in batches or [(x, None)]]
+        parts = [as_inputs(given) for given, _ in batches or [(x, None)]]
+        self._trainer.begin(parts, batch_size)
+        halves = [self.first_half(part) for part in parts]
         return halves[0].outputs if batches is None else [half.outputs for half in halves]
 
     def first_half(self, inputs: tuple[Arrays, ...]) -> FirstHalf:
@@ -235,6 +261,7 @@ class TrainStep:
         for half in self.unfinished.values():
             half.finish()
         self.unfinished.clear()
+        self._trainer.finish()
 
     def abandon(self) -> None:
         """Leave the step that :meth:`forward` began without its gradients."""
@@ -249,10 +276,11 @@ class TrainStep:
             )
         self._forget_changed()
         bound = self._bound.get((kind, ctx))
-        if bound is None or not bound.is_current():
+        if bound is None or not bound.is_current() or self._trainer.is_new_to(bound, in_halves):
             params = self._parameters()
             made, network = self._planned(kind, params, ctx, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(made, network, params, ctx)
+            bound.within = self._trainer.updates_within(bound.parameters, in_halves)
         return bound
 
     def _bind(
@@ -268,7 +296,8 @@ class TrainStep:
         for place in unfit:
             self._pools[place].clear()
         others = [other for (_, place), other in self._bound.items() if place == ctx]
-        bound = BoundStep(made, network, params, ctx, pool, others)
+        updates = self._trainer.updates() if made.trace.updates else None
+        bound = BoundStep(made, network, params, ctx, pool, others, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
         bound.hand_over_gradients()  # the parameters hold those of what went
         for place in unfit:
@@ -306,8 +335,10 @@ class TrainStep:
 
         With ``to_run`` parameters that cannot be bound are an error before the search.
         """
-        realisation = suited(self._planner.realisation, {ctx, *_contexts(params.values())})
-        key = (kind, tuple(map(_state, params.values())), ctx.device_type, realisation)
+        realisation = suited(self._planner.realisation, {ctx, *contexts_of_params(params.values())})
+        within = self._trainer.updates_within(params.values(), kind[1])
+        state = tuple(map(_state, params.values()))
+        key = (kind, state, ctx.device_type, realisation, within)
         if key not in self._plans:
             network = self._compose(kind, params)
             arguments = network.symbol.list_arguments()
@@ -317,9 +348,10 @@ class TrainStep:
                         place_of(params[name], ctx)
             requests = {n: _request(params[n]) if n in params else "null" for n in arguments}
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            made = self._planner.plan(
-                network.symbol, realisation, shapes=shapes, ctx=ctx, grad_req=requests
-            )
+            used = [params[name] for name in arguments if name in params]
+            request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
+            planned = functools.partial(self._planner.plan, network.symbol, **request)
+            made = self._trainer.plan(planned, realisation, used, kind[1])
             self._plans[key] = (made, network)
         return self._plans[key]
 
@@ -353,24 +385,6 @@ class TrainStep:
         except MemplanError:  # it no longer takes such inputs
             return False
         return (composed.structure, composed.form) == (network.structure, network.form)
-
-
-def _check_mode() -> None:
-    if autograd.is_recording() and not autograd.is_training():
-        raise ArgumentError(
-            "TrainStep trains in training mode only; call it outside of "
-            "autograd.record(train_mode=False). If layers are to compute as in inference, make "
-            "BatchNorm with use_global_stats=True, and leave Dropout out"
-        )
-
-
-def _contexts(params: Iterable[Parameter]) -> list[mx.Context]:
-    """The contexts of the parameters, initialised or to be; else the current one."""
-    for parameter in params:
-        if parameter._data is not None or parameter._deferred_init:
-            found: list[mx.Context] = parameter.list_ctx()
-            return found
-    return [mx.context.current_context()]
 
 
 def _request(parameter: Parameter) -> str:

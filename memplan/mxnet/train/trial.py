@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.train.held import Held
 from memplan.mxnet.train.random_run import bind_to, random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import load, request_of, trace_again
 from memplan.step.schedule import Schedule
 
@@ -64,7 +65,8 @@ def run_apart(
 ) -> Trial:
     """Train by the ``schedule`` of ``traced`` on ``ctx`` in a new process, on random numbers.
 
-    ``match_range`` is that of the plan; ``optimizer`` updates the parameters after each step. With
+    ``match_range`` is that of the plan; ``optimizer`` updates the parameters, after each step or
+    within it. With
     ``results`` what the last of ``steps`` leaves is written there: outputs, gradients, parameters
     and states, by numpy. Raises CostError where the process fails.
     """
@@ -116,8 +118,10 @@ def main() -> None:
     if traced.spells_out_backward:
         given = {name: array for name, array in given.items() if traced.grad_req[name] == "add"}
     held = Held(ctx)
-    run = _bound(traced, schedule, ctx, arguments, states, given, request["match_range"])
     update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
+    trained = [n for n in traced.symbol.list_arguments() if traced.grad_req[n] != "null"]
+    within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
+    run = _bound(traced, schedule, ctx, arguments, states, given, request["match_range"], within)
 
     def train() -> list[NDArray]:
         outputs = run.step()
@@ -136,7 +140,7 @@ def main() -> None:
         outputs = train()
         seconds.append(time.perf_counter() - begin)
     if request["results"] is not None:
-        np.savez(request["results"], **_results(run, outputs, update.states))
+        np.savez(request["results"], **_results(run, trained, outputs, update.states))
     print(json.dumps({"grown_nbytes": held.nbytes, "seconds": statistics.median(seconds)}))
 
 
@@ -148,6 +152,7 @@ def _bound(
     states: dict[str, NDArray],
     gradients: dict[str, NDArray],
     match_range: int | None,
+    updates: OptimizerUpdates,
 ) -> _Run:
     """The step bound to these arrays."""
     if traced.spells_out_backward:
@@ -159,6 +164,7 @@ def _bound(
             args_grad=gradients,
             aux_states=states,
             match_range=match_range,
+            updates=updates,
         )
         return _Run(lambda: by_plan.forward(is_train=True), arguments, by_plan.grad_dict, states)
     symbol = load(traced.realisation).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
@@ -174,13 +180,14 @@ def _bound(
     return _Run(step, arguments, gradients, states)
 
 
-def _results(run: _Run, outputs: list[NDArray], updated: Mapping[int, Any]) -> Results:
+def _results(
+    run: _Run, names: Sequence[str], outputs: list[NDArray], updated: Mapping[int, Any]
+) -> Results:
     """All that a step leaves, by what it is."""
     found = {f"output {place}": array for place, array in enumerate(outputs)}
     found |= {f"gradient of {name}": array for name, array in run.gradients.items()}
-    found |= {f"parameter {name}": run.arguments[name] for name in run.gradients}
+    found |= {f"parameter {name}": run.arguments[name] for name in names}
     found |= {f"state {name}": array for name, array in run.states.items()}
-    names = list(run.gradients)
     for place, state in updated.items():
         parts = state if isinstance(state, list | tuple) else [state]
         for number, part in enumerate(parts):

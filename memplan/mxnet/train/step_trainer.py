@@ -1,0 +1,191 @@
+"""A Trainer's part of a step: parameters are updated within it where that gives the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet import gluon
+
+from memplan.errors import ArgumentError, TraceError, UsageError
+from memplan.mxnet.train.bound_step import BoundStep, is_derived
+from memplan.mxnet.train.nesting import Arrays, leaves
+from memplan.mxnet.train.updates import OptimizerUpdates, refusal
+from memplan.planning.plan import Plan
+
+NDArray = Any
+Parameter = Any
+
+
+class StepTrainer:
+    """The ``trainer`` of a TrainStep, if it has one: it updates within the step, or behind it.
+
+    ``within`` says whether it may within.
+    """
+
+    def __init__(
+        self, trainer: gluon.Trainer | None, within: bool, ignore_stale_grad: bool
+    ) -> None:
+        if trainer is not None and not isinstance(trainer, gluon.Trainer):
+            raise ArgumentError(f"trainer must be a gluon.Trainer, got {trainer!r}")
+        self.trainer, self._ignore_stale_grad = trainer, ignore_stale_grad
+        self._within = within
+        self._batch_size = 1
+        self._is_done = True
+        self._told: set[str] = set()
+
+    def updates_within(self, params: Iterable[Parameter], in_halves: bool) -> bool:
+        """Can those of ``params``, all that a network has, be updated within its step?
+
+        Not in one that runs ``in_halves``: the caller's loss may have gradients of its own for the
+        parameters. Otherwise a warning says why not, once.
+        """
+        if self.trainer is None or not self._within or in_halves:
+            return False
+        reason = self._refusal(params, self.trainer)
+        if reason is not None:
+            self._tell(reason)
+        return reason is None
+
+    def is_new_to(self, bound: BoundStep, in_halves: bool) -> bool:
+        """Can it update within the step now, and could not when ``bound`` was, or vice versa?"""
+        return bound.within is not self.updates_within(bound.parameters, in_halves)
+
+    @property
+    def optimizer(self) -> mx.optimizer.Optimizer | None:
+        """The optimizer, if it is one of MXNet's: the states of others are not known."""
+        optimizer = None if self.trainer is None else self.trainer.optimizer
+        return optimizer if type(optimizer).__module__.startswith("mxnet.") else None
+
+    def plan(
+        self,
+        planned: Callable[[str], Plan],
+        realisation: str,
+        params: Sequence[Parameter],
+        in_halves: bool,
+    ) -> Plan:
+        """What ``planned`` makes of this ``realisation``, or of updates within where they can be.
+
+        It plans a network that has ``params``.
+        """
+        if realisation != "explicit" and self.updates_within(params, in_halves):
+            try:
+                return planned("updating")
+            except TraceError as error:
+                self._tell(str(error))
+        return planned(realisation)
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            text = f"parameters are updated behind the step, where all gradients are held: {reason}"
+            warnings.warn(text, stacklevel=2)
+
+    def _refusal(self, params: Iterable[Parameter], trainer: gluon.Trainer) -> str | None:
+        wanted = {p.name: p for p in params if p.grad_req != "null"}
+        trained = {p.name: p for p in trainer._params if p.grad_req != "null"}
+        derived = [name for name, p in wanted.items() if is_derived(p)]
+        sparse = [name for name, p in wanted.items() if {p._stype, p._grad_stype} != {"default"}]
+        beside = [name for name, p in wanted.items() if trained.get(name) is not p]
+        stale = [name for name in trained if name not in wanted]
+        if type(trainer) is not gluon.Trainer:
+            return f"the trainer is a {type(trainer).__name__}, which may do more than Gluon's"
+        if derived:
+            return f"what the block reads of parameter {derived[0]!r} is computed from it"
+        if sparse:
+            return f"parameter {sparse[0]!r} or its gradient is sparse"
+        if beside:
+            return f"parameter {beside[0]!r} is none of the trainer's"
+        if stale and not self._ignore_stale_grad:
+            return f"the step computes no gradient for parameter {stale[0]!r} of the trainer"
+        if any(len(p.list_ctx()) > 1 for p in wanted.values() if p._data is not None):
+            return "gradients of several contexts are summed up first"
+        if _has_kvstore(trainer):
+            return "a kvstore sums up the gradients, or updates the parameters"
+        if getattr(trainer, "_amp_loss_scaler", None) is not None:
+            return "AMP looks for overflows in all gradients, and may leave the update out"
+        return refusal(trainer.optimizer)
+
+    def updates(self) -> OptimizerUpdates:
+        """What updates the parameters within the step; the trainer refuses to do so behind it."""
+        assert self.trainer is not None
+        for name in ("step", "update"):
+            if name not in vars(self.trainer):
+                setattr(self.trainer, name, _guarded(self.trainer, getattr(self.trainer, name)))
+        return _TrainerUpdates(self, self.trainer)
+
+    def begin(self, batches: Sequence[Arrays], batch_size: int | None) -> None:
+        """A step on ``batches``, one for each context, begins; :meth:`finish` ends it.
+
+        ArgumentError where it is not known when, or by how much, to update.
+        """
+        if self.trainer is None:
+            if batch_size is not None:
+                raise ArgumentError("batch_size is for a TrainStep that was given a trainer")
+            return
+        for p in self.trainer._params:
+            if p.grad_req == "add":
+                raise ArgumentError(
+                    f"the gradient of {p.name!r} is added up over steps (grad_req='add'), so "
+                    f"TrainStep cannot know when to update; give it no trainer, and call "
+                    f"trainer.step"
+                )
+        if batch_size is None:
+            batch_size = sum(next(leaves(batch)).shape[0] for batch in batches)
+        self._batch_size, self._is_done = batch_size, False
+
+    def finish(self) -> None:
+        """Update the parameters, if there is a trainer and it has not done so within the step."""
+        if self.trainer is not None and not self._is_done:
+            self._is_done = True
+            self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
+
+    def prepare(self, trainer: gluon.Trainer) -> None:
+        """What ``Trainer.step`` does before the updates, which follow within the step."""
+        trainer._check_and_rescale_grad(trainer._scale / self._batch_size)
+        if not trainer._kv_initialized:
+            trainer._init_kvstore()
+        if trainer._params_to_init:
+            trainer._init_params()
+        self._is_done = True
+
+
+class _TrainerUpdates(OptimizerUpdates):
+    """Updates as ``Trainer.step`` makes them on one context."""
+
+    def __init__(self, owner: StepTrainer, trainer: gluon.Trainer) -> None:
+        super().__init__(trainer._updaters[0], trainer._param2idx)
+        self._owner, self._trainer = owner, trainer
+
+    @contextlib.contextmanager
+    def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
+        self._owner.prepare(self._trainer)
+        with super().step(weights):
+            yield
+
+
+def _has_kvstore(trainer: gluon.Trainer) -> bool:
+    if trainer._kv_initialized:
+        return trainer._kvstore is not None
+    # On one device, as MXNet's _create_kvstore decides when it is first needed (model.py).
+    given = trainer._kvstore_params["kvstore"]
+    return not (given is None or (isinstance(given, str) and "dist" not in given))
+
+
+def _guarded(trainer: gluon.Trainer, method: Callable[..., None]) -> Callable[..., None]:
+    """``method``, but UsageError where it would update by gradients that are used up."""
+
+    def call(*arguments: Any, **options: Any) -> None:
+        for p in trainer._params:
+            if p.grad_req != "null" and p._data is not None and p._grad is None:
+                raise UsageError(
+                    f"the gradient of {p.name!r} has been used up: TrainStep(trainer=...) updates "
+                    f"the parameters within the step. Leave trainer.step out, or give TrainStep no "
+                    f"trainer"
+                )
+        method(*arguments, **options)
+
+    return call

@@ -1,0 +1,180 @@
+"""The user's optimizer within a step: every parameter is updated as MXNet would behind the step.
+
+MXNet's loops update the parameters in the order of their numbers, some optimizers several at once.
+Within a step they are updated in the order in which their gradients are complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import optimizer as known
+
+from memplan.errors import UsageError
+
+NDArray = Any
+
+# Their update is one operator, which reads the gradient and writes the weight and its states.
+_ONE_OPERATOR = frozenset(
+    {
+        known.SGD,
+        known.ccSGD,
+        known.NAG,
+        known.Signum,
+        known.FTML,
+        known.Adam,
+        known.RMSProp,
+        known.Ftrl,
+    }
+)
+
+# Of these, in half precision with a copy of the weight in single precision, too.
+_ONE_OPERATOR_IN_HALF = frozenset({known.SGD, known.ccSGD, known.NAG})
+
+# Theirs are several, some of which write into the gradient.
+_SEVERAL_OPERATORS = frozenset(
+    {
+        known.AdaGrad,
+        known.AdaDelta,
+        known.Adamax,
+        known.DCASGD,
+        known.LAMB,
+        known.Test,
+        known.contrib.GroupAdaGrad,
+    }
+)
+
+# Where the numbers depend on more than one parameter, its gradient and its states.
+_REFUSED = {
+    known.SGLD: "it draws random numbers for one parameter after the other",
+    known.Nadam: "its momentum schedule goes on with every parameter",
+    known.LARS: "it corrects the momentum by the learning rate of the parameters before",
+    known.LBSGD: "it adds up gradients over steps",
+}
+
+ANY_ORDER = "updates_in_any_order"
+"""A class of the user's with this attribute true may update within a step."""
+
+
+def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
+    """Why ``optimizer`` cannot update within a step; None if it can."""
+    kind = type(optimizer)
+    if kind in _REFUSED:
+        return f"the optimizer {kind.__name__} needs all gradients at once: {_REFUSED[kind]}"
+    if kind in _ONE_OPERATOR or kind in _SEVERAL_OPERATORS or getattr(kind, ANY_ORDER, False):
+        return None
+    return (
+        f"the optimizer {kind.__name__} is none of MXNet's; if it updates every parameter by its "
+        f"own gradient and states alone, set {ANY_ORDER} = True in its class"
+    )
+
+
+class OptimizerUpdates:
+    """Updates parameters by ``updater``; ``indices`` are the numbers of the parameters there.
+
+    Both may come later than the step is bound.
+    """
+
+    def __init__(
+        self, updater: mx.optimizer.Updater | None = None, indices: Mapping[str, int] | None = None
+    ) -> None:
+        self.updater, self.indices = updater, indices or {}
+        self.in_turn = False
+
+    @contextlib.contextmanager
+    def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
+        """Within it each of ``weights`` is updated once, in any order."""
+        if self.updater is None:
+            raise UsageError(
+                "a training step updates the parameters, and there is no optimizer yet: call "
+                "init_optimizer before the first step"
+            )
+        numbered = {self.indices[name]: weight for name, weight in weights.items()}
+        numbered = dict(sorted(numbered.items()))
+        optimizer = self.updater.optimizer
+        _make_states(self.updater, numbered)
+        counts = optimizer._index_update_count
+        first = [index for index in numbered if index not in counts]
+        self.in_turn = _is_one_operator(optimizer, numbered.values())
+        scheduler = optimizer.lr_scheduler
+        if scheduler is not None:
+            optimizer.lr_scheduler = self._rates = _Rates(self.updater, numbered)
+        try:
+            yield
+        finally:
+            optimizer.lr_scheduler = scheduler
+            for index in first:
+                if index in counts:
+                    counts[index] = counts.pop(index)
+
+    def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
+        """Update one of the weights of the step."""
+        assert self.updater is not None
+        index = self.indices[name]
+        if isinstance(self.updater.optimizer.lr_scheduler, _Rates):
+            self.updater.optimizer.lr_scheduler.index = index
+        self.updater([index], [gradient], [weight])
+
+
+def _make_states(updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) -> None:
+    """As ``updater`` does at its first updates, in its own order: files are the same then."""
+    optimizer = updater.optimizer
+    for index, weight in weights.items():
+        optimizer._set_current_context(weight.context.device_id)
+        if index not in updater.states:
+            updater.states[index] = optimizer.create_state_multi_precision(index, weight)
+        elif not updater.states_synced[index]:
+            state = updater.states[index]
+            updater.states[index] = updater.sync_state_context(state, weight.context)
+        updater.states_synced[index] = True
+
+
+class _Rates:
+    """Stands in for the scheduler of an optimizer during a step.
+
+    A scheduler is asked with the largest number of updates that any parameter has had, so what it
+    says depends on the order of the parameters where these differ, as after frozen ones were
+    freed. And one that has gone on does not go back. So it is asked before the step, as often and
+    in the order in which the updater would; ``index`` is the parameter that is updated.
+    """
+
+    def __init__(self, updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) -> None:
+        optimizer = updater.optimizer
+        counts, begin = optimizer._index_update_count, optimizer.begin_num_update
+        self.index = -1
+        self._rates: dict[int, float] = {}
+        number = optimizer.num_update
+        for group in _together(updater, weights):
+            number = max(number, *(counts.get(index, begin) + 1 for index in group))
+            self._rates |= dict.fromkeys(group, optimizer.lr_scheduler(number))
+
+    def __call__(self, num_update: int) -> float:
+        """The learning rate of the parameter that is updated."""
+        del num_update
+        return self._rates[self.index]
+
+
+def _together(
+    updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]
+) -> Iterator[Sequence[int]]:
+    """The numbers of those weights that ``updater`` has updated, and their rates asked, at once."""
+    size = updater.optimizer.aggregate_num
+    if not updater.aggregate_updates or isinstance(updater.optimizer, known.LAMB):
+        yield from ([index] for index in weights)
+        return
+    of_dtype: dict[Any, list[int]] = {}
+    for index, weight in weights.items():
+        of_dtype.setdefault(weight.dtype, []).append(index)
+    for indices in of_dtype.values():
+        yield from (indices[place : place + size] for place in range(0, len(indices), size))
+
+
+def _is_one_operator(optimizer: mx.optimizer.Optimizer, weights: Iterable[NDArray]) -> bool:
+    kind = type(optimizer)
+    if optimizer.multi_precision and any(weight.dtype == np.float16 for weight in weights):
+        return kind in _ONE_OPERATOR_IN_HALF
+    return kind in _ONE_OPERATOR

@@ -1,0 +1,153 @@
+"""A Module that updates the parameters within the step: as mx.mod.Module, bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+from helpers.module_runs import module_steps
+from helpers.networks import residual_net
+from helpers.training_runs import differences
+from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet import Module
+
+NET = residual_net()[0]
+SHAPES = {"data": (16, 3, 16, 16)}
+OPTIONS: dict[str, Any] = {"realisation": "updating", "strategy": "store_all"}
+
+
+def bound(**options: Any) -> Module:
+    module = Module(NET, context=options.pop("context", None), **OPTIONS)
+    module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))], **options)
+    module.init_params(mx.init.Xavier())
+    return module
+
+
+def ready(bind: dict[str, Any], optimizer: dict[str, Any]) -> Module:
+    module = bound(**bind)
+    module.init_optimizer(**optimizer)
+    return module
+
+
+def batch() -> Any:
+    random = np.random.default_rng(1)
+    data = mx.nd.array(random.normal(size=SHAPES["data"]))
+    return mx.io.DataBatch([data], [mx.nd.array(random.integers(0, 10, 16))])
+
+
+@pytest.mark.parametrize("budget", [None, 0.8])
+def test_steps_of_several_shapes(budget: Any) -> None:
+    realisations: set[str] = set()
+
+    def make(net: Any) -> Module:
+        strategy = "evict" if budget else "store_all"
+        return Module(net, budget=budget, time_limit=5, **(OPTIONS | {"strategy": strategy}))
+
+    def note(module: Module) -> None:
+        realisations.update(plan.realisation for plan in module._plans.made.values())
+
+    ours = module_steps(make, (16, 8, 16), note)
+    stock = module_steps(mx.mod.Module, (16, 8, 16), lambda _: None)
+    assert not differences(stock, ours)
+    assert realisations == {"updating"}
+
+
+def test_fit_with_a_schedule_and_resume(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    x = random.normal(size=(48, 3, 16, 16)).astype("float32")
+    y = random.integers(0, 10, 48).astype("float32")
+    found = []
+    for kind, more in ((mx.mod.Module, {}), (Module, OPTIONS)):
+        mx.random.seed(3)
+        np.random.seed(3)
+        data = mx.io.NDArrayIter(x, y, batch_size=16)
+        module = kind(NET, **more)
+        for begin in (0, 2):
+            schedule = mx.lr_scheduler.FactorScheduler(2, 0.5)
+            module.fit(
+                data,
+                num_epoch=begin + 2,
+                begin_epoch=begin,
+                optimizer="adam",
+                initializer=mx.init.Xavier(),
+                optimizer_params={"learning_rate": 0.01, "wd": 0.1, "lr_scheduler": schedule},
+                eval_metric="ce",
+            )
+            prefix = str(tmp_path / "saved")
+            module.save_checkpoint(prefix, begin + 2, save_optimizer_states=True)
+            score = module.score(data, "acc")[0][1]
+            data.reset()
+            states = Path(f"{prefix}-{begin + 2:04d}.states").read_bytes()
+            module = kind.load(prefix, begin + 2, load_optimizer_states=True, **more)
+            found.append((score, states))
+    assert found[:2] == found[2:]
+
+
+def test_update_only_notes_that_a_step_has_run() -> None:
+    module = bound()
+    with pytest.raises(UsageError, match="init_optimizer before the first step"):
+        module.forward_backward(batch())
+    module.init_optimizer()
+    with pytest.raises(UsageError, match="none has run since"):
+        module.update()
+    module.forward_backward(batch())
+    weights = [array.copy() for [array] in module._exec_group.param_arrays]
+    module.update()
+    pairs = zip(weights, module._exec_group.param_arrays, strict=True)
+    assert all(np.array_equal(one.asnumpy(), other.asnumpy()) for one, [other] in pairs)
+    module.forward(batch(), is_train=False)
+    with pytest.raises(UsageError, match="none has run since"):
+        module.update()
+    assert all(gradients == [None] for gradients in module._exec_group.grad_arrays)
+
+
+@pytest.mark.parametrize(
+    ("bind", "optimizer", "reason"),
+    [
+        ({}, {"optimizer": "nadam"}, "Nadam"),
+        ({}, {"kvstore": mx.kv.create("local")}, "a kvstore"),
+        ({"inputs_need_grad": True}, {}, "gradients of inputs"),
+        ({"grad_req": "add"}, {}, "grad_req='add'"),
+        ({"context": [mx.cpu(0), mx.cpu(1)]}, {}, "several contexts"),
+    ],
+)
+def test_what_is_refused_trains_behind_the_step(
+    bind: dict[str, Any], optimizer: dict[str, Any], reason: str
+) -> None:
+    if "context" in bind:
+        with pytest.warns(UserWarning, match=reason):
+            module = Module(NET, context=bind["context"], **OPTIONS)
+        assert module._plans.realisation == "packed"
+        return
+    with pytest.warns(UserWarning, match=reason):
+        module = ready(bind, optimizer)
+    assert module.plan is not None
+    assert module.plan.realisation == "packed"
+    before = module._exec_group.param_arrays[0][0].asnumpy()
+    for _ in range(2):
+        module.forward_backward(batch())
+        module.update()
+    assert not np.array_equal(before, module._exec_group.param_arrays[0][0].asnumpy())
+    [gradient] = module._exec_group.grad_arrays[0]
+    assert gradient.asnumpy().any()
+
+
+def test_a_plan_that_was_given() -> None:
+    plan = memplan.plan(NET, costs="roofline:cpu", **OPTIONS, **SHAPES)
+    module = Module(NET, plan=plan)
+    module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+    module.init_params(mx.init.Xavier())
+    with pytest.raises(ArgumentError, match=r"SGLD.*realisation='packed'"):
+        module.init_optimizer(optimizer="sgld")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        module.init_optimizer(optimizer="adam", force_init=True)
+    module.forward_backward(batch())
+    module.update()
+    assert module.plan is plan
