@@ -153,3 +153,13 @@ def test_what_cannot_be_true_is_noticed(
     monkeypatch.setattr(scripts.table2, "solve", lambda *_: outcome)
     with pytest.raises(AssertionError):
         scripts.table2.measure(graph, budget, ["liar"], {})
+
+
+@pytest.mark.long
+def test_updates_within_the_step_save_what_they_promise() -> None:
+    printed = _run("benchmarks/updates.py", "--process")
+    cells = [line.strip("| ").split(" | ") for line in printed.splitlines()[3:]]
+    (_, packed, packed_grown), (_, updating, updating_grown) = cells
+    saved = int(packed) - int(updating)
+    assert saved > 150
+    assert int(packed_grown) - int(updating_grown) > saved / 2
