@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 SCRIPTS := .venv/scripts
 
-.PHONY: example test test-all lint docs clean
+.PHONY: example test test-all test-cu112 lint docs clean
 
 example: $(STAMP)
 	$(BIN)/python examples/resnet.py
@@ -17,6 +17,14 @@ test-all: $(STAMP) $(SCRIPTS)
 
 # Processes that run the tests.
 WORKERS ?= 2
+
+# What trains, with MXNet's wheel for CUDA, on CPU contexts: no GPU is needed, but 5 GB. CUDA's
+# libraries are where the loader does not look, and those of a driver are not there at all.
+CUDA := .venv-cu112
+test-cu112: $(CUDA)/installed
+	LD_LIBRARY_PATH=$(CUDA):$$(echo $(CUDA)/lib/python3*/site-packages/nvidia/*/lib | tr ' ' ':') \
+		$(CUDA)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "" tests/trace tests/realise \
+		tests/train tests/cuda
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,7 +43,7 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(CUDA) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Another interpreter: make test PYTHON=/path/to/python3.10
@@ -53,4 +61,10 @@ $(STAMP): setup.py
 		"is missing above, on Debian: apt-get install libgomp1 libquadmath0" >&2; exit 1; }
 	@echo "Compiling memplan's search ..."
 	@$(BIN)/python -m memplan.search.compile
+	@touch $@
+
+$(CUDA)/installed: setup.py tests/cuda/no_device.c
+	$(or $(PYTHON),python3) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cu112,test]'
+	$(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -o $(CUDA)/libcuda.so.1 tests/cuda/no_device.c
 	@touch $@
