@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 from helpers.graphs import unit_chain
 from memplan.planning.plan import Footprint, Plan
@@ -26,7 +27,7 @@ def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None
         strategy=strategy,
         costs="units",
         realisation="explicit",
-        trace=None,
+        trace=SimpleNamespace(updates=()),
         budget_nbytes=budget,
         footprint=footprint(schedule),
         unplanned=footprint(Schedule.unplanned(schedule.graph)),

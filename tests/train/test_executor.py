@@ -25,10 +25,10 @@ from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import match_range, variable
 from memplan.mxnet.trace.probe import allocated_mib
-from memplan.mxnet.train import train_step
 from memplan.mxnet.train.pool import training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
+from memplan.planning.shapes import ShapePlanner
 from memplan.step.schedule import Schedule
 
 RANGES = (0, 1, 2, 3, 16)
@@ -158,8 +158,8 @@ def test_module_binds_under_the_range_of_its_plan() -> None:
 
 
 def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:
-    made = train_step.plan
-    monkeypatch.setattr(train_step, "plan", lambda *a, **k: ranged(made(*a, **k)))
+    made = ShapePlanner.plan
+    monkeypatch.setattr(ShapePlanner, "plan", lambda *a, **k: ranged(made(*a, **k)))
     block = mx.gluon.SymbolBlock(pyramid()[0], mx.sym.Variable("data"))
     block.initialize()
     step = memplan.mxnet.gluon.TrainStep(block, strategy="store_all", realisation="explicit")
