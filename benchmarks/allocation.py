@@ -18,6 +18,7 @@ import math
 
 import memplan
 import networks
+from memplan.strategies.auto import Auto
 
 MIB = 1 << 20
 COSTS = "roofline:v100"
@@ -34,7 +35,11 @@ def row(name: str, realisation: str, time_limit: float) -> list[str]:
     sizes = [own, *(int(share * unplanned) for share in SHARES)]
     budgets = [memonger.fixed_nbytes + nbytes for nbytes in sizes]
     rows = memplan.compare(
-        net, strategies="auto", budgets=[*budgets, None], realisation=realisation, **options
+        net,
+        strategies=[Auto(effort=math.inf)],
+        budgets=[*budgets, None],
+        realisation=realisation,
+        **options,
     ).rows
     plans = [attempt.plan for attempt in rows]
     cells = [name, str(unplanned // MIB), str(own // MIB), f"{memonger.overhead:.1%}"]

@@ -103,13 +103,14 @@ class TrainExecutor:
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
-        wanted = [
-            name for name in self._arguments if trace.grad_req[name] != "null" and not trace.updates
-        ]
+        self._set_gradients(args_grad or {})
+
+    def _set_gradients(self, given: Arrays) -> None:
+        """Name the gradients that the step computes, and where those go that are kept elsewhere."""
+        requests = self.trace.grad_req
+        wanted = [n for n in self._arguments if requests[n] != "null" and not self.trace.updates]
         self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
-        added = [name for name in wanted if trace.grad_req[name] == "add"]
-        given = {**(args_grad or {})}
-        kept = [name for name in wanted if name in added or name in given]
+        kept = [name for name in wanted if requests[name] == "add" or name in given]
         self._kept = self._arrays("args_grad", kept, given)
         self.grad_dict = {name: self._kept.get(name, self._computed[name]) for name in wanted}
 
