@@ -1,0 +1,29 @@
+"""Aiming lower where other bytes count than those that a search counts."""
+
+from __future__ import annotations
+
+from helpers.graphs import unit_chain
+from memplan.search.aiming import aim_lower
+from memplan.step.schedule import Schedule
+from memplan.util.stop import Stop
+
+UNPLANNED = Schedule.unplanned(unit_chain(4))
+OTHER = Schedule.unplanned(unit_chain(5))
+
+
+def test_a_schedule_that_fits_a_slightly_lower_aim_again_is_left_behind() -> None:
+    """It is a byte over the budget of 1000, and in the search's own bytes has 900."""
+    aims = []
+
+    def solve(aim: int, until: Stop) -> Schedule:
+        del until
+        aims.append(aim)
+        return UNPLANNED if aim >= 900 else OTHER
+
+    found = aim_lower(solve, 1000, lambda s: 1001 if s is UNPLANNED else 800, Stop.after(1e6))
+    assert found is OTHER
+    assert aims[:2] == [1000, 999]
+
+
+def test_nothing_in_the_first_aim_is_nothing_at_all() -> None:
+    assert aim_lower(lambda *_: None, 10, lambda _: 0, Stop.after(1e6)) is None
