@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # What to ask for where a network is to be run by the best realisation that it allows; these, in
 # this order: packed memory holds least, and explicit steps refuse fewer networks.
 AUTO = "auto"
+# The realisation whose steps update the parameters, too.
+UPDATING = "updating"
 WHOLE_STEPS = ("packed", "explicit")
 
 # MXNet's Symbol and Context: planning is possible to import without MXNet.
@@ -84,6 +86,11 @@ def load(name: str) -> Realisation:
 def runs_whole_steps(name: str) -> bool:
     """Does MXNet get the whole step by this realisation, gradients included?"""
     return name == AUTO or (name in REALISATIONS and load(name).spells_out_backward)
+
+
+def may_update(name: str) -> bool:
+    """Can steps of this realisation be made to update the parameters, too?"""
+    return name == AUTO or load(name).in_one_array
 
 
 def suited(name: str, contexts: Iterable[Context]) -> str:

@@ -17,7 +17,7 @@ from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import runs_whole_steps, suited, trace_by
+from memplan.planning.realisation import UPDATING, runs_whole_steps, suited, trace_by
 from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
 
@@ -91,7 +91,7 @@ class Plans:
     @property
     def update_within(self) -> bool:
         """Are the parameters updated within the steps?"""
-        return self.realisation == "updating"
+        return self.realisation == UPDATING
 
     def update_behind(self, reason: str) -> None:
         """Plan anew for packed steps, whose gradients wait for the update; a warning says why.

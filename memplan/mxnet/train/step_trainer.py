@@ -15,6 +15,7 @@ from memplan.mxnet.train.bound_step import BoundStep, is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import UPDATING, may_update
 
 NDArray = Any
 Parameter = Any
@@ -71,9 +72,9 @@ class StepTrainer:
 
         It plans a network that has ``params``.
         """
-        if realisation != "explicit" and self.updates_within(params, in_halves):
+        if may_update(realisation) and self.updates_within(params, in_halves):
             try:
-                return planned("updating")
+                return planned(UPDATING)
             except TraceError as error:
                 self._tell(str(error))
         return planned(realisation)

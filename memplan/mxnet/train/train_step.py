@@ -46,7 +46,7 @@ from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
-from memplan.planning.realisation import runs_whole_steps, suited
+from memplan.planning.realisation import UPDATING, may_update, runs_whole_steps, suited
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
@@ -120,12 +120,12 @@ class TrainStep:
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
             raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
-        if not runs_whole_steps(realisation) or realisation == "updating":
+        if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
                 f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
                 f"got {realisation!r}; with a trainer packed steps update the parameters"
             )
-        self._trainer = StepTrainer(trainer, realisation != "explicit", ignore_stale_grad)
+        self._trainer = StepTrainer(trainer, may_update(realisation), ignore_stale_grad)
         self.block, self.loss = block, loss
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
