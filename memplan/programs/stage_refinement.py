@@ -31,8 +31,9 @@ PATIENCE = 200
 MOMENTS_SHARE = 0.4
 BUILDING_SHARE = 0.5
 
-# The program with a stage for every op is solved this often at most, times the effort.
-SOLVES = 40
+# The program with a stage for every op is solved this often at most, times the effort: one of few
+# ops, which takes milliseconds, as often as makes this many pairs of ops.
+SOLVES, SOLVED_PAIRS = 40, 400_000
 
 
 class StageRefinement:
@@ -140,7 +141,8 @@ class StageRefinement:
     def _solve_program(self, program: StageProgram) -> None:
         """Add rows until the program's optimum is a schedule within the budget, or time is up."""
         options, solves = self.options, 0
-        while solves < options.effort * SOLVES and not self._is_proved():
+        most = options.effort * max(SOLVES, SOLVED_PAIRS // len(self.graph.ops) ** 2)
+        while solves < most and not self._is_proved():
             if self.stop.is_over():
                 return
             solves += 1

@@ -8,10 +8,11 @@ from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
 # How often at most.
-TRIES = 5
+TRIES = 7
 
-# From the second try on the aim is lowered by this share of it, and more each time, at least.
-LARGER_STEP = 0.02
+# After this many tries the aim is lowered by this share of it at least, and more each time, where
+# the same schedule comes back.
+EXACT_TRIES, LARGER_STEP = 4, 0.02
 
 # What part of the time that is left a try gets, but for the last.
 SHARE_OF_TIME = 0.6
@@ -29,18 +30,20 @@ def aim_lower(
 
     ``solve(aim, until)`` looks for a schedule in ``aim`` bytes, as it counts them. First the budget
     is aimed at; where what is found is over it by ``nbytes``, the aim is lowered by the excess, and
-    later by more. A try gets this ``share`` of the time that is left.
+    by more where the same comes back. A try gets this ``share`` of the time that is left.
     """
-    aim = budget_nbytes
+    aim, before = budget_nbytes, -1
     for tries in range(TRIES):
         if aim < 0 or (tries and stop.is_over()):
             return None
         found = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
         if found is None:
             return None
-        excess = nbytes(found) - budget_nbytes
-        if excess <= 0:
+        held = nbytes(found)
+        if held <= budget_nbytes:
             return found
-        # The same schedule may fit the lower aim, too: then a larger step is needed.
-        aim -= max(excess, int(LARGER_STEP * tries * aim))
+        step = held - budget_nbytes
+        if held == before:  # the same schedule, which fitted the lower aim, too
+            step = max(step, int(LARGER_STEP * max(0, tries + 1 - EXACT_TRIES) * aim))
+        aim, before = aim - step, held
     return None

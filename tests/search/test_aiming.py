@@ -18,11 +18,11 @@ def test_a_schedule_that_fits_a_slightly_lower_aim_again_is_left_behind() -> Non
     def solve(aim: int, until: Stop) -> Schedule:
         del until
         aims.append(aim)
-        return UNPLANNED if aim >= 900 else OTHER
+        return UNPLANNED if aim >= 950 else OTHER
 
     found = aim_lower(solve, 1000, lambda s: 1001 if s is UNPLANNED else 800, Stop.after(1e6))
     assert found is OTHER
-    assert aims[:2] == [1000, 999]
+    assert aims[:4] == [1000, 999, 998, 997]
 
 
 def test_nothing_in_the_first_aim_is_nothing_at_all() -> None:

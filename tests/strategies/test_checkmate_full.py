@@ -18,7 +18,7 @@ from memplan.errors import ArgumentError
 from memplan.programs.solver import SOLVERS, Program
 from memplan.programs.stage_program import StageProgram
 from memplan.search.buffers import carried_tensors
-from memplan.step.graph import Handover, Op, TrainingGraph
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -302,3 +302,18 @@ def test_the_rounding_proves_for_schedules_in_order_only() -> None:
     assert CheckmateLP().solve(Problem(graph, 5 * UNIT)).in_order
     assert CheckmateLP().solve(Problem(graph, 2 * UNIT - 1)).in_order
     assert not Checkmate().solve(Problem(graph, 2 * UNIT - 1)).in_order  # the moments prove it
+
+
+def test_a_small_program_is_solved_until_it_says_that_nothing_fits() -> None:
+    """It takes more rows than a large one may add."""
+    reads = ((), (0,), (1,), (2,), (3, 2), (4, 1), (6,), (8, 0))
+    writes = ((0,), (1,), (2,), (3,), (4, 5), (6, 7), (8, 9), (10,))
+    ops = tuple(
+        Op(f"op{i}", "op", inputs, outputs, 1.0, recomputable=i in (5, 6))
+        for i, (inputs, outputs) in enumerate(zip(reads, writes, strict=True))
+    )
+    sizes = (2, 1, 1, 2, 1, 2, 1, 1, 2, 2, 1)
+    tensors = tuple(Tensor(f"t{i}", nbytes, 1) for i, nbytes in enumerate(sizes))
+    graph = TrainingGraph(ops, tensors, (9, 10), 4)
+    outcome = Checkmate(recompute_backward=True).solve(Problem(graph, 8))
+    assert outcome.status is Status.INFEASIBLE
