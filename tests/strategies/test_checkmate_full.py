@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 
@@ -312,8 +313,9 @@ def test_a_small_program_is_solved_until_it_says_that_nothing_fits() -> None:
         Op(f"op{i}", "op", inputs, outputs, 1.0, recomputable=i in (5, 6))
         for i, (inputs, outputs) in enumerate(zip(reads, writes, strict=True))
     )
+    shared = dataclasses.replace(ops[4], handovers=(Handover(0, 1, alias=True),))
     sizes = (2, 1, 1, 2, 1, 2, 1, 1, 2, 2, 1)
     tensors = tuple(Tensor(f"t{i}", nbytes, 1) for i, nbytes in enumerate(sizes))
-    graph = TrainingGraph(ops, tensors, (9, 10), 4)
+    graph = TrainingGraph((*ops[:4], shared, *ops[5:]), tensors, (9, 10), 4)
     outcome = Checkmate(recompute_backward=True).solve(Problem(graph, 8))
     assert outcome.status is Status.INFEASIBLE
