@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,10 @@ import memplan
 from memplan.cli.options import Asked, budget_option, planning_options, strategy_option
 from memplan.cli.output import Exit, plan_figures, show_json
 from memplan.cli.progress import working
+
+if TYPE_CHECKING:
+    from memplan.mxnet.check import Check
+    from memplan.planning.plan import Plan
 
 
 @click.command()
@@ -37,7 +41,6 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
       unplanned: promised_nbytes, grown_nbytes, seconds
     """
     from memplan.mxnet.check import check as checked
-    from memplan.mxnet.check import promised_growth
     from memplan.mxnet.load import context
 
     with working("checking"):
@@ -46,29 +49,33 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
         options["ctx"] = options.get("ctx") or context("cpu")
         made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
         found = checked(made, ctx=options["ctx"], steps=steps, optimizer=asked.optimizer or "sgd")
+    if asked.as_json:
+        show_json(_figures(made, found))
+    else:
+        click.echo(f"{made}\n\n{found}")
+    return Exit.OK if found.is_within and found.is_equal else Exit.BROKEN
+
+
+def _figures(made: Plan, found: Check) -> dict[str, Any]:
+    """What ``--json`` shows."""
+    from memplan.mxnet.check import promised_growth
+
     sides = {
         "planned": (made.footprint, found.planned),
         "unplanned": (made.unplanned, found.unplanned),
     }
-    if asked.as_json:
-        show_json(
-            {
-                "plan": plan_figures(made),
-                "device": found.device,
-                "within": found.is_within,
-                "equal": found.is_equal,
-                "overhead": {"promised": made.overhead, "measured": found.measured_overhead},
-                "unlike": found.unlike,
-            }
-            | {
-                name: {
-                    "promised_nbytes": promised_growth(footprint),
-                    "grown_nbytes": trial.grown_nbytes,
-                    "seconds": trial.seconds,
-                }
-                for name, (footprint, trial) in sides.items()
-            }
-        )
-    else:
-        click.echo(f"{made}\n\n{found}")
-    return Exit.OK if found.is_within and found.is_equal else Exit.BROKEN
+    return {
+        "plan": plan_figures(made),
+        "device": found.device,
+        "within": found.is_within,
+        "equal": found.is_equal,
+        "overhead": {"promised": made.overhead, "measured": found.measured_overhead},
+        "unlike": found.unlike,
+    } | {
+        name: {
+            "promised_nbytes": promised_growth(footprint),
+            "grown_nbytes": trial.grown_nbytes,
+            "seconds": trial.seconds,
+        }
+        for name, (footprint, trial) in sides.items()
+    }

@@ -111,8 +111,6 @@ def plan(
     be trained, CostError for costs that do not fit it, BudgetError where no plan is within the
     budget, DependencyError without MXNet.
     """
-    since = time.monotonic()
-    kept = None if cache is None else Cache.open(cache)
     options: dict[str, Any] = {
         "realisation": realisation,
         "ctx": ctx,
@@ -125,10 +123,22 @@ def plan(
         "max_overhead": max_overhead,
         **shapes,
     }
+    return _plan(net, configured(strategy, gap=gap, seed=seed), budget, cache, options)
+
+
+def _plan(
+    net: Symbol,
+    strategy: str | Strategy,
+    budget: Budget,
+    cache: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+) -> Plan:
+    """The plan; ``options`` are the arguments of :meth:`Job.prepare`."""
+    since = time.monotonic()
+    kept = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
-    strategy = configured(strategy, gap=gap, seed=seed)
-    profiled = costs is None and job.on_gpu
+    profiled = options["costs"] is None and job.on_gpu
     task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
     [attempt] = run([task], cache=kept)
     assert attempt is not None  # or run would have raised the interrupt

@@ -120,15 +120,9 @@ def trace(
     wanted = [name for name, request in requests.items() if request != "null"]
     full = training_graph(merged, heads, wanted, chain_sums=form.spells_out_backward)
     full = form.rewritten(full, device_type)
-    try:
-        infer(full, known_shapes, known_dtypes)
-    except MXNetError as error:
-        raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
+    _infer_step(full, known_shapes, known_dtypes)
     full = form.ended(full, len(merged), requests)
-    order = [node for node in depth_first(full) if not node.is_variable]
-    _check_shapes(order)
-    _check_sizes(order)
-    order = form.ordered(order)
+    order = form.ordered(_checked(full))
     # Gradients that are outputs of the step are no arrays beside it, but those added to.
     held = {"add"} if form.spells_out_backward else {"write", "add"}
     fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
@@ -171,6 +165,23 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
         elif before is not None:
             attrs["cudnn_off"] = before
     return symbol_json.load(data)
+
+
+def _infer_step(
+    full: Sequence[Entry], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+) -> None:
+    try:
+        infer(full, shapes, dtypes)
+    except MXNetError as error:
+        raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
+
+
+def _checked(full: Sequence[Entry]) -> list[Node]:
+    """The ops of the step, in the order of MXNet; an error for those that cannot be planned."""
+    order = [node for node in depth_first(full) if not node.is_variable]
+    _check_shapes(order)
+    _check_sizes(order)
+    return order
 
 
 def _check_sizes(order: Sequence[Node]) -> None:

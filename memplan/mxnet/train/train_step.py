@@ -111,15 +111,7 @@ class TrainStep:
         Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
         trainer that is none.
         """
-        if not isinstance(block, mx.gluon.HybridBlock):
-            raise ArgumentError(
-                f"block must be a HybridBlock, for memplan needs its Symbol; got "
-                f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
-                f"Sequential), with hybrid_forward for forward"
-            )
-        losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-        if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
-            raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+        self._blocks = _blocks(block, loss)
         if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
                 f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
@@ -130,7 +122,6 @@ class TrainStep:
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
-        self._blocks = [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
         self._planner = ShapePlanner(
             budget=budget,
             strategy=strategy,
@@ -385,6 +376,20 @@ class TrainStep:
         except MemplanError:  # it no longer takes such inputs
             return False
         return (composed.structure, composed.form) == (network.structure, network.form)
+
+
+def _blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
+    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise ArgumentError(
+            f"block must be a HybridBlock, for memplan needs its Symbol; got "
+            f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
+            f"Sequential), with hybrid_forward for forward"
+        )
+    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+    if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
+        raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+    return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
 
 
 def _request(parameter: Parameter) -> str:
