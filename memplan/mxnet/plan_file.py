@@ -23,7 +23,7 @@ from memplan.util.files import read_json
 from memplan.util.numbers import shown
 from memplan.util.records import plain_fields
 
-FORMAT = "memplan.plan/3"
+FORMAT = "memplan.plan/4"
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.
@@ -45,6 +45,7 @@ def plan_text(plan: Plan) -> str:
         "shapes": {name: list(shape) for name, shape in traced.shapes.items()},
         "dtypes": dict(traced.dtypes),
         "grad_req": dict(traced.grad_req),
+        "numpy_shapes": traced.numpy_shapes,
         "seconds": [op.seconds for op in graph.ops],
         "ops": [op.name for op in graph.ops],
         "schedule": json.loads(plan.schedule.to_json()),
@@ -126,16 +127,22 @@ def _schedule(traced: Trace, data: Mapping[str, Any]) -> Schedule:
 
 
 def _trace(data: Mapping[str, Any]) -> Trace:
-    """The trace of the network with the ops of the plan; they depend on the kind of device."""
+    """The trace of the network with the ops of the plan; they depend on the kind of device.
+
+    It is made with the shapes of the plan, NumPy's or not, whatever the process has.
+    """
+    if not isinstance(data["numpy_shapes"], bool):
+        raise ValueError(f"'numpy_shapes' cannot be {shown(data['numpy_shapes'])}")
     for device_type in ("cpu", "gpu"):
-        traced = trace(
-            _symbol(data["network"]),
-            shapes=data["shapes"],
-            type_dict=data["dtypes"],
-            grad_req=data["grad_req"],
-            realisation=data["realisation"],
-            device_type=device_type,
-        )
+        with mx.util.np_shape(data["numpy_shapes"]):
+            traced = trace(
+                _symbol(data["network"]),
+                shapes=data["shapes"],
+                type_dict=data["dtypes"],
+                grad_req=data["grad_req"],
+                realisation=data["realisation"],
+                device_type=device_type,
+            )
         _check_same("shapes", {name: list(s) for name, s in traced.shapes.items()}, data)
         _check_same("dtypes", dict(traced.dtypes), data)
         _check_same("grad_req", dict(traced.grad_req), data)

@@ -72,6 +72,7 @@ def loaded(path: Path, data: Any) -> str | None:
 TOLD = (
     "strategy",
     "costs",
+    "numpy_shapes",
     "budget_nbytes",
     "planning_seconds",
     "bound_in_order",

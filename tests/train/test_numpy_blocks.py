@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -15,8 +16,10 @@ from helpers.block_runs import by_autograd, by_plan, differences, train, train_s
 from helpers.blocks import CASES as LEGACY_CASES
 from helpers.blocks import images as legacy_images
 from helpers.numpy_blocks import CASES, images, resnet, total, vectors
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.trace.request import as_traced, request_of, trace_again
 
 
@@ -154,3 +157,23 @@ def test_a_worker_traces_as_the_process_that_asks() -> None:
     with as_traced(again):
         assert mx.util.is_np_shape()
     assert not mx.util.is_np_shape()
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_plan_file_is_read_whatever_semantics_are_on(realisation: str, tmp_path: Path) -> None:
+    step = train_step(initialised(CASES["scalars"].block()), total, realisation=realisation)
+    plan = step.plan(*vectors())
+    path = tmp_path / "plan.json"
+    path.write_text(plan_text(plan), encoding="utf-8")
+    npx.reset_np()
+    read = load_plan(path)
+    assert plan_text(read) == plan_text(plan)
+    with pytest.raises(UsageError, match=r"NumPy semantics.*set_np\(\)"):
+        TrainExecutor(read.trace, read.schedule)
+    npx.set_np()
+    arrays = {name: mx.nd.ones(shape) for name, shape in read.trace.shapes.items()}
+    found = [
+        TrainExecutor(each.trace, each.schedule, args=arrays).forward(is_train=True)[0].asnumpy()
+        for each in (plan, read)
+    ]
+    assert found[0] == found[1]

@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
@@ -69,8 +69,14 @@ class TrainExecutor:
         ``memory`` instead, if that is large enough; this and ``keeps_operators`` are those of
         :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of one made
         for "updating". Raises ArgumentError for an array that is unknown or of the wrong shape or
-        dtype, and for a ``match_range`` that is no whole number.
+        dtype, and for a ``match_range`` that is no whole number; UsageError for a trace with
+        NumPy's shapes where MXNet has its own.
         """
+        if trace.numpy_shapes and not mx.util.is_np_shape():
+            raise UsageError(
+                "the plan was made with NumPy semantics, where () is the shape of a scalar; call "
+                "mx.npx.set_np() before you train by it"
+            )
         self.trace, self.schedule = trace, schedule
         self.ctx = mx.context.current_context() if ctx is None else ctx
         symbol = trace.symbol
