@@ -120,7 +120,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["numpy", "click", "memplan.planning.planner", "mxnet", "numba"])
+@pytest.mark.parametrize("module", ["numpy", "click", "memplan.planning.planner", "mxnet"])
 def test_ctrl_c_while_modules_are_imported(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.format(module=module)],

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from helpers.graphs import unit_chain
+from helpers.paths import ROOT
 from memplan.errors import GraphError
 from memplan.memory import offsets
 from memplan.memory.blocks import allocate
@@ -205,3 +206,17 @@ def test_more_places_that_read_than_a_word_has_bits() -> None:
     schedule = Schedule.unplanned(graph)
     assert simulate(schedule).peak_nbytes == 4 * (ninputs + 1)
     assert Replayer.of(graph)(schedule.ops, 1).peak_nbytes == 4 * (ninputs + 1)
+
+
+def test_numba_is_loaded_when_something_compiled_is_called() -> None:
+    code = """
+import sys
+import memplan.mxnet.module, memplan.planning.planner, memplan.search.compile
+before = "numba" in sys.modules
+memplan.search.compile.compile_all()
+print(before, "numba" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout == "False True\n"
