@@ -12,7 +12,7 @@ from typing import Protocol
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
-from memplan.memory.packing import pack
+from memplan.memory.packing import Packing, pack
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 
@@ -35,6 +35,9 @@ class Memory(Protocol):
     def at_least(self, schedule: Schedule) -> int:
         """A bound below :meth:`nbytes` that takes little time."""
 
+    def packing(self, schedule: Schedule) -> Packing | None:
+        """Where the tensors of ``schedule`` lie, if that is in one array."""
+
 
 @dataclass(frozen=True)
 class Live:
@@ -53,6 +56,9 @@ class Live:
 
     def at_least(self, schedule: Schedule) -> int:
         return self.nbytes(schedule)
+
+    def packing(self, schedule: Schedule) -> None:
+        del schedule
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,9 @@ class Blocks:
     def at_least(self, schedule: Schedule) -> int:
         return simulate(schedule).peak_nbytes
 
+    def packing(self, schedule: Schedule) -> None:
+        del schedule
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -95,6 +104,9 @@ class Packed:
 
     def at_least(self, schedule: Schedule) -> int:
         return simulate(schedule).peak_nbytes
+
+    def packing(self, schedule: Schedule) -> Packing:
+        return pack(schedule)
 
 
 def cheapest(

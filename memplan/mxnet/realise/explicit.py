@@ -16,7 +16,7 @@ import mxnet as mx
 from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.mxnet.realise.bind import PLACED
-from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
+from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
     check_writable,
@@ -68,7 +68,7 @@ class Explicit(Form):
 
     def memory(self, trace: Trace) -> Memory:
         """MXNet's blocks, at the match range that suits a schedule best."""
-        return LoweredMemory(trace, Blocks())
+        return lowered_memory(trace, Blocks())
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""

@@ -15,6 +15,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
+from memplan.memory.lowering import LoweredMemory
 from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import pack
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
@@ -25,7 +26,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
-from memplan.mxnet.realise.lowering import Lowered, LoweredMemory, lower
+from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_memory import AnyCall, Memory
 from memplan.mxnet.realise.packed_rules import (
@@ -78,7 +79,7 @@ class Packed(Explicit):
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""
-        return LoweredMemory(trace, PackedMemory())
+        return lowered_memory(trace, PackedMemory())
 
     def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
         """The bytes of the array: MXNet allocates what it is asked for. No match range counts."""
