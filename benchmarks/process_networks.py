@@ -54,12 +54,12 @@ def resnet() -> tuple[Symbol, Shapes]:
     return classified(out), {"data": (4, 3, 192, 192)}
 
 
-def high_resolution() -> tuple[Symbol, Shapes]:
+def high_resolution(nmodules: int = 2) -> tuple[Symbol, Shapes]:
     """Branches of three resolutions that exchange sums, after Wang et al. 2019."""
     widths = (18, 36, 72)
     stem = conv(conv(mx.sym.Variable("data"), 32, 3, 2), 18)
     branches = [stem, conv(stem, 36, 3, 2), conv(conv(stem, 36, 3, 2), 72, 3, 2)]
-    for _ in range(2):
+    for _ in range(nmodules):
         branches = [
             conv(conv(out, width), width) + out for out, width in zip(branches, widths, strict=True)
         ]
@@ -92,22 +92,22 @@ def depthwise() -> tuple[Symbol, Shapes]:
     return classified(out), {"data": (8, 3, 160, 160)}
 
 
-def dense_blocks() -> tuple[Symbol, Shapes]:
+def dense_blocks(nlayers: int = 6) -> tuple[Symbol, Shapes]:
     """Layers that read all before them, 12 channels each, after Huang et al. 2017."""
     out = conv(mx.sym.Variable("data"), 24)
     for _ in range(2):
-        for _ in range(6):
+        for _ in range(nlayers):
             out = mx.sym.Concat(out, conv(conv(out, 48, 1), 12), dim=1)
         out = mx.sym.Pooling(conv(out, 36, 1), kernel=(2, 2), stride=(2, 2), pool_type="avg")
     return classified(out), {"data": (8, 3, 64, 64)}
 
 
-def transformer() -> tuple[Symbol, Shapes]:
+def transformer(nlayers: int = 4) -> tuple[Symbol, Shapes]:
     """Encoder layers of four heads, after Vaswani et al. 2017."""
     batch, length, width, heads = 8, 128, 192, 4
     tokens = mx.sym.Variable("data")
     out = mx.sym.Embedding(tokens, input_dim=1000, output_dim=width)
-    for _ in range(4):
+    for _ in range(nlayers):
         parts = mx.sym.FullyConnected(mx.sym.LayerNorm(out), num_hidden=3 * width, flatten=False)
         query, key, value = (_by_head(part, heads) for part in _thirds(parts))
         weights = mx.sym.softmax(
@@ -134,13 +134,13 @@ def _by_head(part: Symbol, heads: int) -> Symbol:
     return mx.sym.reshape(part, shape=(-3, 0, 0))
 
 
-def lstm() -> tuple[Symbol, Shapes]:
-    """An LSTM cell unrolled over 40 steps."""
+def lstm(nsteps: int = 40) -> tuple[Symbol, Shapes]:
+    """An LSTM cell unrolled over ``nsteps`` steps."""
     data = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=1000, output_dim=128)
     cell = mx.rnn.LSTMCell(num_hidden=256)
-    outputs, _ = cell.unroll(40, inputs=data, merge_outputs=True, layout="NTC")
+    outputs, _ = cell.unroll(nsteps, inputs=data, merge_outputs=True, layout="NTC")
     out = mx.sym.FullyConnected(mx.sym.mean(outputs, axis=1), num_hidden=10)
-    return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (32, 40)}
+    return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (32, nsteps)}
 
 
 def unet() -> tuple[Symbol, Shapes]:

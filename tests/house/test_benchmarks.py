@@ -155,6 +155,20 @@ def test_what_cannot_be_true_is_noticed(
         scripts.table2.measure(graph, budget, ["liar"], {})
 
 
+def test_gaps_between_plans_and_bounds(tmp_path: Path) -> None:
+    graph = unit_chain(8)
+    file = tmp_path / "chain.json"
+    file.write_text(graph.to_json(), encoding="utf-8")
+    options = ("--budgets", "80,20", "--seconds", "5", "--memory", "live", str(file))
+    lines = _run("benchmarks/gaps.py", *options).splitlines()
+    assert lines[0] == "| network | ops | 80% | 20% |"
+    cells = lines[2].strip("| ").split(" | ")
+    assert cells[1] == str(len(graph.ops))
+    assert re.fullmatch(r"\d+\.\d\d, proved, auto, \d+ s", cells[2])
+    assert cells[3].startswith("none: proved")
+    assert lines[-1].startswith("2 plans: 0 neither found nor excluded, 1 proved; gap 0.00 points")
+
+
 @pytest.mark.long
 def test_updates_within_the_step_save_what_they_promise() -> None:
     printed = _run("benchmarks/updates.py", "--process")
