@@ -22,8 +22,10 @@ from helpers import block_runs
 from helpers.around import AROUND
 from helpers.attempts import answer
 from helpers.cases import CASES
+from helpers.held import held
 from helpers.module_runs import module_steps
 from helpers.networks import Network, dense, loss, residual_net, var
+from helpers.planning import NEVER_SECONDS
 from helpers.schedules import random_schedule
 from helpers.sparse import sparse_dot, sparse_embedding
 from helpers.training_runs import (
@@ -42,6 +44,7 @@ from memplan.memory.packing import ALIGNMENT
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise import packed_memory
 from memplan.mxnet.realise.lowering import lower
 from memplan.planning import job
 from memplan.planning.plan import Plan
@@ -57,7 +60,11 @@ def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
         trace(symbol, shapes=shapes, realisation="packed")
 
 
-OPTIONS: dict[str, Any] = {"realisation": "packed", "costs": "roofline:v100", "time_limit": 1}
+OPTIONS: dict[str, Any] = {
+    "realisation": "packed",
+    "costs": "roofline:v100",
+    "time_limit": NEVER_SECONDS,
+}
 NET, SHAPES = residual_net(batch=16)
 
 
@@ -226,6 +233,25 @@ def test_identical_in_what_surrounds_a_step(name: str, around: str, tmp_path: Pa
     executor.forward = inside  # type: ignore[method-assign]
     assert not differences(stock_steps(traced, values), planned_steps(executor))
     assert not mx.profiler.dumps()
+
+
+@pytest.mark.parametrize("name", ["residual", "unet", "transformer", "lstm", "fused_lstm"])
+def test_a_step_is_handed_over_without_a_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(array: Any) -> None:
+        raise AssertionError("it waits")
+
+    traced = CASES[name].trace("packed")
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    forward = executor.forward
+    monkeypatch.setattr(packed_memory, "wait_to_write", wait)
+
+    def in_one_go(**arguments: Any) -> Any:
+        with held():
+            return forward(**arguments)
+
+    executor.forward = in_one_go  # type: ignore[method-assign]
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
 
 
 @pytest.mark.parametrize("place", range(6))

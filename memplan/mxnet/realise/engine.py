@@ -94,14 +94,14 @@ class HiddenWrites:
 
     def begin(self) -> None:
         """Before the step: it waits for all that was asked to read the states before."""
-        _bundled(self._begin)
+        hand_over(self._begin)
 
     def end(self) -> None:
         """After the step: whatever reads the states from now on waits for it."""
-        _bundled(self._end)
+        hand_over(self._end)
 
 
-def _bundled(marks: Sequence[Marker]) -> None:
+def hand_over(marks: Sequence[Marker]) -> None:
     """Hand ``marks`` to the engine, as one operation where it bundles: not under its profiler."""
     with mx.engine.bulk(len(marks) + 1):
         for mark in marks:

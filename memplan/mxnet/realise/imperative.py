@@ -137,6 +137,7 @@ class RecordedCall(Call):
         self.gradients = [array for array in gradients if array is not None]
         given = (*inputs, *outputs, *used)
         self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
+        self.touched = [*given, *self.gradients]
         self.used = list(used)
         self._given = (op, attrs, list(inputs), list(outputs), list(gradients))
         self.forget()
@@ -171,6 +172,8 @@ class BackwardCall:
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded
         self.written = recorded.gradients
+        #: All that it reads or writes, and the engine knows of; None where user code runs.
+        self.touched = None if recorded.is_alone else recorded.touched
 
     def __call__(self) -> None:
         to_default_layout(self._recorded.overwritten)

@@ -133,6 +133,11 @@ class PackedStep:
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._calls = (calls[:second], calls[second:])
         self._halves = _bundled(self._calls)
+        self._fences = {
+            call: memory.fences(call.touched)
+            for call in calls
+            if isinstance(call, BackwardCall) and call.touched is not None
+        }
         self._in_turn = self._updates is None or self._updates.in_turn
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
         self._monitor: Monitor | None = None
@@ -146,6 +151,7 @@ class PackedStep:
             for node, k in trace.heads
             if node.op != UPDATE
         ]
+        self._left = memory.fences(self.outputs)
 
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
@@ -165,7 +171,7 @@ class PackedStep:
 
     def first(self) -> None:
         """Run the first half of a step."""
-        self.memory.wait()
+        self.memory.begin(self._left)
         if self._is_unfinished:
             for _, call, _ in self._steps:
                 if isinstance(call, RecordedCall):
@@ -176,7 +182,6 @@ class PackedStep:
     def second(self) -> None:
         """Run the second half of a step. Nothing else has run in the memory since the first."""
         self._run(self._halves[1])
-        self.memory.left = self.outputs
         self._is_unfinished = False
 
     def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
@@ -187,7 +192,9 @@ class PackedStep:
         # A bundle of the user's would cut these in two.
         with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
             for bundle in bundles:
-                if all_alone or bundle[0].is_alone:
+                if bundle[0] in self._fences and not all_alone:
+                    self.memory.apart(bundle[0], self._fences[bundle[0]])
+                elif all_alone or bundle[0].is_alone:
                     for call in bundle:
                         self.memory.alone(call)
                         if self._monitor is not None:

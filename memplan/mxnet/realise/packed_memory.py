@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
+from memplan.mxnet.realise.engine import Marker, hand_over
 from memplan.mxnet.realise.imperative import (
     BackwardCall,
     Call,
@@ -27,8 +28,8 @@ class Memory:
 
     Its engine does not know that arrays share it, and would run calls of which none reads what
     another writes in any order. What is called within ``in_turn`` keeps its order; all of it
-    writes ``fence``. Whatever else reads what a step has ``left`` must be waited for. The calls
-    find one workspace.
+    writes ``fence``. What a step has left is read by calls that do not: the next step begins after
+    these. The calls find one workspace.
     """
 
     def __init__(self, nbytes: int, ctx: mx.Context) -> None:
@@ -38,7 +39,7 @@ class Memory:
             for begin in range(0, nbytes, SEGMENT_NBYTES)
         ]
         self.fence = mx.nd.zeros((1,), ctx)
-        self.left: Sequence[NDArray] = ()
+        self._left: Sequence[Marker] = ()
         self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
         self.workspace = OneWorkspace(ctx)
 
@@ -49,16 +50,27 @@ class Memory:
             return mx.nd.empty(shape, self.ctx, dtype)
         return array_at(self._segments[segment], offset, shape, dtype)
 
-    def wait(self) -> None:
-        """Until nothing reads or writes the memory any more."""
-        for array in (*self.left, self.fence):
-            wait_to_write(array)
+    def fences(self, arrays: Sequence[NDArray]) -> list[Marker]:
+        """What parts that which reads or writes ``arrays`` from what is called in turn."""
+        # A marker for each, for an array may be there twice.
+        return [Marker([], [array, self.fence], self.ctx) for array in arrays]
+
+    def begin(self, left: Sequence[Marker]) -> None:
+        """Begin a step, which will leave what these :meth:`fences` are of."""
+        hand_over(self._left)
+        self._left = left
 
     def in_turn(self, calls: Sequence[AnyCall]) -> None:
         """Hand ``calls`` to the engine as one operation, after all that it got so before."""
         with mx.engine.bulk(len(calls) + 1):
             for call in (self._fence, *calls):
                 call.skips = self.workspace.call(call, call.skips)
+
+    def apart(self, call: AnyCall, fences: Sequence[Marker]) -> None:
+        """Make a call of several operations, in turn by :meth:`fences` of all that it touches."""
+        hand_over(fences)
+        call.skips = self.workspace.call(call, call.skips)
+        hand_over(fences)
 
     def alone(self, call: AnyCall) -> None:
         """Make a call while nothing else runs in the memory."""
