@@ -12,6 +12,7 @@ import pytest
 
 from helpers.command_line import NET, QUICK
 from helpers.networks import residual_net
+from helpers.planning import NEVER_SECONDS
 from memplan.cli import main as cli
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet import check as checks
@@ -21,7 +22,7 @@ from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
-OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": 1}
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": NEVER_SECONDS}
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "packed"])

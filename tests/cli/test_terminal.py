@@ -22,6 +22,7 @@ import memplan
 from helpers.command_line import MIRROR, NET, QUICK, process_of
 from helpers.networks import residual_net
 from helpers.paths import ROOT
+from helpers.planning import NEVER_SECONDS
 from memplan.cli import main as cli
 from memplan.cli import output as cli_output
 from memplan.cli import progress as cli_progress
@@ -230,7 +231,7 @@ def test_searches_tell_their_best_and_their_bound(
             strategy=strategy,
             realisation=realisation,
             budget="90%",
-            time_limit=3,
+            time_limit=NEVER_SECONDS,
             data=(2, 3, 8, 8),
         )
     records = [record.__dict__ for record in caplog.records]

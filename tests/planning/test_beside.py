@@ -11,6 +11,7 @@ import pytest
 
 import memplan
 from helpers.networks import residual_net
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.optimizer_states import states_nbytes
@@ -22,7 +23,11 @@ from memplan.step.costs import CostTable
 
 NET, SHAPES = residual_net(batch=4)
 WORKSPACE = 3 << 20
-OPTIONS: dict[str, Any] = {"realisation": "packed", "strategy": "chen_sqrt", "time_limit": 1}
+OPTIONS: dict[str, Any] = {
+    "realisation": "packed",
+    "strategy": "chen_sqrt",
+    "time_limit": NEVER_SECONDS,
+}
 
 
 @pytest.fixture(autouse=True)

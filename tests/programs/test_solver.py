@@ -48,7 +48,7 @@ import memplan
 from helpers.networks import residual_net
 net, shapes = residual_net()
 for realisation in ("mirror", "explicit"):
-    options = {"budget": 0.7, "time_limit": 2, "realisation": realisation, **shapes}
+    options = {"budget": 0.7, "time_limit": 600, "realisation": realisation, **shapes}
     for solver in ("HIGHS", "CBC"):
         strategy = memplan.strategies.create("checkmate", realisation=realisation, solver=solver)
         try:

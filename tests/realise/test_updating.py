@@ -14,6 +14,7 @@ import pytest
 import memplan
 from helpers.cases import CASES
 from helpers.networks import Network, dense, loss, residual_net, var
+from helpers.planning import NEVER_SECONDS
 from helpers.schedules import random_schedule
 from helpers.training_runs import Values, bound, differences, planned_steps, random_values
 from memplan.errors import ArgumentError, TraceError
@@ -187,7 +188,8 @@ def test_updates_come_as_early_in_the_base_order_as_they_may() -> None:
 def planned(realisation: str, budget: Any, network: Callable[[], Network] = residual_net) -> Any:
     symbol, shapes = network()
     options: dict[str, Any] = {"realisation": realisation, "costs": "roofline:v100"}
-    return memplan.plan(symbol, budget=budget, time_limit=2, **options, **shapes)
+    options |= {"strategy": "auto:effort=0.2"}
+    return memplan.plan(symbol, budget=budget, time_limit=NEVER_SECONDS, **options, **shapes)
 
 
 def wide() -> Network:

@@ -13,6 +13,7 @@ import pytest
 import memplan
 from helpers.module_runs import module_steps
 from helpers.networks import residual_net
+from helpers.planning import NEVER_SECONDS
 from helpers.training_runs import differences
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet import Module
@@ -47,7 +48,9 @@ def test_steps_of_several_shapes(budget: Any) -> None:
 
     def make(net: Any) -> Module:
         strategy = "evict" if budget else "store_all"
-        return Module(net, budget=budget, time_limit=5, **(OPTIONS | {"strategy": strategy}))
+        return Module(
+            net, budget=budget, time_limit=NEVER_SECONDS, **(OPTIONS | {"strategy": strategy})
+        )
 
     def note(module: Module) -> None:
         realisations.update(plan.realisation for plan in module._plans.made.values())

@@ -14,6 +14,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
 from helpers.blocks import SOFTMAX
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep
 
@@ -85,7 +86,7 @@ class Loop:
 
     def start(self, **options: Any) -> TrainStep:
         given: dict[str, Any] = {"realisation": "packed", "trainer": self.trainer}
-        given |= {"strategy": "store_all", "time_limit": 5}
+        given |= {"strategy": "store_all", "time_limit": NEVER_SECONDS}
         self.step = TrainStep(self.net, SOFTMAX, **(given | options))
         return self.step
 
@@ -177,7 +178,7 @@ def test_options_of_optimizers(
 
 def test_readers_that_are_recomputed() -> None:
     step = assert_equal_loops(
-        "adam", {"learning_rate": 0.1}, {"strategy": "evict", "time_limit": 2}
+        "adam", {"learning_rate": 0.1}, {"strategy": "evict", "time_limit": NEVER_SECONDS}
     )
     assert within(step)
     [plan] = step.plans.values()
