@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
+from memplan.util.remember import remembered
 
 PLANNER_ELEMENT_NBYTES = 4
 """MXNet's planner counts every element as 4 bytes, whatever its dtype."""
@@ -82,12 +83,14 @@ def allocate(schedule: Schedule, *, match_range: int | None = None) -> Allocatio
 
     ``match_range`` is NNVM_EXEC_MATCH_RANGE; None means that of the graph.
     """
-    graph = schedule.graph
-    blocks = _Blocks(graph, graph.match_range if match_range is None else match_range)
+    by = schedule.graph.match_range if match_range is None else match_range
+    return remembered(schedule, (allocate, by), lambda: _allocated(schedule, by))
+
+
+def _allocated(schedule: Schedule, match_range: int) -> Allocation:
+    blocks = _Blocks(schedule.graph, match_range)
     replay(schedule, blocks)
-    return Allocation(
-        sum(blocks.true), sum(blocks.reported), blocks.match_range, tuple(blocks.true)
-    )
+    return Allocation(sum(blocks.true), sum(blocks.reported), match_range, tuple(blocks.true))
 
 
 def best_allocation(schedule: Schedule) -> Allocation:

@@ -12,6 +12,7 @@ from memplan.memory.offsets.placement import place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay
+from memplan.util.remember import remembered
 
 ALIGNMENT = 256
 """Every offset is a multiple of it, as the addresses are that CUDA gives out."""
@@ -80,6 +81,10 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     same schedule is always packed the same way. Tensors must not be larger than
     ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
+    return remembered(schedule, (pack, segment_nbytes), lambda: _packed(schedule, segment_nbytes))
+
+
+def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:

@@ -17,6 +17,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
 from memplan.strategies.quick import quick_schedule
+from memplan.util.garbage import no_collections
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes
 from memplan.util.progress import tell
@@ -246,11 +247,12 @@ class _Trial:
 
 def realise(job: Job, schedule: Schedule) -> Realised:
     """The checked schedule as a network, and what it holds."""
-    verdict = validate(schedule)
-    if not verdict.valid:
-        raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
-    symbol = job.realise(schedule)
-    return symbol, job.footprint(schedule, symbol)
+    with no_collections():
+        verdict = validate(schedule)
+        if not verdict.valid:
+            raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+        symbol = job.realise(schedule)
+        return symbol, job.footprint(schedule, symbol)
 
 
 def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:

@@ -38,6 +38,7 @@ from memplan.strategies.base import check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Space
+from memplan.util.garbage import no_collections
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -155,8 +156,9 @@ class Job:
     def _with_unplanned(self) -> Job:
         """With the figures of the step that MXNet runs without a plan, and how long that took."""
         begin = time.monotonic()
-        everything = Schedule.unplanned(self.graph)
-        figures = self.footprint(everything, self.realise(everything))
+        with no_collections():
+            everything = Schedule.unplanned(self.graph)
+            figures = self.footprint(everything, self.realise(everything))
         seconds = time.monotonic() - begin
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 

@@ -17,6 +17,7 @@ from memplan.memory.memory import Memory
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, check_realisation
+from memplan.util.garbage import no_collections
 from memplan.util.progress import LOGGER
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ def trace(net: Symbol, *, realisation: str = "mirror", **options: Any) -> Trace:
     form: Any = load(realisation)
     from memplan.mxnet.trace.build import trace as build
 
-    return build(net, form=form, **options)
+    with no_collections():
+        return build(net, form=form, **options)
 
 
 def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace]:

@@ -104,6 +104,14 @@ class Op:
             ):
                 raise GraphError(f"op {self.name!r}: {handover} points outside the op")
 
+    def taking(self, seconds: float) -> Op:
+        """The same op with another time."""
+        if not is_finite(seconds):
+            return dataclasses.replace(self, seconds=seconds)  # which raises
+        made = object.__new__(Op)
+        made.__dict__.update(self.__dict__, seconds=seconds)
+        return made
+
 
 @dataclass(frozen=True)
 class TrainingGraph:
@@ -267,10 +275,13 @@ class TrainingGraph:
         """The same graph with ``seconds[i]`` as the time of op i."""
         if len(seconds) != len(self.ops):
             raise GraphError(f"{len(seconds)} costs for {len(self.ops)} ops")
-        ops = tuple(
-            dataclasses.replace(op, seconds=s) for op, s in zip(self.ops, seconds, strict=True)
-        )
-        return dataclasses.replace(self, ops=ops)
+        ops = tuple(op.taking(s) for op, s in zip(self.ops, seconds, strict=True))
+        # What else was checked of this graph holds for that one.
+        made = object.__new__(TrainingGraph)
+        made.__dict__.update({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        made.__dict__["ops"] = ops
+        made._check_sizes()
+        return made
 
     def to_json(self) -> str:
         """This graph as JSON text, read back by :meth:`from_json`."""

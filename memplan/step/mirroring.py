@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from memplan.errors import ScheduleError
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 
 
 def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
@@ -77,6 +78,6 @@ def mirror(graph: TrainingGraph, flags: AbstractSet[int]) -> Schedule:
 def flags_of(schedule: Schedule) -> frozenset[int]:
     """The flags that make MXNet execute ``schedule``; ScheduleError if none do."""
     flags = frozenset(schedule.recomputed)
-    if mirror(schedule.graph, flags) != schedule:
+    if not remembered(schedule, flags_of, lambda: mirror(schedule.graph, flags) == schedule):
         raise ScheduleError("no set of force_mirroring flags makes MXNet execute this schedule")
     return flags

@@ -13,6 +13,7 @@ import numpy as np
 from memplan.errors import ScheduleError
 from memplan.step.graph import TrainingGraph
 from memplan.util.files import parse_json
+from memplan.util.remember import remembered
 
 FORMAT = "memplan.step.schedule/1"
 
@@ -103,7 +104,8 @@ class Schedule:
     @classmethod
     def unplanned(cls, graph: TrainingGraph) -> Schedule:
         """Every op once, in base order."""
-        return cls.sequence(graph, range(len(graph.ops)))
+        every_op = range(len(graph.ops))
+        return remembered(graph, "unplanned", lambda: cls.sequence(graph, every_op))
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 
 
 class Arena(Protocol):
@@ -34,21 +35,21 @@ class Arena(Protocol):
         """All outputs of ``step`` are placed; releases follow."""
 
 
-def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """The outputs that each step reads, and how often each output is read.
+def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The outputs that the steps read, one after the other, and how often each output is read.
 
     The outputs of all steps are numbered in order; those of a step begin with ``first[step]``.
     """
     graph = schedule.graph
     ops, position = graph.ops, graph.position
     sources = [
-        [first[step] + position[t] for step, t in zip(reads, ops[op].inputs, strict=True)]
+        first[step] + position[tensor]
         for op, reads in zip(schedule.ops, schedule.reads, strict=True)
+        for step, tensor in zip(reads, ops[op].inputs, strict=True)
     ]
     unread = [0] * first[-1]
-    for step_sources in sources:
-        for source in step_sources:
-            unread[source] += 1
+    for source in sources:
+        unread[source] += 1
     for step, tensor in zip(schedule.heads, graph.heads, strict=True):
         unread[first[step] + position[tensor]] += 1
     return sources, unread
@@ -68,9 +69,12 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     sources, unread = _reads(schedule, first)
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
+    end = 0
 
     for step, index in enumerate(schedule.ops):
-        op, step_sources, base = ops[index], sources[step], first[step]
+        op, base, begin = ops[index], first[step], end
+        end += len(op.inputs)
+        step_sources = sources[begin:end]
         if op.handovers:
             taken = set()
             for source_place, place, alias in op.handovers:
@@ -149,6 +153,10 @@ class _LiveBytes:
 
 def simulate(schedule: Schedule) -> Timeline:
     """The bytes alive at every step of ``schedule``, hand-overs taken, and its seconds."""
+    return remembered(schedule, simulate, lambda: _simulated(schedule))
+
+
+def _simulated(schedule: Schedule) -> Timeline:
     arena = _LiveBytes(schedule.graph)
     replay(schedule, arena)
     return Timeline(tuple(arena.at_step), schedule.seconds)

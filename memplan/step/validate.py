@@ -130,7 +130,10 @@ def _shared(schedule: Schedule, uses: dict[Instance, list[int]]) -> list[list[In
     """
     tensors = schedule.graph.tensors
     groups: list[list[Instance]] = []
-    group_of: dict[Instance, list[Instance]] = {}
+    # Of each group the members that are still to be read: those of a long sum are not looked at
+    # again at each of its terms.
+    unread: list[list[Instance]] = []
+    group_of: dict[Instance, int] = {}
     for step, index in enumerate(schedule.ops):
         op = schedule.graph.ops[index]
         given: set[int] = set()
@@ -142,14 +145,19 @@ def _shared(schedule: Schedule, uses: dict[Instance, list[int]]) -> list[list[In
             if place in given or output in group_of or not uses[output]:
                 continue
             group = group_of[source]
-            if alias or [use for member in group for use in uses[member] if use >= step] == [step]:
+            unread[group] = [member for member in unread[group] if uses[member][-1] >= step]
+            to_come = [use for member in unread[group] for use in uses[member] if use >= step]
+            if alias or to_come == [step]:
                 given.add(place)
-                group.append(output)
+                groups[group].append(output)
+                unread[group].append(output)
                 group_of[output] = group
         for tensor in op.outputs:
-            if (step, tensor) not in group_of and tensors[tensor].nbytes > 0:
-                group_of[step, tensor] = [(step, tensor)]
-                groups.append(group_of[step, tensor])
+            output = (step, tensor)
+            if output not in group_of and tensors[tensor].nbytes > 0:
+                group_of[output] = len(groups)
+                groups.append([output])
+                unread.append([output] if uses[output] else [])
     return groups
 
 

@@ -35,6 +35,10 @@ def test_seconds() -> None:
     assert graph.with_seconds([1.0, 0.5, 2.0]).seconds == 3.5
     with pytest.raises(GraphError, match="2 costs for 3 ops"):
         graph.with_seconds([1.0, 2.0])
+    with pytest.raises(GraphError, match=r"seconds must be >= 0 and finite, got -2\.0"):
+        graph.with_seconds([1.0, -2.0, 1.0])
+    with pytest.raises(GraphError, match="too many to count"):
+        graph.with_seconds([1e308, 1e308, 1.0])
 
 
 @pytest.mark.parametrize(

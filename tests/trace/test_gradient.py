@@ -11,6 +11,7 @@ import pytest
 from helpers.executors import traced_as_mxnet
 from helpers.networks import Network
 from memplan.errors import TraceError
+from memplan.mxnet.trace import op_gradient
 from memplan.mxnet.trace.build import trace
 
 BATCH = 1 << 17
@@ -362,3 +363,18 @@ def test_an_operator_without_gradient_is_named() -> None:
     counts = mx.sym.histogram(dense(), bins=4, range=(0, 1), name="counted")[0]
     with pytest.raises(TraceError, match=r"op 'counted' .*cannot be differentiated.*_histogram"):
         trace(mx.sym.MakeLoss(counts), shapes=data())
+
+
+def test_a_hint_is_no_reason_to_ask_for_a_gradient_again() -> None:
+    body = dense()
+    for place in range(4):
+        body = mx.sym.Activation(body, act_type="tanh", __mirror_stage__=str(place))
+    before = op_gradient._gradient.cache_info().misses
+    traced = trace(mx.sym.MakeLoss(body), shapes=data())
+    kinds = [node.op for node in traced.nodes].count
+    assert kinds("Activation") == 4
+    assert op_gradient._gradient.cache_info().misses - before <= len({n.op for n in traced.nodes})
+    for node in traced.nodes:
+        if node.op == "_backward_Activation":
+            assert node.forward is not None
+            assert node.attrs["__mirror_stage__"] == node.forward.attrs["__mirror_stage__"]

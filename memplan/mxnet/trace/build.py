@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
@@ -25,12 +26,13 @@ from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, training_graph
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import (
+    Attrs,
     Entry,
     EntryInfo,
+    Infos,
     Node,
     depth_first,
     from_json,
-    is_hidden,
 )
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
@@ -272,12 +274,16 @@ def _op(
 
 def signature(node: Node) -> str:
     """Operator, attributes, shapes and dtypes: ops with equal ones take equal time."""
-    attrs = {k: v for k, v in node.attrs.items() if not is_hidden(k)}
+    return _signature(node.op, node.key, node.infos)
+
+
+@lru_cache(maxsize=4096)
+def _signature(op: str, attrs: Attrs, infos: Infos) -> str:
     entries = [
-        [None if info is None else [*info.shape, info.dtype] for info in infos]
-        for infos in (node.infos.inputs, node.infos.outputs)
+        [None if info is None else [*info.shape, info.dtype] for info in of_side]
+        for of_side in (infos.inputs, infos.outputs)
     ]
-    return json.dumps([node.op, attrs, *entries], sort_keys=True, separators=(",", ":"))
+    return json.dumps([op, dict(attrs), *entries], sort_keys=True, separators=(",", ":"))
 
 
 def _traffic_nbytes(infos: Sequence[EntryInfo | None]) -> int:

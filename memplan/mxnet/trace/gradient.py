@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Node, copy_repeats, depth_first
+from memplan.mxnet.trace.nnvm import (
+    VARIABLE,
+    Entry,
+    Node,
+    copy_repeats,
+    depth_first,
+    is_hidden,
+)
 from memplan.mxnet.trace.op_gradient import CALL, Template, gradient
 from memplan.mxnet.trace.operators import is_made_of_symbol
 
@@ -91,7 +98,7 @@ def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> lis
             Node(
                 part.op,
                 part.name.replace(CALL, node.name),
-                dict(part.attrs),
+                {k: node.attrs.get(k, v) if is_hidden(k) else v for k, v in part.attrs},
                 [entry(item) for item in part.inputs],
                 [node] if part.waits else [],
                 part.noutputs,

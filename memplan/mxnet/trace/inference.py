@@ -75,11 +75,24 @@ def _inferred(
     _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
     _, out_types, _ = symbol.infer_type_partial(**dtypes)
     found: Found = {}
+    # Large networks have few shapes, many times.
+    infos: dict[tuple[Any, Any], EntryInfo | None] = {}
     for (node, k), shape, dtype in zip(entries, out_shapes, out_types, strict=True):
-        if shape_is_known(shape) and dtype is not None:
-            known = np.dtype(dtype)
-            found[id(node), k] = EntryInfo(tuple(shape), known.name, known.itemsize)
+        if (shape, dtype) not in infos:
+            infos[shape, dtype] = _info(shape, dtype)
+        info = infos[shape, dtype]
+        if info is not None:
+            found[id(node), k] = info
     return found
+
+
+def _info(shape: Sequence[int] | None, dtype: Any) -> EntryInfo | None:
+    """That of an entry of which MXNet says this; None where it does not know all of it."""
+    if not shape_is_known(shape) or dtype is None:
+        return None
+    assert shape is not None
+    known = np.dtype(dtype)
+    return EntryInfo(tuple(shape), known.name, known.itemsize)
 
 
 def _with_stand_ins(entries: Sequence[Entry], returned: Found) -> Sequence[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mxnet as mx
@@ -26,11 +27,11 @@ class EntryInfo:
     dtype: str
     itemsize: int
 
-    @property
+    @cached_property
     def nelements(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.nelements * self.itemsize
 
@@ -41,6 +42,9 @@ class Infos:
 
     inputs: tuple[EntryInfo | None, ...]
     outputs: tuple[EntryInfo | None, ...]
+
+
+_NOT_INFERRED = Infos((), ())
 
 
 @dataclass(eq=False)
@@ -60,7 +64,7 @@ class Node:
     noutputs: int = 1
     subgraphs: Any = None
     forward: Node | None = field(default=None, repr=False)
-    infos: Infos = field(default_factory=lambda: Infos((), ()))
+    infos: Infos = _NOT_INFERRED
     merged: list[Node] = field(default_factory=list, repr=False)
 
     @property
@@ -104,9 +108,8 @@ def depth_first(entries: Iterable[Entry]) -> list[Node]:
 
 
 def _dependencies(node: Node) -> Iterator[Node]:
-    for child, _ in node.inputs:
-        yield child
-    yield from node.control
+    sources = [source for source, _ in node.inputs]
+    return iter(sources + node.control if node.control else sources)
 
 
 def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:

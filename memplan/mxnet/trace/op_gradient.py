@@ -16,7 +16,15 @@ import mxnet as mx
 from mxnet.base import _LIB, MXNetError, check_call
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import VARIABLE, Attrs, Entry, Node, from_json, to_symbol
+from memplan.mxnet.trace.nnvm import (
+    VARIABLE,
+    Attrs,
+    Entry,
+    Node,
+    from_json,
+    is_hidden,
+    to_symbol,
+)
 
 CALL = "<op>"
 
@@ -37,7 +45,8 @@ class Template:
 class TemplateNode:
     """One node of a Template; ``waits`` tells whether it has a control dependency on the op.
 
-    In ``name``, CALL stands for the name of the op.
+    In ``name``, CALL stands for the name of the op. The value of an attribute that operators do not
+    see is that of the op.
     """
 
     op: str
@@ -57,7 +66,8 @@ def gradient(node: Node, zero_ograds: Sequence[bool]) -> Template:
     try:
         return _gradient(
             node.op,
-            tuple(sorted(node.attrs.items())),
+            # Hints differ from op to op where all that tells what is computed is equal.
+            tuple(sorted((k, "" if is_hidden(k) else v) for k, v in node.attrs.items())),
             json.dumps(node.subgraphs),
             len(node.inputs),
             node.noutputs,

@@ -9,6 +9,7 @@ import numpy as np
 
 from memplan.memory.blocks import PLANNER_ELEMENT_NBYTES
 from memplan.step.graph import Op, TrainingGraph
+from memplan.util.remember import remembered
 
 Array = np.ndarray[Any, Any]
 
@@ -54,6 +55,12 @@ def ragged_lists(lists: Sequence[Sequence[Sequence[int]]]) -> tuple[Array, Array
 
 def graph_arrays(graph: TrainingGraph, least_nbytes: int = 1) -> GraphArrays:
     """``graph`` as compiled code reads it, without the tensors of less than ``least_nbytes``."""
+    if least_nbytes > 1:  # by what a budget says, which is another one each time
+        return _graph_arrays(graph, least_nbytes)
+    return remembered(graph, graph_arrays, lambda: _graph_arrays(graph, 1))
+
+
+def _graph_arrays(graph: TrainingGraph, least_nbytes: int) -> GraphArrays:
     large = [tensor.nbytes >= least_nbytes for tensor in graph.tensors]
     lists: list[list[list[int]]] = [
         [[a for a in op.inputs if large[a]] for op in graph.ops],

@@ -17,6 +17,7 @@ from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
 from memplan.util.compiled import compiled
+from memplan.util.remember import remembered
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,11 @@ class Evaluator:
     """Evaluates sets of flags of one graph."""
 
     def __init__(self, graph: TrainingGraph) -> None:
-        self.flaggable = flaggable(graph)
+        self.flaggable = remembered(graph, flaggable, lambda: flaggable(graph))
         self.nops = len(graph.ops)
         self.match_range = graph.match_range
-        differentiates = [-1 if o.differentiates is None else o.differentiates for o in graph.ops]
         self._arrays = graph_arrays(graph)
-        self._order = OrderArrays(
-            *ragged(graph.dependencies),
-            np.array(differentiates, dtype=np.int64),
-            np.array([graph.producer[t] for t in graph.heads], dtype=np.int64),
-            np.array(graph.producer, dtype=np.int64),
-            np.array([op.seconds for op in graph.ops], dtype=float),
-        )
+        self._order = remembered(graph, OrderArrays, lambda: _order_arrays(graph))
         self._memory = replay_memory(self._arrays, 2 * self.nops, copies=True)
 
     def flags(self, ops: Iterable[int]) -> Array:
@@ -73,6 +67,17 @@ class Evaluator:
             self._arrays, self._memory, steps, len(steps), self.match_range, UNLIMITED
         )
         return Cost(int(allocated), int(peak), seconds)
+
+
+def _order_arrays(graph: TrainingGraph) -> OrderArrays:
+    differentiates = [-1 if o.differentiates is None else o.differentiates for o in graph.ops]
+    return OrderArrays(
+        *ragged(graph.dependencies),
+        np.array(differentiates, dtype=np.int64),
+        np.array([graph.producer[t] for t in graph.heads], dtype=np.int64),
+        np.array(graph.producer, dtype=np.int64),
+        np.array([op.seconds for op in graph.ops], dtype=float),
+    )
 
 
 @compiled

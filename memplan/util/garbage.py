@@ -1,0 +1,24 @@
+"""No collection of garbage while large structures are built."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Within, Python looks for no garbage that refers to itself.
+
+    It does so whenever there are more objects by some part, and then looks at all of them: a third
+    of the time in which a graph of 100,000 nodes is made, none of which is garbage.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,21 @@
+"""What is derived from an object that never changes, derived once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def remembered(owner: Any, what: Hashable, derive: Callable[[], T]) -> T:
+    """What ``derive`` makes of ``owner``, kept with it under the name ``what``.
+
+    For what the class of ``owner`` cannot have as a cached property, as its module knows nothing of
+    it. ``owner`` is an instance of a frozen dataclass; a copy with other fields begins anew.
+    """
+    kept: dict[Hashable, Any] = owner.__dict__.setdefault("_remembered", {})
+    if what not in kept:
+        kept[what] = derive()
+    value: T = kept[what]
+    return value
