@@ -11,12 +11,18 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.mirroring import Cost, Evaluator
 from memplan.search.rematerialize import inner_forward
-from memplan.search.segments import articulation_points, flags_keeping, threshold_cuts
+from memplan.search.segments import (
+    articulation_points,
+    flags_keeping,
+    output_nbytes,
+    threshold_cuts,
+)
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
@@ -36,6 +42,9 @@ CUTS = 24
 # What a move costs in work: so much for every op, as the step is replayed, and this at least.
 # Measured on the zoo's ResNet-50.
 WORK_BY_OPS, LEAST_WORK = 0.055, 20.0
+# With fewer moves for every flag than this, annealing finds hardly anything. Set on memonger's LSTM
+# over 100 steps, where half as many found nothing cheaper than a cut.
+FEWEST_BY_FLAGS = 1.0
 # Where neither moves nor work are bounded.
 MOST_MOVES = 1 << 40
 
@@ -64,7 +73,8 @@ def anneal(
     Without a budget: the one with the fewest bytes. Makes this many ``moves`` in at most
     ``seconds``: the same seed gives the same schedule, unless the clock has hurried it, which a
     stop says. Without ``moves`` it makes as many as the stop has work for, or takes all of the
-    time. An interrupt ends it, and is raised only if no schedule was met yet.
+    time; none where those are too few to find anything. An interrupt ends it, and is raised only if
+    no schedule was met yet.
     """
     stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
     evaluate = Evaluator(graph)
@@ -74,6 +84,8 @@ def anneal(
     work = max(LEAST_WORK, WORK_BY_OPS * len(graph.ops))
     if moves is None:
         moves = int(min(MOST_MOVES, max(1.0, stop.work_left / work)))
+        if moves < FEWEST_BY_FLAGS * len(evaluate.flaggable):
+            return None
     try:
         for temperature in _temperatures(moves, work, stop):
             search.move(temperature)
@@ -112,20 +124,67 @@ def mirrored_schedule(
     fits. Without a budget: the one with the fewest bytes.
     """
     placed = dataclasses.replace(graph, match_range=match_range)
-    evaluate = Evaluator(placed)
-
-    def rank(flags: frozenset[int]) -> tuple[int, float]:
-        cost = evaluate(evaluate.flags(flags))
-        return max(0, cost.allocated_nbytes - (budget_nbytes or 0)), cost.seconds
-
-    cuts = [
-        flags_keeping(graph, cut)
+    cuts = (
+        cut
         for points in (articulation_points(graph), inner_forward(graph))
         for cut in threshold_cuts(graph, points, at_most=CUTS)
-    ]
-    start = min([frozenset[int](), *cuts], key=rank)
+    )
+    start = best_flags(placed, cuts, budget_nbytes)
     found = anneal(placed, start, budget_nbytes, seconds=seconds, moves=moves, seed=seed)
     return None if found is None else Schedule.sequence(graph, found.ops)
+
+
+def best_flags(
+    graph: TrainingGraph,
+    cuts: Iterable[Collection[int]],
+    budget_nbytes: int | None,
+    *,
+    most_seconds: float = math.inf,
+) -> frozenset[int]:
+    """Flags that keep one of ``cuts``, or none: the cheapest within the budget.
+
+    Where none fits, and without a budget: those of the fewest bytes. Of those that take more than
+    ``most_seconds``, none is taken.
+    """
+    evaluate = Evaluator(graph)
+    best, best_rank = frozenset[int](), (math.inf, math.inf)
+    for flags in chain([best], (flags_keeping(graph, cut) for cut in cuts)):
+        cost = evaluate(evaluate.flags(flags))
+        rank = (max(0, cost.allocated_nbytes - (budget_nbytes or 0)), cost.seconds)
+        if rank < best_rank and cost.seconds <= most_seconds:
+            best, best_rank = flags, rank
+    return best
+
+
+def keep_more(
+    graph: TrainingGraph, flags: frozenset[int], budget_nbytes: int
+) -> frozenset[int] | None:
+    """``flags`` without those of as many ops as fit the budget; None where all do not fit it.
+
+    First are those that take the most time for every byte that they write. How many there is room
+    for is found by halving, for searches that can afford few replays.
+    """
+    evaluate = Evaluator(graph)
+
+    def gain(op: int) -> float:
+        return graph.ops[op].seconds / max(1, output_nbytes(graph, op))
+
+    ranked = sorted(flags, key=lambda op: (-gain(op), op))
+
+    def fits(nkept: int) -> bool:
+        cost = evaluate(evaluate.flags(ranked[nkept:]))
+        return cost.allocated_nbytes <= budget_nbytes
+
+    if not fits(0):
+        return None
+    most, too_many = 0, len(ranked) + 1
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        if fits(middle):
+            most = middle
+        else:
+            too_many = middle
+    return frozenset(ranked[most:])
 
 
 class _Search:

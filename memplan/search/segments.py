@@ -59,6 +59,14 @@ def threshold_cut(
     return tuple(kept)
 
 
+def stages(graph: TrainingGraph) -> Sequence[int]:
+    """The ops that carry ``mirror_stage``; in a network without such hints, its articulation
+    points.
+    """
+    hinted = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
+    return hinted or articulation_points(graph)
+
+
 def check_trials(ntrial: int) -> None:
     """ArgumentError unless ``ntrial`` is a number of thresholds to try."""
     if not isinstance(ntrial, int) or ntrial < 1:
@@ -66,16 +74,28 @@ def check_trials(ntrial: int) -> None:
 
 
 def threshold_cuts(
-    graph: TrainingGraph, points: Sequence[int], *, at_most: int
+    graph: TrainingGraph, points: Sequence[int], *, at_most: int, least_nbytes: int = 1
 ) -> Iterator[tuple[int, ...]]:
-    """``at_most`` different cuts by threshold, from keeping every point to keeping none."""
+    """``at_most`` different cuts by threshold, from keeping every point to keeping none.
+
+    Thresholds lie between ``least_nbytes`` and everything, evenly spaced in logarithm: a sweep with
+    threshold b makes about total / b segments.
+    """
     total = sum(output_nbytes(graph, op) for op in range(graph.nforward))
+    least = max(1, min(least_nbytes, total))
     seen: set[tuple[int, ...]] = set()
-    # Thresholds between the largest op and everything, evenly spaced in logarithm: a sweep with
-    # threshold b makes about total / b segments.
     for step in range(at_most):
-        threshold = int(total ** (step / max(1, at_most - 1))) if step else 0
+        share = step / max(1, at_most - 1)
+        threshold = int(least ** (1.0 - share) * total**share) if step else 0
         cut = threshold_cut(graph, points, threshold)
         if cut not in seen:
             seen.add(cut)
             yield cut
+
+
+def coarse_cuts(
+    graph: TrainingGraph, points: Sequence[int], *, at_most: int
+) -> Iterator[tuple[int, ...]]:
+    """Those whose segments hold no less than the largest op writes, for graphs of many ops."""
+    least_nbytes = max(output_nbytes(graph, op) for op in range(graph.nforward))
+    return threshold_cuts(graph, points, at_most=at_most, least_nbytes=least_nbytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.search.segments import articulation_points, check_trials, threshold_cuts
+from memplan.search.segments import check_trials, stages, threshold_cuts
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem
 
@@ -30,9 +30,7 @@ class Memonger:
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every threshold."""
         graph = problem.graph
-        hinted = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
-        points = hinted or articulation_points(graph)
-        for cut in threshold_cuts(graph, points, at_most=self.ntrial):
+        for cut in threshold_cuts(graph, stages(graph), at_most=self.ntrial):
             yield problem.space.keeping(graph, cut)
 
     def solve(self, problem: Problem) -> Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from memplan.memory.memory import Live
 from memplan.search.aiming import aim_lower
+from memplan.search.segments import stages
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import OneOf, Problem
 from memplan.strategies.checkpoint_last import CheckpointLast
@@ -16,9 +17,8 @@ from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
-# On graphs with more ops than this they are not quick, but for memonger's with a few trials.
+# On graphs with more ops than this they are not quick, but for memonger's cuts.
 LARGE = 3000
-TRIALS_OF_LARGE = 6
 
 # Of schedules in memory that takes long to count, this many with the fewest live bytes are counted.
 COUNTED = 5
@@ -27,11 +27,12 @@ COUNTED = 5
 def candidates(problem: Problem, stop: Stop) -> Iterator[Schedule]:
     """Schedules of quick strategies, as many as are made in time; first the unplanned."""
     yield Schedule.unplanned(problem.graph)
+    if len(problem.graph.ops) > LARGE:
+        yield from problem.space.cut(problem, stages(problem.graph), stop)
+        return
     quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt(), Memonger()]
     if isinstance(problem.space, Sequences):
         quick += [Griewank(), CheckpointLast()]
-    if len(problem.graph.ops) > LARGE:
-        quick = [Memonger(ntrial=TRIALS_OF_LARGE)]
     for strategy in quick:
         for schedule in strategy.candidates(problem):
             yield schedule

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,9 +20,15 @@ from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, Found, lowest
-from memplan.search.flag_annealing import anneal, compile_annealing, mirrored_schedule
+from memplan.search.flag_annealing import (
+    anneal,
+    best_flags,
+    compile_annealing,
+    keep_more,
+    mirrored_schedule,
+)
 from memplan.search.rematerialize import inner_forward, recomputing_segments
-from memplan.search.segments import flags_keeping
+from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.search.sequence_search import Rules, compile_search, search
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 # Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
 # time and memory with the square of the number of ops.
 LARGE = 3000
+
+# Of these, so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
+COMPILED_CUTS, CUTS = 48, 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
 MIRRORED_RANGES = (2, 16)
@@ -98,6 +107,9 @@ class Space(Protocol):
     def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
         """The schedule that keeps the forward ops ``kept`` and recomputes the others once."""
 
+    def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
+        """Schedules of a large graph that keep some of ``points``: the best, or a few."""
+
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """Schedules that a search may begin with."""
 
@@ -137,6 +149,13 @@ class Flags:
     def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
         return mirror(graph, flags_keeping(graph, kept))
 
+    def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
+        del stop  # some seconds in any case: without, there is nothing to begin with
+        cuts = coarse_cuts(problem.graph, points, at_most=COMPILED_CUTS)
+        limit, most = problem.budget_nbytes, problem.most_seconds
+        flags = best_flags(problem.graph, cuts, limit, most_seconds=most)
+        yield mirror(problem.graph, flags)
+
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         if problem.budget_nbytes is not None:
             return []
@@ -161,8 +180,13 @@ class Flags:
     ) -> Schedule | None:
         graph = problem.graph
         flags = frozenset[int]() if start is None else flags_of(start)
-        ranges = problem.memory.match_ranges or (graph.match_range,)
         plans = [start]
+        if len(graph.ops) > LARGE:
+            if start is None or problem.budget_nbytes is None:
+                return start  # from no flags at all no search arrives anywhere
+            flags = keep_more(graph, flags, problem.budget_nbytes) or flags
+            plans.append(mirror(graph, flags))
+        ranges = problem.memory.match_ranges or (graph.match_range,)
         for done, match_range in enumerate(ranges):
             placed = graph
             if match_range != graph.match_range:
@@ -203,6 +227,12 @@ class Sequences:
         # The backward pass begins after the last kept op: what lies there stays.
         last_segment = range(max(kept, default=graph.nforward), graph.nforward)
         return recomputing_segments(graph, frozenset(kept).union(last_segment))
+
+    def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
+        for kept in coarse_cuts(problem.graph, points, at_most=CUTS):
+            yield self.keeping(problem.graph, kept)
+            if stop.is_over():
+                return
 
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         if problem.memory.match_ranges:

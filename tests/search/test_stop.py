@@ -10,7 +10,7 @@ import pytest
 
 from helpers.graphs import UNIT, unit_chain
 from memplan.memory.blocks import allocate
-from memplan.search import rounds
+from memplan.search import flag_annealing, rounds
 from memplan.search.eviction import Evictions, lowest
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
@@ -110,6 +110,14 @@ def test_evictions_end_by_themselves() -> None:
     late = Stop.after(0.0)
     assert Evictions(graph, 9 * UNIT).fit((), late) is None
     assert late.cut_by_clock
+
+
+def test_few_moves_over_many_flags_are_not_made() -> None:
+    graph = unit_chain(200)
+    few = flag_annealing.LEAST_WORK * flag_annealing.FEWEST_BY_FLAGS * 100
+    assert anneal(graph, frozenset(), None, seconds=Stop.after(1e6, work=few)) is None
+    assert anneal(graph, frozenset(), None, seconds=Stop.after(1e6, work=few), moves=1) is not None
+    assert anneal(graph, frozenset(), None, seconds=Stop.after(1e6, work=4 * few)) is not None
 
 
 def test_annealing_over_flags_is_bounded_by_moves() -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import unit_chain
+from memplan.memory.memory import Blocks
+from memplan.search.flag_annealing import keep_more
+from memplan.search.segments import threshold_cuts
+from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies import quick
+from memplan.strategies import quick, spaces
 from memplan.strategies.base import Problem
 from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces import Flags, Sequences, Space
@@ -14,14 +19,50 @@ from memplan.util.stop import Stop
 
 
 @pytest.mark.parametrize("space", [Flags(), Sequences()], ids=["flags", "sequences"])
-def test_large_graphs_begin_with_a_few_cuts_of_memonger(
+def test_large_graphs_begin_with_cuts_of_memonger(
     monkeypatch: pytest.MonkeyPatch, space: Space
 ) -> None:
     graph = unit_chain(40)
     problem = Problem(graph, None, space=space)
     monkeypatch.setattr(quick, "LARGE", len(graph.ops) - 1)
     unplanned, *found = quick.candidates(problem, Stop.after(1e6))
-    few = Memonger(quick.TRIALS_OF_LARGE).candidates(problem)
-    assert [schedule.ops for schedule in found] == [schedule.ops for schedule in few]
+    assert len(found) <= spaces.CUTS
+    few = {schedule.ops for schedule in Memonger(200).candidates(problem)}
+    assert {schedule.ops for schedule in found} <= few
     best = quick.quick_schedule(problem, Stop.after(1e6))
     assert simulate(best).peak_nbytes < 0.5 * simulate(unplanned).peak_nbytes
+
+
+@pytest.mark.parametrize("share", [None, 0.3, 0.6, 0.01])
+def test_of_flags_the_best_cut_is_taken(share: float | None) -> None:
+    graph = unit_chain(40)
+    memory = Blocks((graph.match_range,))
+    budget = None if share is None else int(share * memory.nbytes(Schedule.unplanned(graph)))
+    problem = Problem(graph, budget, memory, Flags())
+    points = range(graph.nforward)
+    [found] = problem.space.cut(problem, points, Stop.after(1e6))
+    cuts = threshold_cuts(graph, points, at_most=spaces.COMPILED_CUTS)
+    known = [Schedule.unplanned(graph), *(problem.space.keeping(graph, cut) for cut in cuts)]
+
+    def rank(schedule: Schedule) -> tuple[int, float]:
+        return max(0, memory.nbytes(schedule) - (budget or 0)), schedule.seconds
+
+    assert rank(found) == min(map(rank, known))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.01])
+def test_as_many_ops_are_kept_as_fit(share: float) -> None:
+    graph = unit_chain(40).with_seconds([1.0 + (7 * i) % 11 for i in range(81)])
+    memory = Blocks((graph.match_range,))
+    budget = int(share * memory.nbytes(Schedule.unplanned(graph)))
+    everything = frozenset(range(graph.nforward - 1))
+    start = mirror(graph, everything)
+    flags = keep_more(graph, everything, budget)
+    if memory.nbytes(start) > budget:
+        assert flags is None
+        return
+    assert flags is not None
+    assert flags < everything
+    assert memory.nbytes(mirror(graph, flags)) <= budget
+    kept = everything - flags
+    assert min(graph.ops[op].seconds for op in kept) >= max(graph.ops[op].seconds for op in flags)
