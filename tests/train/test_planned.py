@@ -120,6 +120,37 @@ def test_two_backwards_through_one_call_are_an_error() -> None:
         autograd.backward([two])
 
 
+def test_an_earlier_call_is_not_forgotten_when_a_later_one_is_finished() -> None:
+    net, _ = started()
+    batches = [images(8)[0] for _ in range(3)]
+    with autograd.record():
+        losses = [(net(x) ** 2).sum() for x in batches]
+    losses[2].backward()
+    for loss in losses[:2]:
+        with pytest.raises(UsageError, match="an earlier call"):
+            loss.backward()
+
+
+def test_a_backward_that_fails_leaves_nothing_behind() -> None:
+    """The second loss reads what autograd has let go of after the first."""
+    net, (x, _) = started()
+    factor = mx.nd.ones((1,))
+    factor.attach_grad()
+    with autograd.record():
+        twice = factor * 2
+        loss, other = (net(x) * twice).sum(), twice.sum()
+    other.backward()
+    with pytest.raises(mx.MXNetError):
+        loss.backward()
+    assert not net.planned_step.unfinished
+    another = mx.nd.ones((2,))
+    another.attach_grad()
+    with autograd.record():
+        loss = (another * 3).sum()
+    loss.backward()
+    assert another.grad.asnumpy().tolist() == [3, 3]
+
+
 def test_inputs_that_want_gradients_are_an_error() -> None:
     net, (x, _) = started()
     before = nn.Conv2D(3, 3, padding=1, in_channels=3)

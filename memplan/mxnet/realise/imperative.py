@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
+
+# MXNet's own, whoever wraps the function of that module later.
+from mxnet.autograd import backward as backward_of_mxnet
 from mxnet.base import _LIB, NDArrayHandle, c_str, c_str_array, check_call
 from mxnet.ndarray.ndarray import (
     DLContext,
@@ -182,7 +185,7 @@ class BackwardCall:
             # MXNet leaves the gradients of a branch that was not taken as they were.
             for array in self.written:
                 array[:] = 0
-        autograd.backward(self._recorded.written[: max(1, len(used))], used or None)
+        backward_of_mxnet(self._recorded.written[: max(1, len(used))], used or None)
 
 
 class Updates(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
+
+# MXNet's own, whoever wraps the function of that module later.
+from mxnet.autograd import backward as backward_of_mxnet
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import ArgumentError
@@ -27,24 +31,37 @@ Parameter = Any
 class FirstHalf:
     """A step whose first half has run: its outputs, nested as the block returns them.
 
-    ``wanted`` are those of which gradients are wanted, with the arrays for these.
+    ``wanted`` are those of which gradients are wanted, with the arrays for these. ``thread`` is
+    that in which it has run.
     """
 
     bound: BoundStep
     outputs: Arrays
     wanted: list[tuple[NDArray, NDArray]]
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    is_finished: bool = False
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
         return any(array._fresh_grad for array, _ in self.wanted)
 
+    def belongs_elsewhere(self) -> bool:
+        """Has it run in another thread, which may still differentiate it?"""
+        return self.thread is not threading.current_thread() and self.thread.is_alive()
+
+    def forget(self) -> None:
+        """Let it be as if autograd had written nothing."""
+        for array, _ in self.wanted:
+            array._fresh_grad = False
+
     def finish(self) -> None:
         """Run the second half; what autograd has not written is zeros."""
+        self.is_finished = True
         with autograd.pause():
             for array, gradient in self.wanted:
                 if not array._fresh_grad:
                     gradient[:] = 0
-                array._fresh_grad = False
+            self.forget()
             self.bound.second_half()
 
 
@@ -162,7 +179,7 @@ class BoundStep:
         pairs = [(array, gradients[n]) for n, array in self._read.items() if n in gradients]
         self._read = {}
         if pairs:
-            autograd.backward(*map(list, zip(*pairs, strict=True)))
+            backward_of_mxnet(*map(list, zip(*pairs, strict=True)))
 
     def _values(self, batch: Arrays) -> dict[str, NDArray]:
         with autograd.record():
@@ -240,6 +257,12 @@ def check_mode() -> None:
 def is_derived(parameter: Parameter) -> bool:
     """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?"""
     return type(parameter).data is not mx.gluon.Parameter.data
+
+
+def gradient_request(parameter: Parameter) -> str:
+    """What the plan does with the gradient; autograd adds that of what is derived."""
+    wanted = parameter.grad_req != "null"
+    return "write" if wanted and is_derived(parameter) else str(parameter.grad_req)
 
 
 def _lent(name: str, trace: Trace, others: Sequence[BoundStep]) -> list[NDArray]:

@@ -11,6 +11,7 @@ the two functions of MXNet's that scripts call are wrapped.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -22,8 +23,13 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.bound_step import FirstHalf
 from memplan.mxnet.train.nesting import leaves, one_context
 from memplan.mxnet.train.train_step import TrainStep
+from memplan.mxnet.train.turn import TURN, is_mxnets_thread
 
 Block = Any
+
+# Of so many calls of a block on a context, since the last of which the step was finished, it is
+# known that backward must not go through them: they hold what the block returned.
+REMEMBERED = 8
 
 
 def planned(block: Block, **options: Any) -> Block:
@@ -36,8 +42,9 @@ def planned(block: Block, **options: Any) -> Block:
     TrainStep. For this ``NDArray.backward`` and ``mx.autograd.backward`` are wrapped, once.
 
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
-    that of an earlier call after a later one, for both would need memory that is gone;
-    ArgumentError for a block that is planned already, or a trainer.
+    that of an earlier call on a context after a later one, for both would need memory that is gone;
+    ArgumentError for a block that is planned already, or a trainer. Threads that call the block
+    or ``backward`` wait for each other, and each of them trains on contexts of its own.
     """
     if options.get("trainer") is not None:
         raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
@@ -55,36 +62,69 @@ def planned(block: Block, **options: Any) -> Block:
 class _Forward:
     """What a planned block does first when it is called."""
 
+    name: str
     planned_step: TrainStep
-    #: The steps that are finished, or never will be, by context.
-    _past: dict[mx.Context, FirstHalf]
+    #: The last calls on each context whose steps are finished, or never will be.
+    _past: dict[mx.Context, deque[FirstHalf]]
 
     def forward(self, *args: Any) -> Any:
         given = list(leaves(args))
         arrays = all(isinstance(array, mx.nd.NDArray) for array in given)
         if not (given and arrays and autograd.is_recording() and autograd.is_training()):
             return super().forward(*args)  # type: ignore[misc]
+        if is_mxnets_thread():
+            raise UsageError(
+                "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
+                "step may be waiting; call the block outside of the op, or train it unplanned"
+            )
         ctx = one_context(args)
-        before = self.planned_step.unfinished.pop(ctx, None)
-        self._past = {place: half for place, half in self._past.items() if place != ctx}
-        if before is not None:
-            self._past[ctx] = before
-        return self.planned_step.first_half(args).outputs
+        with TURN:
+            self._leave(ctx)
+            return self.planned_step.first_half(args).outputs
+
+    def _leave(self, ctx: mx.Context) -> None:
+        """The step on ``ctx`` that is not finished never will be: another one begins."""
+        past = self._past.setdefault(ctx, deque(maxlen=REMEMBERED))
+        if any(half.is_finished for half in past):
+            past.clear()
+        before = self.planned_step.unfinished.get(ctx)
+        if before is None:
+            return
+        if before.belongs_elsewhere():
+            raise UsageError(
+                f"two threads train the planned block {self.name!r} on {ctx} at once, and there is "
+                f"memory for one step; give each thread a context of its own. A thread that leaves "
+                f"its step out says so by block.planned_step.abandon()"
+            )
+        past.append(self.planned_step.unfinished.pop(ctx))
+
+    def after_failure(self) -> None:
+        """Leave every step through whose outputs autograd began to go."""
+        for half in (*self._pop_reached(), *self._past_reached()):
+            half.forget()
+
+    def _pop_reached(self) -> list[FirstHalf]:
+        unfinished = self.planned_step.unfinished
+        return [unfinished.pop(ctx) for ctx, h in list(unfinished.items()) if h.is_reached()]
+
+    def _past_reached(self) -> list[FirstHalf]:
+        return [half for halves in self._past.values() for half in halves if half.is_reached()]
 
     def after_backward(self) -> None:
         """Run the rest of every step through whose outputs autograd has gone."""
-        unfinished = self.planned_step.unfinished
-        if any(half.is_reached() for half in self._past.values()):
-            self._past.clear()
-            unfinished.clear()
+        reached, gone = self._pop_reached(), self._past_reached()
+        if gone:
+            # Steps that were not reached, of other threads perhaps, can still be finished.
+            for half in gone:
+                half.forget()
             raise UsageError(
                 "backward went through an earlier call of a planned block, or through one for the "
                 "second time, and what it needs is no longer there; call a planned block once and "
                 "backward once in every step, or train it unplanned"
             )
-        for ctx in [ctx for ctx, half in unfinished.items() if half.is_reached()]:
-            self._past[ctx] = unfinished.pop(ctx)
-            self._past[ctx].finish()
+        for half in reached:
+            self._past[half.bound.executor.ctx].append(half)
+            half.finish()
 
 
 _ALL: WeakSet[_Forward] = WeakSet()
@@ -98,10 +138,26 @@ def _wrap() -> None:
 
 
 def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
+    """``backward``, then the rest of the steps that it has reached.
+
+    Custom ops may call it, too, but not through a planned block: they run in MXNet's threads.
+    """
+
     @functools.wraps(backward)
     def wrapped(*args: Any, **options: Any) -> None:
-        backward(*args, **options)
-        for block in list(_ALL):
-            block.after_backward()
+        if is_mxnets_thread():
+            backward(*args, **options)
+            return
+        # What is reached when autograd returns was reached by this thread.
+        with TURN:
+            blocks = list(_ALL)
+            try:
+                backward(*args, **options)
+            except Exception:
+                for block in blocks:
+                    block.after_failure()
+                raise
+            for block in blocks:
+                block.after_backward()
 
     return wrapped

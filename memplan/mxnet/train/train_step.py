@@ -23,13 +23,18 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
-from memplan.mxnet.train.block_network import BlockNetwork, cached_graphs, compose
+from memplan.mxnet.train.block_network import (
+    BlockNetwork,
+    cached_graphs,
+    compose,
+    trained_blocks,
+)
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     FirstHalf,
     check_mode,
     contexts_of_params,
-    is_derived,
+    gradient_request,
     place_of,
 )
 from memplan.mxnet.train.nesting import (
@@ -44,6 +49,7 @@ from memplan.mxnet.train.nesting import (
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.mxnet.train.step_trainer import StepTrainer
+from memplan.mxnet.train.turn import in_turn
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
 from memplan.planning.realisation import UPDATING, may_update, runs_whole_steps, suited
@@ -111,7 +117,7 @@ class TrainStep:
         Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
         trainer that is none.
         """
-        self._blocks = _blocks(block, loss)
+        self._blocks = trained_blocks(block, loss)
         if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
                 f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
@@ -148,6 +154,7 @@ class TrainStep:
             for key, made in self._plans.items()
         }
 
+    @in_turn
     def plan(self, x: Arrays, y: Arrays = None, *, in_halves: bool = False) -> Plan:
         """The plan for such inputs and labels: arrays, or shapes of float32 arrays.
 
@@ -160,6 +167,7 @@ class TrainStep:
         specs = specs_of((as_inputs(batch[0]), batch[1]))
         return self._planned((specs, in_halves), params, contexts_of_params(params.values())[0])[0]
 
+    @in_turn
     def __call__(
         self, x: Arrays, y: Arrays = None, *, scale: float = 1.0, batch_size: int | None = None
     ) -> Arrays:
@@ -190,6 +198,7 @@ class TrainStep:
         self.outputs = outputs[0] if batches is None else list(outputs)
         return losses[0] if batches is None else list(losses)
 
+    @in_turn
     def forward(self, *inputs: Arrays, batch_size: int | None = None) -> Arrays:
         """Run the forward part of a step; what the block returns, to compute any loss of it.
 
@@ -222,6 +231,7 @@ class TrainStep:
         self.unfinished[bound.executor.ctx] = half
         return half
 
+    @in_turn
     def backward(self, loss: Arrays, head_grads: Any = None) -> None:
         """Run the rest of the step that :meth:`forward` began: gradients of ``loss``, a list too.
 
@@ -255,8 +265,10 @@ class TrainStep:
         self._trainer.finish()
 
     def abandon(self) -> None:
-        """Leave the step that :meth:`forward` began without its gradients."""
-        self.unfinished.clear()
+        """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
+        for ctx, half in list(self.unfinished.items()):
+            if not half.belongs_elsewhere():
+                del self.unfinished[ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
         """The plan for ``batch``, bound."""
@@ -337,7 +349,9 @@ class TrainStep:
                 for name in network.symbol.list_inputs():
                     if name in params:
                         place_of(params[name], ctx)
-            requests = {n: _request(params[n]) if n in params else "null" for n in arguments}
+            requests = {
+                n: gradient_request(params[n]) if n in params else "null" for n in arguments
+            }
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
             used = [params[name] for name in arguments if name in params]
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
@@ -376,26 +390,6 @@ class TrainStep:
         except MemplanError:  # it no longer takes such inputs
             return False
         return (composed.structure, composed.form) == (network.structure, network.form)
-
-
-def _blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
-    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
-    if not isinstance(block, mx.gluon.HybridBlock):
-        raise ArgumentError(
-            f"block must be a HybridBlock, for memplan needs its Symbol; got "
-            f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
-            f"Sequential), with hybrid_forward for forward"
-        )
-    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-    if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
-        raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
-    return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
-
-
-def _request(parameter: Parameter) -> str:
-    """What the plan does with the gradient; autograd adds that of what is derived."""
-    wanted = parameter.grad_req != "null"
-    return "write" if wanted and is_derived(parameter) else str(parameter.grad_req)
 
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:

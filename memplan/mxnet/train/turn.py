@@ -1,0 +1,38 @@
+"""Threads that train by plans take turns: what they have in memory is one step's on each context.
+
+A script may have a thread for every device (GluonNLP's and GluonCV's ``parallel``), and MXNet's
+autograd has a state for every thread. A turn ends when a half of a step has been asked of MXNet's
+engine, which then works for all devices at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+#: Whose turn it is. A thread that has it may ask for it again.
+TURN = threading.RLock()
+
+
+def in_turn(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """``method``, run by one thread at a time, whatever methods there are."""
+
+    @functools.wraps(method)
+    def waiting(*args: _Given.args, **options: _Given.kwargs) -> _Result:
+        with TURN:
+            return method(*args, **options)
+
+    return waiting
+
+
+def is_mxnets_thread() -> bool:
+    """Is this a thread of MXNet's own, in which it runs the code of Custom ops?
+
+    Whoever has the turn may wait for that code, so it must not wait for a turn.
+    """
+    return isinstance(threading.current_thread(), threading._DummyThread)

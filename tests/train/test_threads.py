@@ -1,0 +1,236 @@
+"""Threads that train by plans, as GluonNLP's and GluonCV's parallel.py have them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from helpers.block_runs import differences, gradients, train_step
+from helpers.blocks import CPU, SOFTMAX, conv_net, images
+from memplan.errors import UsageError
+from memplan.mxnet.gluon import planned
+from memplan.mxnet.train.planned import _with_plans
+
+TWO = [mx.cpu(0), mx.cpu(1)]
+STEPS = 4
+# How often a thread lets others go on before it does: so they do, if nothing holds them.
+YIELDS = 2000
+
+
+def net_on(contexts: Sequence[mx.Context], *, adds: bool = False) -> Any:
+    mx.random.seed(3)
+    net = conv_net()
+    net.initialize(mx.init.Xavier(), ctx=list(contexts))
+    for ctx in contexts:
+        net(images(8)[0].as_in_context(ctx))
+    net.hybridize()
+    for parameter in net.collect_params().values() if adds else ():
+        if parameter.grad_req != "null":
+            parameter.grad_req = "add"
+    return net
+
+
+def in_threads(function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
+    """What ``function`` returns for each of ``parts``, in a thread of its own."""
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(function, parts))
+
+
+def one_by_one(function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
+    return list(map(function, parts))
+
+
+def trained(net: Any, contexts: Sequence[mx.Context], work: Callable[..., Any]) -> list[Any]:
+    """Losses and weights of some steps, of which ``work`` does a batch for each of ``contexts``."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    mx.random.seed(11)
+    result = []
+    for _ in range(STEPS):
+        batches = [[a.as_in_context(ctx) for a in images(8)] for ctx in contexts]
+        losses = [loss.asnumpy() for loss in work(net, batches)]
+        trainer.step(8 * len(batches))
+        net.collect_params().zero_grad()
+        weights = {name: p.data(contexts[0]).asnumpy() for name, p in net.collect_params().items()}
+        result.append({**weights, "loss": sum(losses) if contexts[0] == contexts[1] else losses[0]})
+    return result
+
+
+def loops(each: Callable[..., list[Any]]) -> dict[str, Callable[..., Any]]:
+    def loss_of(net: Any, batch: Any) -> Any:
+        with autograd.record():
+            return SOFTMAX(net(batch[0]), batch[1])
+
+    def both(net: Any, batch: Any) -> Any:
+        loss = loss_of(net, batch)
+        loss.backward()
+        return loss
+
+    def forward_only(net: Any, batches: Any) -> Any:
+        losses = each(lambda batch: loss_of(net, batch), batches)
+        autograd.backward(losses)
+        return losses
+
+    def apart(net: Any, batches: Any) -> Any:
+        losses = each(lambda batch: loss_of(net, batch), batches)
+        each(lambda loss: loss.backward(), losses)
+        return losses
+
+    return {
+        "both": lambda net, batches: each(lambda batch: both(net, batch), batches),
+        "forward": forward_only,
+        "apart": apart,
+    }
+
+
+@pytest.mark.parametrize("name", loops(one_by_one))
+def test_a_thread_for_each_context(name: str) -> None:
+    expected = trained(net_on(TWO), TWO, loops(one_by_one)[name])
+    net = planned(net_on(TWO), strategy="chen_sqrt", realisation="explicit")
+    assert not differences(expected, trained(net, TWO, loops(in_threads)[name]))
+    assert not net.planned_step.unfinished
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_whole_steps_in_threads(realisation: str) -> None:
+    """On one context: their gradients are added up."""
+    here = [CPU, CPU]
+    expected = trained(net_on([CPU], adds=True), here, loops(one_by_one)["both"])
+    net = net_on([CPU], adds=True)
+    step = train_step(net, SOFTMAX, realisation=realisation)
+
+    def work(net: Any, batches: Any) -> Any:
+        return in_threads(lambda batch: step(*batch), batches)
+
+    assert not differences(expected, trained(net, here, work))
+
+
+def test_a_step_is_finished_by_the_thread_that_differentiates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Autograd has not yet asked for all gradients when it is known that it will."""
+    net = planned(net_on(TWO), strategy="chen_sqrt", realisation="explicit")
+    raw, seen = mx.autograd.backward.__wrapped__, []
+    before = threading.Barrier(2)
+
+    def slow(*arguments: Any) -> None:
+        seen.append(threading.get_ident())
+        raw(*arguments)
+        for _ in range(YIELDS):
+            time.sleep(0)
+        seen.append(threading.get_ident())
+
+    monkeypatch.setattr(mx.autograd, "backward", _with_plans(slow))
+
+    def both(ctx: mx.Context) -> None:
+        x, y = (array.as_in_context(ctx) for array in images(8))
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        before.wait()
+        mx.autograd.backward(loss)
+
+    in_threads(both, TWO)
+    assert len(seen) == 4
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+
+
+def test_two_threads_on_one_context_are_refused() -> None:
+    net = planned(net_on([CPU]), strategy="chen_sqrt", realisation="packed")
+    (x, y), losses = images(8), queue.Queue[Any]()
+    has_failed = threading.Event()
+
+    def first() -> None:
+        with autograd.record():
+            losses.put(SOFTMAX(net(x), y))
+        has_failed.wait()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    loss = losses.get()
+    with autograd.record(), pytest.raises(UsageError, match=r"two threads.*cpu\(0\) at once"):
+        net(x * 2)
+    net.planned_step.abandon()  # of this thread, which has no step
+    has_failed.set()
+    thread.join()
+    loss.backward()
+    found = gradients(net)
+    plain = net_on([CPU])
+    with autograd.record():
+        loss = SOFTMAX(plain(x), y)
+    loss.backward()
+    assert not differences([gradients(plain)], [found])
+
+
+class Nested(mx.operator.CustomOp):
+    """Squares, and has autograd compute the gradient."""
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self.assign(out_data[0], req[0], in_data[0] ** 2)
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        x = in_data[0].copy()
+        x.attach_grad()
+        for _ in range(YIELDS):
+            time.sleep(0)
+        with autograd.record():
+            y = x**2
+        y.backward(out_grad[0])
+        self.assign(in_grad[0], req[0], x.grad)
+
+
+@mx.operator.register("differentiates_itself")
+class NestedProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Nested:
+        return Nested()
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_custom_op_may_differentiate_what_is_its_own(realisation: str) -> None:
+    """It runs in a thread of MXNet's, for which the step waits."""
+
+    def square(net: Any, batches: Any) -> Any:
+        losses = []
+        for x, _ in batches:
+            with autograd.record():
+                losses.append(mx.nd.Custom(net(x), op_type="differentiates_itself").mean(axis=1))
+            losses[-1].backward()
+        return losses
+
+    here = [CPU, CPU]
+    expected = trained(net_on([CPU], adds=True), here, square)
+    net = planned(net_on([CPU], adds=True), strategy="chen_sqrt", realisation=realisation)
+    assert not differences(expected, trained(net, here, square))
+
+
+def test_a_custom_op_cannot_train_a_planned_block() -> None:
+    net = planned(net_on([CPU]), strategy="chen_sqrt", realisation="packed")
+    found: list[Exception] = []
+
+    class Trains(Nested):
+        def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            try:
+                with autograd.record():
+                    net(in_data[0])
+            except UsageError as error:
+                found.append(error)
+            self.assign(out_data[0], req[0], in_data[0])
+
+    @mx.operator.register("trains_a_block")
+    class TrainsProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Trains:
+            return Trains()
+
+    x = images(8)[0]
+    assert np.array_equal(mx.nd.Custom(x, op_type="trains_a_block").asnumpy(), x.asnumpy())
+    assert "in a thread of MXNet's" in str(found[0])
