@@ -16,6 +16,7 @@ from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.trace.sizes import check_uninferred
 
 CONTEXT = mx.cpu(0)
 
@@ -92,6 +93,7 @@ def step_mib(
     """
     check_symbol(symbol)
     known_shapes, dtypes = infer_arguments(symbol, shapes, type_dict)
+    check_uninferred(symbol, known_shapes)
     _check_sizes(symbol, known_shapes)
     requests = dict.fromkeys(symbol.list_arguments(), "write")
     try:

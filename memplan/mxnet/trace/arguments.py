@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +10,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
-from memplan.errors import ArgumentError, SizeError
+from memplan.errors import ArgumentError
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.sizes import check_size, check_uninferred
 
 GradReq = str | Mapping[str, str] | None
-
-# MXNet's wheels are built without USE_INT64_TENSOR_SIZE.
-MAX_ELEMENTS = 2**31 - 1
 
 # Variables that MXNet's own inference of shapes and dtypes takes for parameters of its functions.
 _TAKEN_NAMES = ("self", "partial")
@@ -66,6 +63,7 @@ def _infer_shapes(
     try:
         found, _, found_states = symbol.infer_shape_partial(**given)
     except MXNetError as error:
+        check_uninferred(symbol, given)
         raise ArgumentError(
             f"the shapes {given} do not fit the network: {_first_line(error)}"
         ) from error
@@ -73,6 +71,7 @@ def _infer_shapes(
     result = dict(zip(names, map(tuple, [*found, *found_states]), strict=True))
     missing = [name for name, shape in result.items() if not shape_is_known(shape)]
     if missing:
+        check_uninferred(symbol, given)
         raise ArgumentError(
             f"the shape of {_some(missing)} is unknown; name the input shapes, e.g. "
             f"{missing[0]}=(32, 3, 224, 224), or give the Variable a shape"
@@ -101,15 +100,6 @@ def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) ->
     if untyped:
         raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
     return {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
-
-
-def check_size(what: str, shape: Sequence[int]) -> None:
-    """SizeError where ``what`` has more elements than an array of MXNet 1.9.1 holds."""
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise SizeError(
-            f"{what} of shape {tuple(shape)} would have {math.prod(shape)} elements; MXNet 1.9.1 "
-            f"holds fewer than 2^31 in one array. Take a smaller batch or smaller inputs"
-        )
 
 
 def complete_grad_req(

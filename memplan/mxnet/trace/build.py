@@ -15,7 +15,6 @@ from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import (
     GradReq,
-    check_size,
     complete_grad_req,
     infer_arguments,
 )
@@ -36,6 +35,7 @@ from memplan.mxnet.trace.nnvm import (
 )
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
+from memplan.mxnet.trace.sizes import check_op
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
@@ -188,8 +188,7 @@ def _checked(full: Sequence[Entry]) -> list[Node]:
 
 def _check_sizes(order: Sequence[Node]) -> None:
     for node in order:
-        for info in filter(None, node.infos.outputs):
-            check_size(f"an output of {node.name!r} ({node.op})", info.shape)
+        check_op(node)
 
 
 def _check_shapes(order: Sequence[Node]) -> None:

@@ -1,0 +1,216 @@
+"""What is too large for MXNet 1.9.1, whose arrays have fewer than 2^31 elements.
+
+MXNet infers every dimension in 32 bits. Where an op makes one that is longer than its inputs', such
+as tile, it wraps around: it is negative, none, or another size altogether, with which the inference
+goes on. Here these sizes are computed without a limit. All other ops take their dimensions from
+their inputs and attributes, or from parts of arrays that fit.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import MXNetError
+
+from memplan.errors import SizeError
+from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, shape_is_known, to_symbol
+
+Shape = tuple[int, ...]
+
+# MXNet's wheels are built without USE_INT64_TENSOR_SIZE.
+MAX_ELEMENTS = 2**31 - 1
+
+
+def check_size(what: str, shape: Sequence[int]) -> None:
+    """SizeError where ``what`` has more elements than an array of MXNet 1.9.1 holds."""
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise SizeError(_refused(f"{what} of shape {tuple(shape)}", math.prod(shape)))
+
+
+def check_op(node: Node) -> None:
+    """SizeError where ``node``, whose shapes are inferred, has an array that is too large."""
+    _check_true_size(node, [info.shape if info else None for info in node.infos.inputs])
+    for info in filter(None, node.infos.outputs):
+        check_size(f"an output of {node.name!r} ({node.op})", info.shape)
+
+
+def check_uninferred(symbol: mx.sym.Symbol, shapes: Mapping[str, Shape]) -> None:
+    """SizeError if it is for an array that is too large that MXNet cannot infer ``symbol``."""
+    for node in depth_first(from_json(symbol.tojson(remove_amp_cast=False))[1]):
+        if node.op in _COUNTS:
+            read = to_symbol(node.inputs)
+            known = {name: shapes[name] for name in read.list_inputs() if name in shapes}
+            try:
+                found = read.infer_shape_partial(**known)[1]
+            except MXNetError:
+                return
+            _check_true_size(node, [s if shape_is_known(s) else None for s in found])
+
+
+def _check_true_size(node: Node, shapes: Sequence[Shape | None]) -> None:
+    nelements = true_nelements(node, shapes)
+    if nelements is not None and nelements > MAX_ELEMENTS:
+        what = "the parameters" if _COUNTS[node.op] is _rnn_parameters else "an output"
+        raise SizeError(_refused(f"{what} of {node.name!r} ({node.op})", nelements))
+
+
+def _refused(what: str, nelements: int) -> str:
+    return (
+        f"{what} would have {nelements} elements; MXNet 1.9.1 holds fewer than 2^31 in one array. "
+        f"Take a smaller batch or smaller inputs"
+    )
+
+
+def true_nelements(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """Elements of the first output of ``node``, or of an RNN's parameters, without a limit.
+
+    ``shapes`` are those of the inputs. None where MXNet's own inference cannot wrap, or the shape
+    of an input that counts is not known.
+    """
+    count = _COUNTS.get(node.op)
+    first = shapes if count in (_joined, _products_of_columns) else shapes[:1]
+    if count is None or not first or None in first:
+        return None
+    return count(_Attrs(node), [shape for shape in first if shape is not None])
+
+
+class _Attrs:
+    """The attributes of a node, as numbers and tuples."""
+
+    def __init__(self, node: Node) -> None:
+        self._attrs = node.attrs
+
+    def text(self, name: str) -> str:
+        return str(self._attrs[name])
+
+    def get(self, name: str, default: Any = None) -> Any:
+        text = self._attrs.get(name)
+        return default if text is None else ast.literal_eval({"true": "True"}.get(text, text))
+
+    def pairs(self, name: str, like: Sequence[int], default: int) -> list[int]:
+        """One number for every dimension in ``like``."""
+        found = self.get(name) or (default,) * len(like)
+        return list(found) if isinstance(found, list | tuple) else [found] * len(like)
+
+
+def _tile(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    return math.prod(shapes[0]) * math.prod(attrs.get("reps", ()))
+
+
+def _repeat(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    times, axis = attrs.get("repeats"), attrs.get("axis")
+    if isinstance(times, int):
+        return math.prod(shapes[0]) * times
+    if len(times) == 1:
+        return math.prod(shapes[0]) * int(times[0])
+    along = math.prod(shapes[0]) if axis is None else shapes[0][axis]
+    return math.prod(shapes[0]) // max(1, along) * sum(times)
+
+
+def _joined(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    del attrs
+    return sum(map(math.prod, shapes))
+
+
+def _padded(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    width = attrs.get("pad_width")
+    width = [n for pair in width for n in (pair if isinstance(pair, list | tuple) else [pair])]
+    sides = zip(width[::2], width[1::2], strict=True)
+    return math.prod(n + sum(pair) for n, pair in zip(shapes[0], sides, strict=True))
+
+
+def _upsampled(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    return math.prod(shapes[0]) * int(attrs.get("scale", 1)) ** 2
+
+
+def _products_of_columns(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    del attrs
+    return math.prod(shape[0] for shape in shapes) * shapes[0][1]
+
+
+def _deconvolved(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    batch, _, *sizes = shapes[0]
+    kernel = attrs.pairs("kernel", sizes, 1)
+    each = (
+        stride * (size - 1) + dilate * (k - 1) + 1 - 2 * pad + adj
+        for size, k, stride, dilate, pad, adj in zip(
+            sizes,
+            kernel,
+            attrs.pairs("stride", sizes, 1),
+            attrs.pairs("dilate", sizes, 1),
+            attrs.pairs("pad", sizes, 0),
+            attrs.pairs("adj", sizes, 0),
+            strict=True,
+        )
+    )
+    return batch * int(attrs.get("num_filter")) * math.prod(attrs.get("target_shape") or each)
+
+
+def _anchors(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    """Of MultiBoxPrior: four numbers for each of some boxes at every place."""
+    boxes = len(attrs.get("sizes", (1.0,))) + len(attrs.get("ratios", (1.0,))) - 1
+    return math.prod(shapes[0][2:]) * boxes * 4
+
+
+def _columns(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    """Of im2col: a column for every place, a row for every element of the kernel and channel."""
+    batch, channels, *sizes = shapes[0]
+    kernel = attrs.pairs("kernel", sizes, 1)
+    places = (
+        (size + 2 * pad - dilate * (k - 1) - 1) // stride + 1
+        for size, k, stride, dilate, pad in zip(
+            sizes,
+            kernel,
+            attrs.pairs("stride", sizes, 1),
+            attrs.pairs("dilate", sizes, 1),
+            attrs.pairs("pad", sizes, 0),
+            strict=True,
+        )
+    )
+    return batch * channels * math.prod(kernel) * math.prod(places)
+
+
+def _rnn_parameters(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+    """A row for each gate and number of a state: of inputs, of the state before, and two biases."""
+    gates = {"lstm": 4, "gru": 3}.get(attrs.text("mode"), 1)
+    directions = 2 if attrs.get("bidirectional", False) else 1
+    state = int(attrs.get("state_size"))
+    handed_on = attrs.get("projection_size") or state
+    inputs = [shapes[0][-1]] + [directions * handed_on] * (int(attrs.get("num_layers")) - 1)
+    rows = sum(n + handed_on + 2 for n in inputs) * gates * state
+    projections = len(inputs) * handed_on * state if handed_on != state else 0
+    return directions * (rows + projections)
+
+
+_COUNTS: dict[str, Callable[[_Attrs, Sequence[Shape]], int]] = {
+    "tile": _tile,
+    "_npi_tile": _tile,
+    "repeat": _repeat,
+    "_np_repeat": _repeat,
+    "_npi_repeats": _repeat,
+    "Concat": _joined,
+    "stack": _joined,
+    "_npi_concatenate": _joined,
+    "_npi_stack": _joined,
+    "_npi_column_stack": _joined,
+    "_npi_hstack": _joined,
+    "_npi_vstack": _joined,
+    "_npi_dstack": _joined,
+    "_rnn_param_concat": _joined,
+    "_npi_rnn_param_concat": _joined,
+    "Pad": _padded,
+    "_npi_pad": _padded,
+    "UpSampling": _upsampled,
+    "khatri_rao": _products_of_columns,
+    "Deconvolution": _deconvolved,
+    "_npx_deconvolution": _deconvolved,
+    "im2col": _columns,
+    "_contrib_MultiBoxPrior": _anchors,
+    "_npx_multibox_prior": _anchors,
+    "RNN": _rnn_parameters,
+    "_npx_rnn": _rnn_parameters,
+}
