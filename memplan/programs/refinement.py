@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from memplan.programs.moments import Bound, MomentProgram, Moments
+from memplan.programs.moment_program import Bound, MomentProgram
+from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
@@ -19,8 +20,11 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
-# A moment within this share of all ops from one that is there already says little more.
-APART = 0.01
+# Of the moments that may be added, relaxations tell which says most: of so many that are over the
+# budget, and as many that are likely to prove most by themselves, or of one alone where programs
+# are large. The limit is on ops times moments, summed over these. Set on the networks that
+# benchmarks/gaps.py calls tuned.
+CANDIDATES, CANDIDATES_SIZE = 3, 6_000
 
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
 PATIENCE = 3
@@ -86,6 +90,7 @@ def refine(
     bound = moments.bound(
         budget_nbytes, stop, solver=options.solver, effort=effort, gap_seconds=gap
     )
+    promising = moments.promising(budget_nbytes)
     highest = bound.seconds
     added, stalled, cheapest = 0, 0, float("inf")
     while True:
@@ -102,7 +107,7 @@ def refine(
         yield Refined(None if found is None else found.schedule, highest)
         if found is not None and found.schedule.seconds < cheapest:
             stalled, cheapest = 0, found.schedule.seconds
-        op = _worst(moments, bound, stages, budget_nbytes)
+        op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
         if op is None or stalled == PATIENCE or added >= options.effort * MOMENTS:
             return
         if stop.is_over():
@@ -115,23 +120,50 @@ def refine(
         highest = max(highest, bound.seconds)
 
 
-def _worst(
-    moments: Moments, bound: Bound, stages: Sequence[Sequence[int]], budget_nbytes: int
+def _next(
+    moments: Moments,
+    bound: Bound,
+    stages: Sequence[Sequence[int]],
+    budget_nbytes: int,
+    promising: Sequence[int],
+    solver: str,
+    stop: Stop,
 ) -> int | None:
-    """The op to add: where most bytes are over the budget, first at first executions.
+    """The op to add: the one with which a relaxation says most, or that is most over the budget.
 
     It must be an ancestor or a descendant of every moment that is there.
     """
-    live = simulate(Schedule.sequence(moments.graph, chain.from_iterable(stages))).live_nbytes
+    ordered = [moments.before_and_after(t) for t in bound.ops]
+
+    def is_new(t: int) -> bool:
+        return t not in bound.ops and all(t in before or t in after for before, after in ordered)
+
+    over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes)))
+    others = list(filter(is_new, promising[: CANDIDATES * len(ordered) + CANDIDATES]))
+    candidates = list(dict.fromkeys([*over[:CANDIDATES], *others[:CANDIDATES]]))
+    size = len(stages) * (len(ordered) + 1)
+    if size * len(candidates) > CANDIDATES_SIZE:
+        return over[0] if over else None
+    best, highest = over[0] if over else None, bound.seconds
+    for t in candidates:
+        if stop.is_over():
+            break
+        with Program(solver) as program:
+            several = MomentProgram(moments, sorted((*bound.ops, t)), budget_nbytes, program)
+            seconds = several.bound(stop, relax=True).seconds
+        if seconds > highest:
+            best, highest = t, seconds
+    return best
+
+
+def _over(
+    graph: TrainingGraph, stages: Sequence[Sequence[int]], budget_nbytes: int
+) -> Iterator[int]:
+    """Ops whose stages are over the budget, the fullest first; at first executions before all."""
+    live = simulate(Schedule.sequence(graph, chain.from_iterable(stages))).live_nbytes
     ends = list(accumulate(map(len, stages)))
     at_first = [live[end - 1] for end in ends]
     within = [max(live[end - len(stage) : end]) for end, stage in zip(ends, stages, strict=True)]
-    ordered = [moments.before_and_after(t) for t in bound.ops]
-    apart = max(1, int(APART * len(stages)))
     for nbytes in (at_first, within):
         over = [t for t in range(len(stages)) if nbytes[t] > budget_nbytes]
-        for t in sorted(over, key=lambda t: -nbytes[t]):
-            far = all(abs(t - other) >= apart for other in bound.ops)
-            if far and all(t in before or t in after for before, after in ordered):
-                return t
-    return None
+        yield from sorted(over, key=lambda t: -nbytes[t])

@@ -13,9 +13,11 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, unit_chain
 from helpers.small_graphs import small_graphs
-from memplan.programs.moments import MomentProgram, Moments
+from memplan.programs.moment_program import MomentProgram
+from memplan.programs.moments import Moments
 from memplan.programs.refinement import refine
 from memplan.programs.solver import Program
+from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -62,6 +64,47 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
         else:
             taken["possible"] += 1
             assert bound.seconds <= found.schedule.seconds + 1e-6 * graph.seconds
+
+
+@taking(relaxed=2)
+@examples(60)
+@given(st.data())
+def test_several_moments_say_no_less_than_each_of_them(
+    taken: Counter[str], data: st.DataObject
+) -> None:
+    """Relaxations, too: they do not spread what runs again over the intervals."""
+    graph = data.draw(small_graphs(max_forward=5))
+    moments = Moments(graph)
+    budget = moments.floor.nbytes + data.draw(st.integers(0, 3))
+    chosen = in_line(moments, moments.promising(budget)[:4])
+
+    def seconds(ops: list[int]) -> float:
+        with Program() as program:
+            return MomentProgram(moments, ops, budget, program).bound(60, relax=True).seconds
+
+    if len(chosen) > 1:
+        highest = max(seconds([t]) for t in chosen)
+        taken["relaxed"] += highest > graph.seconds
+        together = seconds(chosen)
+        assert together == highest or together >= highest - 1e-5 * graph.seconds
+
+
+def test_moments_that_prove_nothing_are_not_looked_at() -> None:
+    """Gradients of weights are where most bytes are, but nothing runs after them."""
+    length = 40
+    forward = [Op(f"f{i}", "op", (i - 1,) if i else (), (i,), 1.0) for i in range(length)]
+    tensors = [Tensor(f"f{i}", 1, 1) for i in range(length)]
+    backward: list[Op] = []
+    before = length - 1
+    for i in reversed(range(1, length)):
+        for kind, size in (("weight", 20), ("other", 20), ("data", 1)):
+            backward.append(Op(f"{kind}{i}", "op", (before, i - 1), (len(tensors),), 1.0))
+            tensors.append(Tensor(f"{kind}{i}", size, size))
+        before = len(tensors) - 1
+    graph = TrainingGraph((*forward, *backward), tuple(tensors), (before,), length)
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    bound = Moments(graph).bound(peak // 2, math.inf)
+    assert bound.seconds >= graph.seconds + 10
 
 
 def test_the_floor_names_what_forces_it() -> None:

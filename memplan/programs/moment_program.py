@@ -1,0 +1,202 @@
+"""The program of a few moments of a step: what is there at each, what runs again after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memplan.programs.solver import TOLERANCE, Program
+from memplan.util.stop import Stop
+
+if TYPE_CHECKING:
+    from memplan.programs.moments import Moments
+
+# Solvers work with tolerances around 1e-6: seconds and bytes are scaled to about this range.
+SCALE = 1000.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No schedule takes less than ``seconds``: infinite if none is within the budget.
+
+    Because of the moments at which ``ops`` first run (none: nothing says more than that every
+    op runs). ``dropped[k]`` are the tensors that are needed after moment k, but not there, in the
+    best answer for these moments alone; a good schedule drops much the same. ``exact``: no
+    integer answer for these moments is cheaper than this one.
+    """
+
+    seconds: float
+    ops: tuple[int, ...]
+    dropped: tuple[tuple[int, ...], ...]
+    exact: bool
+
+
+class MomentProgram:
+    """What is there at some moments, what runs again between them, at the least cost.
+
+    Built in ``program``. ``ops`` are the ops whose first executions are the moments, each an
+    ancestor of the next.
+    there[k, c]: buffer c is held at moment k. runs[k, p]: op p, an ancestor of moment k, runs
+    again after it, and before moment k + 1 if there is one. later[k, p]: it runs again after moment
+    k at any time. Integer answers need no such variables; without them a relaxation may spread what
+    runs again over many intervals, and read in each the little that it has computed there.
+    """
+
+    def __init__(
+        self,
+        moments: Moments,
+        ops: Sequence[int],
+        budget_nbytes: int,
+        program: Program,
+    ) -> None:
+        self.moments, self.ops = moments, tuple(ops)
+        self.graph, self.class_of = moments.graph, moments.buffers.class_of
+        self.scale = SCALE / (self.graph.seconds or 1.0)
+        self.program = program
+        sets = [moments.before_and_after(t) for t in ops]
+        self.before = [ancestors for ancestors, _ in sets]
+        self.after = [descendants for _, descendants in sets]
+        self.crossing = [moments.crossing(*pair) for pair in sets]
+        self.working = [
+            {self.class_of[a] for a in (*self.graph.ops[t].inputs, *self.graph.ops[t].outputs)}
+            for t in ops
+        ]
+        self.there: dict[tuple[int, int], int] = {}
+        self.later: dict[tuple[int, int], int] = {}
+        self.runs = {
+            (k, p): self.program.variable(self.scale * self.graph.ops[p].seconds, integer=True)
+            for k in range(len(ops))
+            for p in sorted(self.before[k])
+            if moments.again[p]
+        }
+        for k in range(len(ops)):
+            self._read(k)
+            self._recompute(k)
+        for k in range(len(ops) - 1):  # of the last moment, runs says it
+            self._recompute_later(k)
+        for k in range(len(ops) - 1, 0, -1):  # what may be there at k, may be there before
+            self._carry(k)
+        for k in range(len(ops)):
+            self._fit(k, budget_nbytes)
+
+    def _is_there(self, k: int, a: int) -> int | None:
+        """The variable there[k, c] for the buffer of a; None if it is there in any case."""
+        c = self.class_of[a]
+        if c < 0 or c in self.working[k]:
+            return None
+        if (k, c) not in self.there:
+            self.there[k, c] = self.program.variable(integer=True)
+        return self.there[k, c]
+
+    def _available(self, k: int, a: int, until: int) -> dict[int, float] | None:
+        """there[k, a] + runs[k, p] + ... + runs[until, p]; None if a is there in any case."""
+        there = self._is_there(k, a)
+        if there is None:
+            return None
+        producer = self.graph.producer[a]
+        again = (self.runs.get((j, producer)) for j in range(k, until + 1))
+        return {there: 1.0, **{run: 1.0 for run in again if run is not None}}
+
+    def _demand(self, terms: Mapping[int, float] | None, *, at_least: float = 1.0) -> None:
+        if terms is not None:
+            self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
+
+    def _read(self, k: int) -> None:
+        """What descendants of moment k read of its ancestors is there, or runs again after it.
+
+        What an op before the next moment reads, before that.
+        """
+        last = len(self.ops) - 1
+        soon: AbstractSet[int] = frozenset()
+        if k < last:
+            soon = self.after[k] & self.before[k + 1]
+        for a in self.crossing[k]:
+            is_soon = any(r in soon for r in self.graph.readers[a])
+            self._demand(self._available(k, a, k if is_soon else last))
+
+    def _recompute(self, k: int) -> None:
+        """What an op reads that runs again is there, or runs again in the same interval."""
+        for p in sorted(self.before[k]):
+            run = self.runs.get((k, p))
+            if run is None:
+                continue
+            for b in dict.fromkeys(self.graph.ops[p].inputs):
+                terms = self._available(k, b, k)
+                if terms is not None:
+                    self._demand(terms | {run: -1.0}, at_least=0.0)
+
+    def _recompute_later(self, k: int) -> None:
+        """What is read after moment k is there or runs again after it, with all that it reads."""
+        for a in self.crossing[k]:
+            self._demand(self._available_later(k, a))
+        for p in sorted(self.before[k], reverse=True):  # a producer comes before its readers
+            for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.later else ()):
+                terms = self._available_later(k, b)
+                if terms is not None:
+                    self._demand(terms | {self.later[k, p]: -1.0}, at_least=0.0)
+
+    def _available_later(self, k: int, a: int) -> dict[int, float] | None:
+        """there[k, a] + later[k, p] for the op p that writes a; None if a is there in any case."""
+        there, p = self._is_there(k, a), self.graph.producer[a]
+        if there is None:
+            return None
+        if (k, p) not in self.runs:
+            return {there: 1.0}
+        if (k, p) not in self.later:
+            self.later[k, p] = later = self.program.variable()
+            again = (self.runs.get((j, p)) for j in range(k, len(self.ops)))
+            runs = {run: -1.0 for run in again if run is not None}
+            self.program.at_most({later: 1.0, **runs}, 0.0)
+        return {there: 1.0, self.later[k, p]: 1.0}
+
+    def _carry(self, k: int) -> None:
+        """What is there at moment k was there at the one before, or ran again in between."""
+        for (moment, c), there in list(self.there.items()):
+            members = self.moments.buffers.classes[c][1]
+            if moment == k and all(self.graph.producer[a] in self.before[k - 1] for a in members):
+                terms: dict[int, float] = {}
+                for a in members:
+                    found = self._available(k - 1, a, k - 1)
+                    if found is None:
+                        break
+                    terms |= found
+                else:
+                    self._demand({**terms, there: -1.0}, at_least=0.0)
+
+    def _fit(self, k: int, budget_nbytes: int) -> None:
+        """What is there beside the op's working set takes at most the room."""
+        unit = SCALE / max(1, budget_nbytes)
+        room = budget_nbytes - self.moments.working_nbytes(self.ops[k])
+        sizes = {
+            variable: unit * self.moments.buffers.classes[c][0]
+            for (moment, c), variable in self.there.items()
+            if moment == k
+        }
+        self.program.at_most(sizes, unit * room)
+
+    def bound(
+        self,
+        seconds: float | Stop,
+        *,
+        relax: bool = False,
+        effort: float = 1.0,
+        gap_seconds: float = 0.0,
+    ) -> Bound:
+        """What is proved within ``seconds``; of the linear relaxation with ``relax``."""
+        gap = self.scale * gap_seconds
+        solved = self.program.solve(seconds, relax=relax, effort=effort, gap=gap)
+        if solved.infeasible:
+            return Bound(math.inf, self.ops, ((),) * len(self.ops), False)
+        extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
+        dropped: tuple[tuple[int, ...], ...] = ((),) * len(self.ops)
+        if solved.values is not None:
+            dropped = tuple(self._dropped(k, solved.values) for k in range(len(self.ops)))
+        return Bound(self.graph.seconds + extra, self.ops, dropped, solved.optimal and not relax)
+
+    def _dropped(self, k: int, values: Sequence[float]) -> tuple[int, ...]:
+        there = {c for (moment, c), v in self.there.items() if moment == k and values[v] > 0.5}
+        there |= self.working[k] | {-1}
+        return tuple(a for a in self.crossing[k] if self.class_of[a] not in there)

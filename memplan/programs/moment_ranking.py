@@ -1,0 +1,115 @@
+"""Which moments of a step are likely to prove most: what must be dropped there, at what it costs.
+
+The bound of a moment is a program; here all moments are looked at in one pass over the buffers.
+Sets of ops, and of their moments, are integers with a bit for every op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from memplan.search.buffers import Buffers
+from memplan.step.graph import TrainingGraph
+
+Array = np.ndarray[Any, Any]
+
+# Buffers between two looks at whether all moments are within the budget.
+BUFFERS_BETWEEN_LOOKS = 64
+
+
+def relatives(graph: TrainingGraph) -> tuple[list[int], list[int]]:
+    """For every op, a bit for each of its ancestors, and for each of its descendants."""
+    nops = len(graph.ops)
+    ancestors, descendants = [0] * nops, [0] * nops
+    for t in range(nops):
+        for other in graph.dependencies[t]:
+            ancestors[t] |= ancestors[other] | 1 << other
+    for t in range(nops - 1, -1, -1):
+        for other in graph.followers[t]:
+            descendants[t] |= descendants[other] | 1 << other
+    return ancestors, descendants
+
+
+def bits(mask: int, count: int) -> Array:
+    """The lowest ``count`` bits of ``mask`` as an array, the lowest first."""
+    packed = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), dtype=np.uint8)
+    # NumPy would multiply bytes by a Python int above 2^32 as unsigned numbers.
+    return np.unpackbits(packed, bitorder="little")[:count].astype(np.int64)
+
+
+def ranked(
+    graph: TrainingGraph,
+    buffers: Buffers,
+    again: Sequence[bool],
+    working_nbytes: Sequence[int],
+    budget_nbytes: int,
+) -> list[int]:
+    """The ops at whose first run something must be dropped, those that cost most first.
+
+    Beside what the op itself reads and writes, its moment holds what descendants of the op read of
+    its ancestors. As much of that as is over the budget is dropped, the cheapest per byte first, as
+    if each could be computed again by its own op alone: that costs too little, but tells moments
+    apart.
+    """
+    over = np.array(working_nbytes, dtype=np.int64) - budget_nbytes
+    waiting = _waiting(graph, buffers)
+    for c, mask in waiting.items():
+        begin, present = _window(mask)
+        over[begin : begin + len(present)] += buffers.classes[c][0] * present
+    chosen = np.flatnonzero(over > 0).tolist()
+    seconds = {c: _seconds_per_byte(graph, buffers, again, c) for c in waiting}
+    cost = np.zeros(len(graph.ops))
+    for place, c in enumerate(sorted(waiting, key=lambda c: seconds[c])):
+        if place % BUFFERS_BETWEEN_LOOKS == 0 and over.max(initial=0) <= 0:
+            break
+        begin, present = _window(waiting[c])
+        part = slice(begin, begin + len(present))
+        dropped = np.minimum(np.maximum(over[part], 0), buffers.classes[c][0] * present)
+        over[part] -= dropped
+        if math.isinf(seconds[c]):
+            cost[part][dropped > 0] = math.inf
+        else:
+            cost[part] += seconds[c] * dropped
+    return sorted(chosen, key=lambda t: -cost[t])
+
+
+def _waiting(graph: TrainingGraph, buffers: Buffers) -> dict[int, int]:
+    """For buffers, the ops during which they are there and neither read nor written."""
+    ancestors, descendants = relatives(graph)
+    heads = frozenset(graph.heads)
+    masks: dict[int, int] = defaultdict(int)
+    touching: dict[int, int] = defaultdict(int)
+    for a, c in enumerate(buffers.class_of):
+        if c < 0:
+            continue
+        readers, before = graph.readers[a], -1 if a in heads else 0
+        for r in readers:
+            before |= ancestors[r]
+        masks[c] |= descendants[graph.producer[a]] & before
+        for op in (graph.producer[a], *readers):
+            touching[c] |= 1 << op
+    waiting = {c: mask & ~touching[c] for c, mask in masks.items()}
+    return {c: mask for c, mask in waiting.items() if mask}
+
+
+def _window(mask: int) -> tuple[int, Array]:
+    """Where the first bit of ``mask`` is, and its bits from there to the last."""
+    begin = (mask & -mask).bit_length() - 1
+    return begin, bits(mask >> begin, mask.bit_length() - begin)
+
+
+def _seconds_per_byte(
+    graph: TrainingGraph, buffers: Buffers, again: Sequence[bool], c: int
+) -> float:
+    """Seconds of the cheapest op that writes into buffer ``c``, by the bytes that it writes."""
+    return min(
+        graph.ops[p].seconds / max(1, sum(graph.tensors[a].nbytes for a in graph.ops[p].outputs))
+        if again[p]
+        else math.inf
+        for p in (graph.producer[a] for a in buffers.classes[c][1])
+    )
