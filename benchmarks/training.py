@@ -30,9 +30,12 @@ from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from networks import MEMONGER_MB, SHAPE, network
+from process_networks import NETWORKS
 from profiled_step import step_seconds
 
-NETWORKS = ("resnet50_v1", "densenet121", "mobilenet1_0")
+Shape = tuple[int, ...]
+
+DEFAULTS = ("resnet50_v1", "densenet121", "mobilenet1_0")
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
 ROOFLINE = "roofline:v100"
 
@@ -82,21 +85,24 @@ def explicit_step(
     return lambda: step_seconds(executor)
 
 
-def measure_unplanned(name: str, shape: Sequence[int], pairs: int, realisation: str) -> None:
+def network_and_shapes(name: str, shape: Shape) -> tuple[mx.sym.Symbol, dict[str, Shape]]:
+    """A network for inputs of ``shape``, or one that has its own."""
+    return NETWORKS[name]() if name in NETWORKS else (network(name), {"data": shape})
+
+
+def measure_unplanned(name: str, shape: Shape, pairs: int, realisation: str) -> None:
     """A line: the explicit (or packed) step without recomputation over the stock one."""
-    net = network(name)
-    explicit = trace(net, shapes={"data": shape}, realisation=realisation)
-    ratio = paired_ratio(
-        stock_step(trace(net, shapes={"data": shape})),
-        explicit_step(explicit, Schedule.unplanned(explicit.graph)),
-        pairs,
-    )
-    print(f"| {name} | {ratio:.3f} | {load()} |", flush=True)
+    net, shapes = network_and_shapes(name, shape)
+    traced = trace(net, shapes=shapes, realisation=realisation)
+    stock = stock_step(trace(net, shapes=shapes))
+    ratio = paired_ratio(stock, explicit_step(traced, Schedule.unplanned(traced.graph)), pairs)
+    milliseconds = 1000.0 * statistics.median(stock() for _ in range(5))
+    print(f"| {name} | {milliseconds:.1f} | {ratio:.3f} | {load()} |", flush=True)
 
 
 def measure_planned(
     name: str,
-    shape: Sequence[int],
+    shape: Shape,
     pairs: int,
     *,
     strategy: str,
@@ -105,14 +111,14 @@ def measure_planned(
     realisation: str,
 ) -> None:
     """A line per share of the unplanned activations: predicted and measured overhead of a plan."""
-    net = network(name)
-    costs = memplan.profile(net, ctx=mx.cpu(), realisation="explicit", data=shape)
-    stock = stock_step(trace(net, shapes={"data": shape}))
+    net, shapes = network_and_shapes(name, shape)
+    costs = memplan.profile(net, ctx=mx.cpu(), realisation=realisation, **shapes)
+    stock = stock_step(trace(net, shapes=shapes))
     options: dict[str, Any] = {"realisation": realisation, "costs": costs, "time_limit": time_limit}
-    unplanned = memplan.plan(net, strategy="store_all", data=shape, **options).unplanned
+    unplanned = memplan.plan(net, strategy="store_all", **options, **shapes).unplanned
     for share in shares:
         budget = total_nbytes(unplanned, share)
-        plan = memplan.plan(net, strategy=strategy, budget=budget, data=shape, **options)
+        plan = memplan.plan(net, strategy=strategy, budget=budget, **options, **shapes)
         planned = explicit_step(plan.trace, plan.schedule, plan.match_range)
         measured = paired_ratio(stock, planned, pairs) - 1.0
         print(
@@ -126,7 +132,12 @@ def measure_planned(
 
 def total_nbytes(unplanned: Footprint, share: float) -> int:
     """The budget of a step whose activations get ``share`` of what they have unplanned."""
-    return unplanned.fixed_nbytes + int(share * unplanned.allocated_nbytes)
+    return beside(unplanned) + int(share * unplanned.allocated_nbytes)
+
+
+def beside(unplanned: Footprint) -> int:
+    """What a step takes beside what is allocated for activations."""
+    return unplanned.total_nbytes - unplanned.allocated_nbytes
 
 
 def load() -> str:
@@ -198,7 +209,7 @@ def activations(plan: Plan) -> int:
     The gradients of an explicit or packed step are allocated with its activations: they are taken
     off.
     """
-    return plan.total_nbytes - plan.unplanned.fixed_nbytes
+    return plan.total_nbytes - beside(plan.unplanned)
 
 
 def print_panel(panel: Panel) -> None:
@@ -243,7 +254,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 def main() -> None:
     options = parse()
-    names = options.networks or NETWORKS
+    names = options.networks or DEFAULTS
     if options.what == "curve":
         print("| network | plans | allocated MB | overhead |")
         print("|---|---|---|---|", flush=True)
@@ -261,8 +272,8 @@ def main() -> None:
     shape = (options.batch, 3, options.size, options.size)
     print(f"data {shape}, {options.pairs} pairs of steps, on {device_name(mx.cpu())}\n")
     if options.what == "unplanned":
-        print(f"| network | {options.realisation} / stock step | load |")
-        print("|---|---|---|", flush=True)
+        print(f"| network | stock step, ms | {options.realisation} / stock step | load |")
+        print("|---|---|---|---|", flush=True)
         for name in names:
             measure_unplanned(name, shape, options.pairs, options.realisation)
         return
@@ -303,7 +314,7 @@ def parse() -> argparse.Namespace:
     )
     curve.add_argument("--picture", type=Path, default=PICTURES / "overhead_and_memory.png")
     for kind in (unplanned, planned, curve):
-        kind.add_argument("networks", nargs="*", help=", ".join(NETWORKS))
+        kind.add_argument("networks", nargs="*", help=f"of the zoo, or of {', '.join(NETWORKS)}")
     return parser.parse_args()
 
 
