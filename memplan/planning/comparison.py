@@ -23,6 +23,10 @@ COLUMNS = (
     "total_nbytes",
     "allocated_nbytes",
     "peak_nbytes",
+    "fixed_nbytes",
+    "optimizer_nbytes",
+    "workspace_nbytes",
+    "reserve_nbytes",
     "overhead",
     "lower_bound_overhead",
     "planning_seconds",
@@ -37,10 +41,11 @@ def figures(row: Attempt) -> tuple[str | int | float | None, ...]:
     start = (row.strategy, row.budget_nbytes, row.status.value)
     end = (row.seconds, row.cut_by_clock, row.error)
     if row.plan is None:
-        return (*start, None, None, None, None, None, *end)
-    plan = row.plan
-    held = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
-    return (*start, *held, plan.overhead, plan.lower_bound_overhead, *end)
+        return (*start, *[None] * (len(COLUMNS) - len(start) - len(end)), *end)
+    plan, step = row.plan, row.plan.footprint
+    held = (step.total_nbytes, step.allocated_nbytes, step.peak_nbytes, step.fixed_nbytes)
+    beside = (step.optimizer_nbytes, step.workspace_nbytes, step.reserve_nbytes)
+    return (*start, *held, *beside, plan.overhead, plan.lower_bound_overhead, *end)
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Iterable[str | int | float | None]]) -> str:

@@ -144,6 +144,8 @@ def test_compare_gives_a_row_for_every_strategy_and_budget(network: Any) -> None
             assert int(row["total_nbytes"]) == plan.total_nbytes
             assert int(row["allocated_nbytes"]) == plan.allocated_nbytes
             assert int(row["peak_nbytes"]) == plan.peak_nbytes
+            parts = ("allocated", "fixed", "optimizer", "workspace", "reserve")
+            assert sum(int(row[f"{part}_nbytes"]) for part in parts) == plan.total_nbytes
             assert float(row["overhead"]) == pytest.approx(plan.overhead, abs=1e-6)
     lines = str(table).splitlines()
     assert lines[0].split() == list(table.HEADER)
