@@ -143,6 +143,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             super().bind(*arguments, **options)
         finally:
             self._symbol = symbol
+        self._update_within()
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
@@ -177,8 +178,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._update_within()
 
     def _update_within(self) -> None:
-        """Let the optimizer update within the step, if it can."""
-        if not self._plans.update_within:
+        """Let the optimizer update within the step, if it can: when there are both."""
+        if not (self._plans.update_within and self.binded and self.optimizer_initialized):
             return
         reason = refusal(self._optimizer)
         if self._kvstore is not None:

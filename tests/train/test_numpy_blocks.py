@@ -12,7 +12,7 @@ import pytest
 from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 
-from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.block_runs import by_autograd, by_plan, differences, leaves, train, train_step
 from helpers.blocks import CASES as LEGACY_CASES
 from helpers.blocks import images as legacy_images
 from helpers.numpy_blocks import CASES, images, resnet, total, vectors
@@ -46,6 +46,32 @@ def test_equal_bits(name: str, realisation: str) -> None:
     assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, steps)))
     [plan] = steps[0].plans.values()
     assert plan.schedule.recomputed
+
+
+@pytest.mark.parametrize("optimizer", ["nag", "adam", "lamb"])
+@pytest.mark.parametrize("name", ["resnet", "translator", "encoder", "scalars"])
+def test_updates_within_the_step(name: str, optimizer: str) -> None:
+    case = CASES[name]
+    found = []
+    for within in (False, True):
+        mx.random.seed(3)
+        net = case.block()
+        net.initialize(case.initializer)
+        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+        step = TrainStep(net, case.loss, strategy="evict:patience=20", trainer=trainer)
+        values = {}
+        mx.random.seed(7)
+        for i, (x, y) in enumerate([case.batch() for _ in range(3)]):
+            if within:
+                loss = step(x, y, batch_size=4)
+            else:
+                loss = by_autograd(case)(net, (x, y), list(case.contexts))
+                trainer.step(4)
+            values |= {f"loss {i} {k}": one.asnumpy() for k, one in enumerate(leaves(loss))}
+        values |= {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+        found.append(values)
+    assert not differences(found[:1], found[1:])
+    assert {plan.realisation for plan in step.plans.values()} == {"updating"}
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])
