@@ -2,7 +2,8 @@
 
 MXNet runs a monitored executor op by op and calls back after each: the time between two
 callbacks is the op's, with the memory layouts that it meets in the network (oneDNN converts
-where two neighbours disagree, and equal ops alone do not show that).
+where two neighbours disagree, and equal ops alone do not show that). The calls of a packed step are
+waited for one by one.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from mxnet.base import MXNetError, NDArrayHandle
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
 from memplan.mxnet.realise.explicit import Explicit
+from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.realise.packed import Packed, PackedStep
+from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.trace.arguments import GradReq
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import variable
-from memplan.mxnet.trace.form import STOCK
+from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -62,10 +66,10 @@ def profile(
     those of :func:`memplan.mxnet.trace.build.trace`; ``ctx`` is the current context if None. The
     step runs ``warmup + repeats`` times on random numbers, with the forward pass recomputed in
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
-    profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` (or
-    "packed", whose ops are the same) an explicit step is measured as well: the table has the ops of
-    both graphs, those of the explicit one as they run there. With "packed" it also has the
-    workspace of operators, measured in a process of its own.
+    profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` or
+    "packed" such a step is measured as well: the table has the ops of both graphs, those of its own
+    as they run there. With "packed" it also has the workspace of operators, measured in a process
+    of its own.
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
@@ -80,10 +84,11 @@ def profile(
     usable(realisation)  # or there is none of this name
     options: dict[str, Any] = {"shapes": shapes, "type_dict": type_dict, "grad_req": grad_req}
     options["device_type"] = ctx.device_type
-    for form in (STOCK, Explicit()) if runs_whole_steps(realisation) else (STOCK,):
+    way, to_train = trace_by(realisation, net, **options)
+    own: Form = Packed() if way.in_one_array else Explicit()
+    for form in (STOCK, own) if runs_whole_steps(realisation) else (STOCK,):
         traced = trace(net, form=form, **options)
         seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
-    way, to_train = trace_by(realisation, net, **options)
     workspace = {way.name: _workspace_nbytes(way, to_train, ctx)} if way.in_one_array else {}
     shown = {name: traced.shapes[name] for name in shapes}
     return CostTable(device_name(ctx), seconds, shown, workspace)
@@ -107,13 +112,19 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
     if not traced.spells_out_backward:
         schedule = _without_readers(traced, schedule, ctx)
     try:
-        floor, overhead = _callback_seconds(ctx)
-        names, passes = _measure(traced, schedule, ctx, warmup, repeats)
+        if traced.in_one_array:
+            floor, overhead = _call_seconds(ctx)
+            passes = _timed_calls(traced, schedule, ctx, warmup, repeats)
+            places = _first_steps(traced, schedule)
+        else:
+            floor, overhead = _callback_seconds(ctx)
+            names, passes = _measure(traced, schedule, ctx, warmup, repeats)
+            places = _places(traced, schedule, names)
     except MXNetError as error:
         reason = str(error).strip().splitlines()[-1]
         raise CostError(f"MXNet cannot run a step of this network on {ctx}: {reason}") from error
     costs = defaultdict(list)
-    for op, place in enumerate(_places(traced, schedule, names)):
+    for op, place in enumerate(places):
         if place is None:
             seconds = 0.0
         else:
@@ -196,6 +207,29 @@ def _measure(
         if number >= warmup:
             passes.append(seconds)
     return names, passes
+
+
+def _timed_calls(
+    traced: Trace, schedule: Schedule, ctx: mx.Context, warmup: int, repeats: int
+) -> list[list[float]]:
+    """The seconds of every call of a packed step, for each repeat."""
+    arguments, states = random_arrays(traced, ctx)
+    executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
+    arrays = {**executor.arg_dict, **executor.aux_dict, **executor.head_grads}
+    step = PackedStep(traced, schedule, ctx=ctx, arrays=arrays, memory=executor.memory)
+    passes = []
+    for number in range(warmup + repeats):
+        tell(f"profiling, step {number + 1} of {warmup + repeats}")
+        passes.append(step.timed())
+    return passes[warmup:]
+
+
+def _first_steps(traced: Trace, schedule: Schedule) -> list[int | None]:
+    """For each op the first step at which it runs."""
+    first: dict[int, int] = {}
+    for step, (op, _) in enumerate(_steps(traced, schedule)):
+        first.setdefault(op, step)
+    return [first[op] for op in range(len(traced.graph.ops))]
 
 
 class _Stopwatch:
@@ -305,3 +339,20 @@ def _callback_seconds(ctx: mx.Context, nops: int = 100, repeats: int = 9) -> tup
             executor.forward(is_train=True)
         monitored += stopwatch.take()[1]
     return alone, max(statistics.median(monitored) - alone, 0.0)
+
+
+def _call_seconds(ctx: mx.Context, ncalls: int = 100, repeats: int = 9) -> tuple[float, float]:
+    """Seconds of the smallest call of a packed step, and what waiting for it adds to it."""
+    memory, array = Memory(8, ctx), mx.nd.zeros((1,), ctx)
+    calls = [Call("_plus_scalar", {"scalar": "1"}, [array], [array]) for _ in range(ncalls)]
+
+    def step() -> float:
+        mx.nd.waitall()
+        start = time.perf_counter()
+        memory.in_turn(calls)
+        mx.nd.waitall()
+        return (time.perf_counter() - start) / ncalls
+
+    alone = statistics.median(step() for _ in range(repeats))
+    waited = statistics.median(memory.timed(call) for call in calls)
+    return alone, max(waited - alone, 0.0)

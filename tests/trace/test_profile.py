@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import mxnet as mx
 import pytest
@@ -22,7 +23,14 @@ from helpers.networks import (
 )
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.blocks import allocate
-from memplan.mxnet.profile import _measure, device_name, frugal_schedule, profile
+from memplan.mxnet.profile import (
+    _measure,
+    _timed_calls,
+    device_name,
+    frugal_schedule,
+    profile,
+)
+from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
@@ -120,6 +128,26 @@ def test_explicit_ops_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) 
     table = profile(net, repeats=1, warmup=1, realisation="explicit", **shapes)
     assert measured == ["mirror", "explicit"]
     assert max(table.seconds.values()) < 1
+
+
+def test_packed_calls_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first execution of an op counts."""
+    given = []
+
+    def noted(traced: Trace, schedule: Schedule, *arguments: Any) -> list[list[float]]:
+        [row] = _timed_calls(traced, schedule, *arguments)
+        ops = lower(traced, schedule).schedule.ops
+        again = [op in ops[:step] for step, op in enumerate(ops)]
+        given.append(sum(again))
+        return [[9.0 if x else s for x, s in zip(again, row, strict=True)]]
+
+    monkeypatch.setattr("memplan.mxnet.profile._timed_calls", noted)
+    net, shapes = residual_net(units=8)
+    table = profile(net, repeats=1, warmup=1, realisation="packed", **shapes)
+    assert given[0] > 0
+    assert 0 < min(table.seconds.values()) < max(table.seconds.values()) < 1
+    packed = trace(net, shapes=shapes, realisation="packed").graph
+    assert {op.signature for op in packed.ops} <= table.seconds.keys()
 
 
 def test_a_gpu_is_profiled_for_the_realisation(monkeypatch: pytest.MonkeyPatch) -> None:

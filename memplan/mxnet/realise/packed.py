@@ -6,7 +6,8 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -180,12 +181,9 @@ class PackedStep:
         self._is_unfinished = False
 
     def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
-        self._mode.is_training = mx.autograd.is_training()
-        self.memory.workspace.begin()
         # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
         all_alone = self._monitor is not None or bool(mx.profiler.dumps())
-        # A bundle of the user's would cut these in two.
-        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
+        with self._calling():
             for bundle in bundles:
                 if bundle[0] in self._fences and not all_alone:
                     self.memory.apart(bundle[0], self._fences[bundle[0]])
@@ -196,6 +194,24 @@ class PackedStep:
                             self._monitor.show(call)
                 else:
                     self.memory.in_turn(bundle)
+
+    def timed(self) -> list[float]:
+        """Run a step, one call after the other; the seconds of each, and of waiting for it.
+
+        Parameters must not be updated within the step.
+        """
+        self.memory.begin(self._left)
+        with self._calling():
+            return [self.memory.timed(call) for _, call, _ in self._steps]
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Within this the calls may be made."""
+        self._mode.is_training = mx.autograd.is_training()
+        self.memory.workspace.begin()
+        # A bundle of the user's would cut those of the step in two.
+        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
+            yield
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """Call ``callback`` with every output of every op, as MXNet's executors do.
