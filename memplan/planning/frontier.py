@@ -14,6 +14,7 @@ from memplan.errors import ArgumentError
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
+from memplan.planning.looser import with_looser_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
@@ -161,9 +162,11 @@ class _Curve:
             assert attempt.plan is not None
             return attempt.plan.total_nbytes, attempt.plan.overhead
 
+        # The first is of another strategy, within the bytes of the unplanned step.
+        made = [self.made[0], *with_looser_bounds((None, attempt) for attempt in self.made[1:])]
         kept: list[Attempt] = []
-        left_out = [attempt for attempt in self.made if attempt.plan is None]
-        for attempt in sorted((a for a in self.made if a.plan is not None), key=rank):
+        left_out = [attempt for attempt in made if attempt.plan is None]
+        for attempt in sorted((a for a in made if a.plan is not None), key=rank):
             if kept and rank(attempt)[1] >= rank(kept[-1])[1]:
                 left_out.append(attempt)
             else:

@@ -13,6 +13,7 @@ from memplan.planning.alternative import alternative
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
+from memplan.planning.looser import with_looser_bounds
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
@@ -161,7 +162,7 @@ def compare(
 
     ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan. A
     budget that a strategy cannot meet is a row, not an error, and so is one for which it raises,
-    unless all do. ``executor`` (a process pool, Dask's
+    unless all do. A bound counts at smaller budgets as well. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
@@ -177,4 +178,6 @@ def compare(
         create(strategy, realisation=job.realisation.name)
     tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
     rows = run(tasks, executor=executor, cache=kept, go_on=True)
-    return Comparison(tuple(row for row in rows if row is not None))
+    kinds = [place for _ in limits for place in range(len(chosen))]
+    made = [(kind, row) for kind, row in zip(kinds, rows, strict=True) if row is not None]
+    return Comparison(tuple(with_looser_bounds(made)))
