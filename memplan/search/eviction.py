@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memplan.search.buffers import carried_tensors
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.greedy import (
     FITS,
@@ -33,6 +34,7 @@ from memplan.search.kernels.greedy import (
     run,
 )
 from memplan.search.kernels.replay import UNLIMITED, ReplayMemory, replay_memory
+from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -87,6 +89,7 @@ class Evictions:
     ) -> None:
         self.graph = graph
         self.budget_nbytes = _counted(budget_nbytes)
+        self._recompute_backward = recompute_backward
         self._arrays = drop_arrays(graph, repeatable(graph, backward=recompute_backward))
         self._graph_arrays = graph_arrays(graph)
         ends = self._arrays.first_read.tolist()
@@ -159,6 +162,23 @@ class Evictions:
         """Drop more until the budget is met; None if that fails, or time is up."""
         plan = self._fit(self._dropped(drops), Stop.at(deadline))
         return None if plan is None else self._found(plan)
+
+    def first(self, online: Schedule | None, stop: Stop) -> Found | None:
+        """The cheaper one of what is chosen from nothing, and from what is dropped ``online``."""
+        from_nothing = self.fit((), stop)
+        if online is None or (from_nothing and from_nothing.schedule.seconds <= online.seconds):
+            return from_nothing
+        from_online = self.fit(self.drops_of(carried_tensors(online)), stop)
+        found = [plan for plan in (from_nothing, from_online) if plan is not None]
+        return min(found, key=lambda plan: plan.schedule.seconds, default=None)
+
+    def cheapest_online(self, stop: Stop) -> Schedule | None:
+        """The cheapest schedule of online eviction within the budget."""
+        schedules = online_schedules(
+            self.graph, self.budget_nbytes, stop, recompute_backward=self._recompute_backward
+        )
+        fitting = [s for s in schedules if simulate(s).peak_nbytes <= self.budget_nbytes]
+        return min(fitting, key=lambda schedule: schedule.seconds, default=None)
 
     def _fit(self, dropped: Array, stop: Stop) -> _Plan | None:
         self._state.dropped[:] = dropped

@@ -27,6 +27,7 @@ from memplan.search.kernels.model import BEFORE, sequence_model
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP, sequence_state
+from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -135,7 +136,7 @@ class Rounds:
         stop: Stop,
         enough_seconds: float = 0.0,
     ) -> None:
-        self.graph, self.stop = graph, stop
+        self.graph, self.rules, self.stop = graph, rules, stop
         self.match_ranges = tuple(min(m, UNLIMITED) for m in rules.match_ranges)
         self.enough_seconds = enough_seconds
         again = repeatable(graph, backward=rules.recompute_backward)
@@ -238,6 +239,16 @@ class Rounds:
             return None
         sequence = self._grouped(found.schedule)
         return sequence if self._legal(sequence) else None
+
+    def evicted_online(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
+        """Sequences of online eviction of about this many live bytes."""
+        backward = self.rules.recompute_backward
+        for schedule in online_schedules(
+            self.graph, budget_nbytes, stop, recompute_backward=backward
+        ):
+            sequence = self._grouped(schedule)
+            if self._legal(sequence):
+                yield sequence
 
     def start_of(self, kind: Round, best: Best) -> Array:
         """What a round begins with."""

@@ -15,6 +15,7 @@ from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECO
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.rounds import (
+    MOVES_PER_OP,
     ROUNDS,
     SHORT,
     Round,
@@ -41,7 +42,11 @@ CHEAPEN_SHARE = 0.25
 LIVE_TIME_SHARE = 0.3
 # Share of the time for a greedy plan, and by how much less memory the next one is to have.
 GREEDY_SHARE = 0.3
+# Of that, the share for drops where the peak is.
+PEAKS_SHARE = 0.5
 GREEDY_STEP = 0.9
+# A search has little work left if it is for fewer short rounds than these: from 3,000 ops on.
+FEW_ROUNDS = 4
 # A search without a number of rounds ends after so many that found nothing cheaper: one of each.
 PATIENCE = len(ROUNDS)
 
@@ -68,17 +73,22 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
 
 
 def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
-    """Begin with what choosing drops greedily gives, if that fits."""
-    greedy = search.evict(budget_nbytes, search.stop.share(GREEDY_SHARE))
-    if greedy is not None:
-        search.offer(greedy, budget_nbytes)
+    """Begin with the cheapest that greedy eviction gives, at the peaks or online, if that fits."""
+    stop = search.stop.share(GREEDY_SHARE)
+    greedy = search.evict(budget_nbytes, stop.share(PEAKS_SHARE))
+    for sequence in (greedy, *search.evicted_online(budget_nbytes, stop)):
+        if sequence is not None:
+            search.offer(sequence, budget_nbytes)
 
 
 def _from_unplanned(search: Rounds, budget_nbytes: int) -> None:
     """A short round from the unplanned step, where there is a sequence to begin with already.
 
-    At moderate budgets it may find a cheaper one than rounds from that sequence do.
+    At moderate budgets it may find a cheaper one than rounds from that sequence do. Large graphs
+    have work for a few such rounds in all: that is better done from the sequence.
     """
+    if search.stop.work_left < FEW_ROUNDS * SHORT.length * MOVES_PER_OP * search.nops:
+        return
     if search.found.figures[BEST_LENGTH] and not (search.is_enough() or search.stop.is_over()):
         found = search.nothing()
         search.round(SHORT, budget_nbytes, best=found, start=search.unplanned)

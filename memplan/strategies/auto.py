@@ -20,7 +20,7 @@ from memplan.strategies.base import (
 )
 from memplan.strategies.least import least
 from memplan.strategies.quick import quick_schedule
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces import LARGE, Moves
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -89,7 +89,8 @@ class Auto:
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if not starts:
-            starts = [quick_schedule(problem, stop.share(QUICK_SHARE))]
+            backward, until = self.recompute_backward, stop.share(QUICK_SHARE)
+            starts = [quick_schedule(problem, until, recompute_backward=backward)]
         if problem.budget_nbytes is None:
             best = least(problem, starts, stop.share(LEAST_SHARE), moves)
             if not stop.is_over():
@@ -124,7 +125,7 @@ class _Search:
                 return Outcome(Status.INFEASIBLE)
             if not self._is_enough():
                 self._begin()
-            if not self._is_enough() and not self.stop.is_over():
+            if not self._is_large and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
@@ -143,6 +144,11 @@ class _Search:
 
     def _is_closed(self) -> bool:
         return self.problem.is_closed(self.best, self.bound)
+
+    @property
+    def _is_large(self) -> bool:
+        """Is there work for one search only, which then begins with the best that is known?"""
+        return len(self.problem.graph.ops) > LARGE
 
     @property
     def _gap_seconds(self) -> float:
@@ -195,7 +201,8 @@ class _Search:
         graph = self.problem.graph
         # From an expensive schedule the search does not get far: better without.
         start = self.best
-        if start is not None and start.seconds > graph.seconds + graph.forward_seconds:
+        expensive = start is not None and start.seconds > graph.seconds + graph.forward_seconds
+        if expensive and not self._is_large:
             start = None
         moves = self._search_moves()
         if start is None:  # as before, so with other moves

@@ -55,7 +55,8 @@ class Evict:
     def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found with at most ``aim`` live bytes."""
         search = Evictions(problem.graph, aim, recompute_backward=self.recompute_backward)
-        found = search.fit((), until)
+        online = search.cheapest_online(until)
+        found = search.first(online, until)
         if found is None:
-            return None
+            return online
         return search.improve(found, until, patience=self.patience, seed=self.seed).schedule

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from memplan.memory.memory import Live
 from memplan.search.aiming import aim_lower
+from memplan.search.online import online_schedules
 from memplan.search.segments import stages
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import OneOf, Problem
@@ -17,18 +18,33 @@ from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
-# On graphs with more ops than this they are not quick, but for memonger's cuts.
+# On graphs with more ops than this they are not quick, but for greedy eviction and memonger's cuts.
 LARGE = 3000
+
+# Part of the time for greedy eviction.
+ONLINE_SHARE = 0.5
 
 # Of schedules in memory that takes long to count, this many with the fewest live bytes are counted.
 COUNTED = 5
 
 
-def candidates(problem: Problem, stop: Stop) -> Iterator[Schedule]:
-    """Schedules of quick strategies, as many as are made in time; first the unplanned."""
-    yield Schedule.unplanned(problem.graph)
-    if len(problem.graph.ops) > LARGE:
-        yield from problem.space.cut(problem, stages(problem.graph), stop)
+def candidates(
+    problem: Problem, stop: Stop, *, recompute_backward: bool = False
+) -> Iterator[Schedule]:
+    """Schedules of quick strategies, as many as are made in time; first the unplanned.
+
+    With ``recompute_backward`` greedy eviction may run backward ops again.
+    """
+    graph, budget_nbytes = problem.graph, problem.budget_nbytes
+    yield Schedule.unplanned(graph)
+    # What fits as live bytes seldom fits in blocks.
+    by_live = isinstance(problem.space, Sequences) and not problem.memory.match_ranges
+    if budget_nbytes is not None and by_live:
+        yield from online_schedules(
+            graph, budget_nbytes, stop.share(ONLINE_SHARE), recompute_backward=recompute_backward
+        )
+    if len(graph.ops) > LARGE:
+        yield from problem.space.cut(problem, stages(graph), stop)
         return
     quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt(), Memonger()]
     if isinstance(problem.space, Sequences):
@@ -40,13 +56,14 @@ def candidates(problem: Problem, stop: Stop) -> Iterator[Schedule]:
                 return
 
 
-def quick_schedule(problem: Problem, stop: Stop) -> Schedule:
+def quick_schedule(problem: Problem, stop: Stop, *, recompute_backward: bool = False) -> Schedule:
     """The better one of the known schedule and the cheapest of quick strategies that fits.
 
     If none does, the one that is least over the budget in at most one extra forward pass.
     Candidates that are not made in time are left out, which ``stop`` then says.
     """
-    known = [*problem.starts(), *candidates(problem, stop)]
+    made = candidates(problem, stop, recompute_backward=recompute_backward)
+    known = [*problem.starts(), *made]
     if problem.budget_nbytes is not None:
         found = _cheapest(problem, known)
         if found is not None:

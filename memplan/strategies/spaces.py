@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memplan.strategies.base import Problem
 
 # Of graphs with more ops than this, moments give a bound only: schedules made of what they say take
-# time and memory with the square of the number of ops.
+# time and memory with the square of the number of ops. Drops are chosen for fewer budgets.
 LARGE = 3000
 
 # Of these, so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
@@ -55,8 +55,8 @@ MOVES_PER_ROUND = 5000
 # Of choosing what to drop: this many attempts in a row may find nothing cheaper.
 PATIENCE = 500
 
-# Drops are chosen for these parts of the budget.
-SLACKS = (1.0, 0.97, 0.93, 0.85)
+# Drops are chosen for all of the budget, and of small graphs for these parts of it.
+SLACKS = (0.97, 0.93, 0.85)
 
 # What part of its time a bound gets in each aim, where live bytes are not what counts.
 REFINING_SHARE = 0.4
@@ -237,9 +237,9 @@ class Sequences:
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         if problem.memory.match_ranges:
             return [*self._mirrored(problem, stop.share(0.5), moves), *self._greedy(problem, stop)]
-        if len(problem.graph.ops) > LARGE:
-            return []
         if problem.budget_nbytes is None:
+            if len(problem.graph.ops) > LARGE:
+                return []
             return [lowest(problem.graph, stop, most_seconds=problem.most_seconds)]
         return self._evicted(problem, stop, moves)
 
@@ -285,7 +285,10 @@ class Sequences:
         def solve(aim: int, until: Stop) -> Schedule | None:
             backward = moves.recompute_backward
             evictions = Evictions(problem.graph, aim, recompute_backward=backward)
-            fitted = [evictions.within(int(slack * aim)).fit((), until) for slack in SLACKS]
+            online = evictions.cheapest_online(until)
+            fitted = [evictions.first(online, until)]
+            if len(problem.graph.ops) <= LARGE:
+                fitted += [evictions.within(int(slack * aim)).fit((), until) for slack in SLACKS]
             found = [start for start in fitted if start is not None]
             # The one for all of the budget in any case: that is the strategy `evict`.
             chosen = {id(start): start for start in (*found[:1], *sorted(found, key=_cost)[:1])}
@@ -293,7 +296,8 @@ class Sequences:
                 evictions.improve(start, until, patience=PATIENCE, seed=moves.seed).schedule
                 for start in chosen.values()
             ]
-            return min(improved, key=_seconds, default=None)
+            known = [*improved, *([] if online is None else [online])]
+            return min(known, key=_seconds, default=None)
 
         share = 1.0 if problem.counts_live else 0.5
         nbytes = problem.memory.nbytes

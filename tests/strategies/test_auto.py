@@ -26,7 +26,7 @@ from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, create, names
+from memplan.strategies import Status, auto, create, names, quick, spaces
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from oracles.sequences import BruteForceSequences
@@ -126,6 +126,21 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("memplan.strategies.auto.quick_schedule", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Auto().solve(Problem(graph, 8 * UNIT))
+
+
+@pytest.mark.parametrize("memory", [Live(), Packed()], ids=["live", "packed"])
+def test_a_large_graph_has_a_plan_in_little_memory(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = unit_chain(100, nelements=ALIGNMENT)
+    for room in (auto, spaces, quick):
+        monkeypatch.setattr(room, "LARGE", len(graph.ops) - 1)
+    budget = 16 * ALIGNMENT * UNIT
+    problem = Problem(graph, budget, memory, time_limit=NEVER_SECONDS)
+    found = Auto(effort=0.001).solve(problem).schedule
+    assert found is not None
+    assert memory.nbytes(found) <= budget
+    assert found.overhead < 1.0
 
 
 def test_wrong_options_are_said() -> None:
