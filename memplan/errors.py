@@ -39,6 +39,10 @@ class DependencyError(MemplanError, ImportError):
     """An optional package is missing or unusable; the message names the extra to install."""
 
 
+class PlanningError(MemplanError, RuntimeError):
+    """The process that plans has ended, or failed in a way that cannot be handed on."""
+
+
 class BudgetError(MemplanError, ValueError):
     """No plan within the budget.
 

@@ -27,6 +27,12 @@ def _interrupts_arrive() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _plans_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child takes longer to start than the plans of the suite's small networks to make."""
+    monkeypatch.setattr("memplan.planning.apart.IN_A_CHILD", False)
+
+
+@pytest.fixture(autouse=True)
 def _names_begin_anew() -> Iterator[None]:
     """MXNet counts the names that it gives; a test sees the same ones in any order of tests."""
     with mx.name.NameManager():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.errors import ScheduleError
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.placement import place
 from memplan.step.graph import TrainingGraph
@@ -44,6 +46,41 @@ class Packing:
     def proved(self) -> bool:
         """Whether no packing takes less."""
         return self.nbytes == self.bound_nbytes
+
+
+def check_packing(schedule: Schedule, packing: Packing) -> None:
+    """ScheduleError unless ``packing`` is one of ``schedule``: no two tensors lie on each other."""
+    lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
+    replay(schedule, lifetimes)
+    places: dict[int, int] = {}
+    if packing.offsets.keys() != lifetimes.buffer_of.keys():
+        raise ScheduleError("the packing is that of another schedule")
+    for key, buffer in lifetimes.buffer_of.items():
+        if places.setdefault(buffer, packing.offsets[key]) != packing.offsets[key]:
+            raise ScheduleError("the packing is that of another schedule")
+    events = []
+    for buffer, nbytes in enumerate(lifetimes.sizes):
+        begin, end = places[buffer], places[buffer] + nbytes
+        if begin < 0 or begin % ALIGNMENT or end > packing.nbytes or _is_cut(begin, end):
+            raise ScheduleError(f"the packing has a tensor of {nbytes} bytes at {begin}")
+        if nbytes:
+            events.append((lifetimes.first[buffer], True, begin, end))
+            events.append((lifetimes.last[buffer] + 1, False, begin, end))
+    alive: list[tuple[int, int]] = []
+    for step, is_birth, begin, end in sorted(events):
+        place = bisect_left(alive, (begin, end))
+        if not is_birth:
+            del alive[place]
+            continue
+        beside = alive[max(0, place - 1) : place + 1]
+        if any(one < end and begin < other for one, other in beside):
+            raise ScheduleError(f"the packing has two tensors at {begin} in step {step}")
+        alive.insert(place, (begin, end))
+
+
+def _is_cut(begin: int, end: int) -> bool:
+    """Does a tensor lie across a multiple of SEGMENT_NBYTES?"""
+    return end > begin and begin // SEGMENT_NBYTES != (end - 1) // SEGMENT_NBYTES
 
 
 class _Lifetimes:

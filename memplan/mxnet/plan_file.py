@@ -13,6 +13,8 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, MemplanError
+from memplan.memory.packing import Packing, check_packing
+from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import trace
@@ -20,14 +22,14 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
 from memplan.util.files import read_json
-from memplan.util.numbers import shown
+from memplan.util.numbers import is_whole, shown
 from memplan.util.records import plain_fields
 
 FORMAT = "memplan.plan/4"
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.
-_MADE = ("status", "symbol", "schedule", "trace", "footprint", "unplanned", "alternative")
+_MADE = frozenset("status symbol schedule trace packing footprint unplanned alternative".split())
 
 
 def plan_text(plan: Plan) -> str:
@@ -49,8 +51,14 @@ def plan_text(plan: Plan) -> str:
         "seconds": [op.seconds for op in graph.ops],
         "ops": [op.name for op in graph.ops],
         "schedule": json.loads(plan.schedule.to_json()),
+        "packing": None if plan.packing is None else _packing_data(plan.packing),
     }
     return json.dumps(data, allow_nan=False)
+
+
+def _packing_data(packing: Packing) -> dict[str, Any]:
+    offsets = [[step, tensor, offset] for (step, tensor), offset in packing.offsets.items()]
+    return {"nbytes": packing.nbytes, "offsets": offsets}
 
 
 def is_plan(path: Path) -> bool:
@@ -103,6 +111,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         trace=traced,
         footprint=footprint,
         unplanned=_footprint(data["unplanned"]),
+        packing=_packing(traced, schedule, footprint, data["packing"]),
         **plain,
     )
 
@@ -110,6 +119,25 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _footprint(data: Mapping[str, Any]) -> Footprint:
     names = [field.name for field in dataclasses.fields(Footprint)]
     return Footprint(**plain_fields(Footprint, data, names))
+
+
+def _packing(
+    traced: Trace, schedule: Schedule, footprint: Footprint, data: Mapping[str, Any] | None
+) -> Packing | None:
+    """Where the tensors of a packed plan lie, checked against its schedule."""
+    if (data is None) == traced.in_one_array:
+        raise ValueError(f"'packing' cannot be {shown(data)}")
+    if data is None:
+        return None
+    numbers = [data["nbytes"], *(number for row in data["offsets"] for number in row)]
+    if not all(map(is_whole, numbers)):
+        raise ValueError("'packing' has what is no whole number")
+    offsets = {(step, tensor): offset for step, tensor, offset in data["offsets"]}
+    packing = Packing(data["nbytes"], offsets, footprint.peak_nbytes)
+    check_packing(lower(traced, schedule).schedule, packing)
+    if packing.nbytes != footprint.allocated_nbytes:
+        raise ValueError("its footprint is not that of its packing")
+    return packing
 
 
 def _symbol(text: Any) -> mx.sym.Symbol:

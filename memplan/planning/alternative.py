@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.planning.apart import apart
 from memplan.planning.job import STOCK, Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import AUTO, Symbol
@@ -34,7 +35,8 @@ def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
     seconds = TIME_SHARE * job.time_limit
     try:
         other_job = Job.prepare(net, **options | {"realisation": AUTO, "time_limit": seconds})
-        other = other_job.attempt(Evict(patience=PATIENCE), budget_nbytes).plan
+        with apart(other_job) as do:
+            other = do(Job.attempt, Evict(patience=PATIENCE), budget_nbytes).plan
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
         return ""
     if other is None or (made is not None and TIMES * other.overhead > made.overhead):

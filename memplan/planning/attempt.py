@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.errors import ArgumentError, ScheduleError
+from memplan.memory.packing import Packing
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.realisation import Symbol
 from memplan.programs.moments import Moments
@@ -42,8 +44,14 @@ BOUND_SHARE_OF_TIME = 0.05
 # What part of the usual effort that takes.
 BOUND_EFFORT = 0.25
 
-# A schedule as a network, and what it holds.
-Realised = tuple[Symbol, Footprint]
+
+@dataclass(frozen=True)
+class Realised:
+    """A schedule as a network, what it holds, and where its tensors lie, if in one array."""
+
+    symbol: Symbol
+    footprint: Footprint
+    packing: Packing | None
 
 
 def attempt(
@@ -53,10 +61,11 @@ def attempt(
     *,
     start: Schedule | None = None,
     since: float | None = None,
+    name: str | None = None,
 ) -> Attempt:
     """See :meth:`memplan.planning.job.Job.attempt`."""
     begin = time.monotonic() if since is None else since
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    name = name or (strategy if isinstance(strategy, str) else type(strategy).__name__)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
     with noticing() as interrupt:
         trial = _Trial(job, strategy, job.problem(budget_nbytes, start), begin, interrupt)
@@ -84,14 +93,15 @@ def plan_of(
         bound = max(0.0, outcome.lower_bound_seconds / unplanned_seconds - 1.0)
     return Plan(
         status=outcome.status,
-        symbol=realised[0],
+        symbol=realised.symbol,
         schedule=outcome.schedule,
         strategy=name,
         costs=job.costs,
         realisation=job.realisation.name,
         trace=job.trace,
         budget_nbytes=budget_nbytes,
-        footprint=realised[1],
+        footprint=realised.footprint,
+        packing=realised.packing,
         unplanned=job.unplanned,
         lower_bound_overhead=bound,
         bound_in_order=outcome.in_order,
@@ -190,7 +200,7 @@ class _Trial:
         return aim_lower(
             solve,
             limit,
-            lambda schedule: self._realise(schedule)[1].allocated_nbytes,
+            lambda schedule: self._realise(schedule).footprint.allocated_nbytes,
             self.stop,
             share=SHARE_OF_TIME,
         )
@@ -233,7 +243,7 @@ class _Trial:
             if (
                 schedule.seconds <= self.problem.most_seconds
                 and self.problem.memory.nbytes(schedule) <= limit
-                and self._realise(schedule)[1].allocated_nbytes <= limit
+                and self._realise(schedule).footprint.allocated_nbytes <= limit
             ):
                 return schedule
         return None
@@ -245,14 +255,13 @@ class _Trial:
         return self.realised[id(schedule)]
 
 
-def realise(job: Job, schedule: Schedule) -> Realised:
-    """The checked schedule as a network, and what it holds."""
+def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
+    """The checked schedule as a network, and what it holds; ``packing`` if that is known."""
     with no_collections():
         verdict = validate(schedule)
         if not verdict.valid:
             raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
-        symbol = job.realise(schedule)
-        return symbol, job.footprint(schedule, symbol)
+        return job.realised(schedule, packing)
 
 
 def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:

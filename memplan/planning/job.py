@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError, BudgetError
 from memplan.memory.memory import Memory
-from memplan.planning.attempt import attempt, moments_of, realise
+from memplan.memory.packing import Packing
+from memplan.planning.attempt import Realised, attempt, moments_of, realise
 from memplan.planning.beside import Beside
 from memplan.planning.plan import Attempt, Footprint
 from memplan.planning.realisation import (
@@ -158,7 +159,7 @@ class Job:
         begin = time.monotonic()
         with no_collections():
             everything = Schedule.unplanned(self.graph)
-            figures = self.footprint(everything, self.realise(everything))
+            figures = self.realised(everything).footprint
         seconds = time.monotonic() - begin
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 
@@ -187,18 +188,20 @@ class Job:
             time_limit=self.time_limit,
         )
 
-    def realise(self, schedule: Schedule) -> Symbol:
-        """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
-        return self.realisation.realise(self.trace, schedule, on_gpu=self.on_gpu)
-
     def holds(self, schedule: Schedule) -> int:
         """The bytes of the whole step by ``schedule``, the reserve included."""
         return self.memory.nbytes(schedule) + self.graph.fixed_nbytes + self.beside.nbytes
 
-    def footprint(self, schedule: Schedule, symbol: Symbol) -> Footprint:
-        """Simulated peak and, for ``symbol``, what MXNet allocates: it has the last word."""
-        allocated, match_range = self.realisation.allocated(self.trace, schedule, symbol)
-        return Footprint(
+    def realised(self, schedule: Schedule, packing: Packing | None = None) -> Realised:
+        """The network that makes MXNet execute ``schedule``, and what MXNet allocates for it.
+
+        It has the last word. ``packing`` is that of the schedule, if it is known. ScheduleError if
+        MXNet cannot execute it.
+        """
+        packing = packing or self.memory.packing(schedule)
+        symbol = self.realisation.realise(self.trace, schedule, on_gpu=self.on_gpu)
+        allocated, match_range = self.realisation.allocated(self.trace, schedule, symbol, packing)
+        footprint = Footprint(
             peak_nbytes=simulate(schedule).peak_nbytes,
             allocated_nbytes=allocated,
             fixed_nbytes=self.graph.fixed_nbytes,
@@ -206,6 +209,7 @@ class Job:
             match_range=match_range,
             **dataclasses.asdict(self.beside),
         )
+        return Realised(symbol, footprint, packing)
 
     def attempt(
         self,
@@ -214,14 +218,16 @@ class Job:
         *,
         start: Schedule | None = None,
         since: float | None = None,
+        name: str | None = None,
     ) -> Attempt:
         """What ``strategy`` finds within the budget, checked, realised and measured.
 
         ``start`` is a schedule that is known already, for strategies that take one. The time limit
-        counts from ``since`` (of time.monotonic()), or from now. An interrupt ends the search with
+        counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the strategy is
+        called (None: its own name). An interrupt ends the search with
         the best plan so far; without any, it is raised.
         """
-        return attempt(self, strategy, budget_nbytes, start=start, since=since)
+        return attempt(self, strategy, budget_nbytes, start=start, since=since, name=name)
 
     @property
     def knows_least(self) -> bool:
@@ -254,7 +260,7 @@ class Job:
         if found.cut_by_clock:
             stop.cut()
         schedule = problem.cheapest([quick, found.schedule]) or quick
-        return schedule, realise(self, schedule)[1]
+        return schedule, realise(self, schedule).footprint
 
     def budget_error(
         self, attempt: Attempt, strategy: str | Strategy, better: str = ""

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memplan.memory.packing import Packing
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
@@ -81,9 +82,9 @@ class Plan:
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
     first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit ended a
     search: in more time, or on another machine, the plan may be another; else equal calls give
-    equal plans. ``trace`` is the traced network. ``alternative`` says which other kind of plan
-    would cost far less, if that is known. ``unplanned`` holds the same figures for the step without
-    a plan.
+    equal plans. ``trace`` is the traced network, ``packing`` where tensors lie in a packed plan.
+    ``alternative`` says which other kind of plan would cost far less, if that is known.
+    ``unplanned`` holds the same figures for the step without a plan.
     """
 
     status: Status
@@ -101,6 +102,7 @@ class Plan:
     bound_in_order: bool = False
     alternative: str = ""
     cut_by_clock: bool = False
+    packing: Packing | None = field(default=None, repr=False)
 
     @property
     def peak_nbytes(self) -> int:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from memplan.planning.alternative import alternative
+from memplan.planning.apart import apart
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
@@ -106,11 +107,13 @@ def plan(
     Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
     or the plan (``plan.alternative``) says so.
 
-    An interrupt (Ctrl-C) ends the search with the best plan so far; without any, it is raised.
+    The search runs in a process of its own, which ends with it; a strategy that your script itself
+    defines runs in this one. An interrupt (Ctrl-C) ends the search with the best plan so far;
+    without any, it is raised.
 
     Raises ArgumentError for arguments that cannot be used, TraceError for a network that cannot
     be trained, CostError for costs that do not fit it, BudgetError where no plan is within the
-    budget, DependencyError without MXNet.
+    budget, PlanningError where the process of the search fails, DependencyError without MXNet.
     """
     options: dict[str, Any] = {
         "realisation": realisation,
@@ -140,12 +143,13 @@ def _plan(
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
-    task = Task(job, strategy, budget_nbytes, since=None if profiled else since)
-    [attempt] = run([task], cache=kept)
-    assert attempt is not None  # or run would have raised the interrupt
-    better = alternative(job, attempt, net, **options)
-    if attempt.plan is None:
-        raise job.budget_error(attempt, strategy, better)
+    with apart(job) as do:
+        task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
+        [attempt] = run([task], cache=kept)
+        assert attempt is not None  # or run would have raised the interrupt
+        better = alternative(job, attempt, net, **options)
+        if attempt.plan is None:
+            raise do(Job.budget_error, attempt, task.solver, better)
     return dataclasses.replace(attempt.plan, alternative=better)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memplan.errors import ArgumentError, CostError, TraceError
 from memplan.memory.memory import Memory
+from memplan.memory.packing import Packing
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, check_realisation
@@ -68,8 +69,13 @@ class Realisation(Protocol):
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> Symbol:
         """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
 
-    def allocated(self, trace: Trace, schedule: Schedule, symbol: Symbol) -> tuple[int, int]:
-        """The bytes that MXNet allocates for it, and the match range at which: the last word."""
+    def allocated(
+        self, trace: Trace, schedule: Schedule, symbol: Symbol, packing: Packing | None
+    ) -> tuple[int, int]:
+        """The bytes that MXNet allocates for it, and the match range at which: the last word.
+
+        ``packing`` says where its tensors lie, if in one array.
+        """
 
 
 @functools.cache

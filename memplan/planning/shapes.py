@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
+from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, realise
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
@@ -110,57 +111,76 @@ class ShapePlanner:
             check(job.trace)
         limit = parse_budget(self.budget, job.unplanned.total_nbytes)
         nearest = min(self._made, key=lambda plan: _distance(plan, job), default=None)
-        made = None
-        if nearest is not None and self._unseen != "plan":
-            made = self._at_once(job, limit, nearest)
-            if made is not None:
-                _warn(made, shapes)
-        made = made or self._searched(job, limit, nearest)
+        with apart(job) as do:
+            made = None
+            if nearest is not None and self._unseen != "plan":
+                made = self._at_once(job, do, limit, nearest)
+                if made is not None:
+                    _warn(made, shapes)
+            made = made or self._searched(job, do, limit, nearest)
         self.adopt(made)
         return made
 
-    def _searched(self, job: Job, limit: int | None, nearest: Plan | None) -> Plan:
+    def _searched(self, job: Job, do: Do, limit: int | None, nearest: Plan | None) -> Plan:
         """What the strategy finds: in little time from the nearest schedule on, else in all of it.
 
         Raises BudgetError where that is nothing.
         """
+        solver = create(self.strategy, realisation=job.realisation.name)
+        name = self.strategy if isinstance(self.strategy, str) else type(solver).__name__
         attempt, start = None, None
         if nearest is not None:
             start = transferred(nearest.schedule, job.graph)
-            attempt = self._followed(job, self._held() if limit is None else limit, start)
+            if "start" in options_of(solver):
+                within = self._held() if limit is None else limit
+                attempt = do(_followed, solver, within, start, name=name)
         if attempt is None or attempt.plan is None:
-            attempt = job.attempt(self.strategy, limit, start=start)
+            attempt = do(Job.attempt, solver, limit, start=start, name=name)
         if attempt.plan is None:
-            raise job.budget_error(attempt, self.strategy)
-        return attempt.plan
+            raise do(Job.budget_error, attempt, solver)
+        plan: Plan = attempt.plan
+        return plan
 
-    def _followed(self, job: Job, limit: int, start: Schedule | None) -> Attempt | None:
-        """What the strategy finds in little time; None if it cannot begin with a schedule."""
-        if "start" not in options_of(create(self.strategy, realisation=job.realisation.name)):
-            return None
-        begin = time.monotonic()
-        quick = dataclasses.replace(job, time_limit=SHARE_OF_TIME * job.time_limit)
-        stop = Stop.after(MENDING_SHARE * quick.time_limit)
-        found = mended(quick.problem(limit), start, stop, patience=PATIENCE)
-        return quick.attempt(self.strategy, limit, start=found or start, since=begin)
-
-    def _at_once(self, job: Job, limit: int | None, nearest: Plan) -> Plan | None:
+    def _at_once(self, job: Job, do: Do, limit: int | None, nearest: Plan) -> Plan | None:
         """The plan without a search; None where the nearest schedule cannot be made to fit."""
-        begin, name, schedule = time.monotonic(), "store_all", Schedule.unplanned(job.graph)
-        within = self._held() if limit is None else limit
-        if self._unseen == "nearest" and job.holds(schedule) > within:
+        within, start = math.inf, None
+        if self._unseen == "nearest":
+            within = self._held() if limit is None else limit
             start = transferred(nearest.schedule, job.graph)
-            found = mended(job.problem(within), start, Stop.after(job.time_limit), patience=0)
-            if found is None:
-                return None
-            name, schedule = nearest.strategy, found
-        outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)
-        seconds = time.monotonic() - begin
-        return plan_of(job, name, outcome, realised, limit, seconds)
+        plan: Plan | None = do(_fitted, within, limit, start, name=nearest.strategy)
+        return plan
 
     def _held(self) -> int:
         """The bytes of the largest step."""
         return max(plan.total_nbytes for plan in self._made)
+
+
+def _followed(
+    job: Job, solver: Strategy, limit: int, start: Schedule | None, *, name: str
+) -> Attempt:
+    """What the strategy finds in little time, from the ``start`` on."""
+    begin = time.monotonic()
+    quick = dataclasses.replace(job, time_limit=SHARE_OF_TIME * job.time_limit)
+    stop = Stop.after(MENDING_SHARE * quick.time_limit)
+    found = mended(quick.problem(limit), start, stop, patience=PATIENCE)
+    return quick.attempt(solver, limit, start=found or start, since=begin, name=name)
+
+
+def _fitted(
+    job: Job, within: float, limit: int | None, start: Schedule | None, *, name: str
+) -> Plan | None:
+    """The unplanned step if it is ``within`` these bytes, else ``start`` with more drops."""
+    begin, schedule = time.monotonic(), Schedule.unplanned(job.graph)
+    if within < math.inf and job.holds(schedule) > within:
+        stop = Stop.after(job.time_limit)
+        found = mended(job.problem(int(within)), start, stop, patience=0)
+        if found is None:
+            return None
+        schedule = found
+    else:
+        name = "store_all"
+    outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)
+    return plan_of(job, name, outcome, realised, limit, time.monotonic() - begin)
 
 
 def _distance(plan: Plan, job: Job) -> float:

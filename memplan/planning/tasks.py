@@ -17,12 +17,14 @@ import multiprocessing
 import os
 import threading
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.errors import ArgumentError, MemplanError
 from memplan.planning import record
+from memplan.planning.apart import Do
 from memplan.planning.cache import Cache, digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
@@ -40,29 +42,48 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class Task:
-    """A strategy to try on a job: the arguments of :meth:`memplan.planning.job.Job.attempt`."""
+    """A strategy to try on a job: the arguments of :meth:`memplan.planning.job.Job.attempt`.
+
+    ``do`` is what :func:`memplan.planning.apart.apart` yields for the job (None: it is tried here).
+    """
 
     job: Job
     strategy: str | Strategy
     budget_nbytes: int | None
     start: Schedule | None = None
     since: float | None = None
+    do: Do | None = None
 
     @property
     def name(self) -> str:
         """What tables call the strategy."""
         return self.strategy if isinstance(self.strategy, str) else type(self.strategy).__name__
 
+    @property
+    def solver(self) -> Strategy:
+        """The strategy itself."""
+        return create(self.strategy, realisation=self.job.realisation.name)
+
     def run(self) -> Attempt:
-        """The attempt, made here."""
-        return self.job.attempt(
-            self.strategy, self.budget_nbytes, start=self.start, since=self.since
-        )
+        """The attempt."""
+        given = (self.solver, self.budget_nbytes)
+        options = {"start": self.start, "since": self.since, "name": self.name}
+        return self._do(Job.attempt, *given, **options)
+
+    def read(self, text: str) -> Attempt:
+        """The attempt that is recorded as ``text``; ScheduleError if it is none of this job."""
+        return self._do(record.from_json, text)
+
+    def _do(self, function: Callable[..., Attempt], *arguments: Any, **options: Any) -> Attempt:
+        if self.do is None:
+            return function(self.job, *arguments, **options)
+        attempt: Attempt = self.do(function, *arguments, **options)
+        return attempt
 
     @functools.cached_property
     def key(self) -> str | None:
         """Everything that its outcome depends on, as text; None if that cannot be told."""
-        job, solver = self.job, create(self.strategy, realisation=self.job.realisation.name)
+        job, solver = self.job, self.solver
         options = _options_of(solver)
         if options is None:
             return None
@@ -155,7 +176,7 @@ def _kept(task: Task, cache: Cache) -> Attempt | None:
     if task.key is None or text is None:
         return None
     try:
-        return record.from_json(task.job, text)
+        return task.read(text)
     except MemplanError as error:
         cache.distrust(task.key, str(error))
         return None
@@ -194,9 +215,8 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
     try:
         parcels = {id(task.job): pack(task.job) for task in tasks}
         for task in tasks:
-            solver = create(task.strategy, realisation=task.job.realisation.name)
             start = None if task.start is None else task.start.to_json()
-            given = (parcels[id(task.job)], task.name, solver, task.budget_nbytes, start)
+            given = (parcels[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
             futures.append(executor.submit(_answer, *given))
         for task, future in zip(tasks, futures, strict=True):
             try:

@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-import networkx
-
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
@@ -23,6 +21,8 @@ class Buffers:
     """
 
     def __init__(self, graph: TrainingGraph) -> None:
+        import networkx  # 9 MB, which are for searches alone
+
         sized = [tensor.nbytes > 0 for tensor in graph.tensors]
         links = networkx.Graph()
         links.add_nodes_from(a for a, has_bytes in enumerate(sized) if has_bytes)

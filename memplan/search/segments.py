@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-import networkx
-
 from memplan.errors import ArgumentError
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
@@ -17,6 +15,8 @@ def articulation_points(graph: TrainingGraph) -> tuple[int, ...]:
     Articulation points of its undirected graph: natural places to cut (Chen et al. 2016 need
     chains; Jain et al. 2020, appendix B, extend them to these).
     """
+    import networkx  # 9 MB, which are for searches alone
+
     forward = graph.to_networkx().subgraph(range(graph.nforward)).to_undirected()
     return tuple(sorted(networkx.articulation_points(forward)))
 

@@ -53,6 +53,25 @@ def deferring() -> Iterator[Interrupt]:
 
 
 @contextmanager
+def passing_on(to: Callable[[], Any]) -> Iterator[None]:
+    """A SIGINT that comes within calls ``to``, which stops what is waited for here.
+
+    Who was there before is told, too; the KeyboardInterrupt that it raises is not raised here.
+    """
+
+    def note(number: int, frame: FrameType | None, before: Handler) -> None:
+        try:
+            before(number, frame)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            to()
+
+    with _handling(note):
+        yield
+
+
+@contextmanager
 def _handling(note: Callable[[int, FrameType | None, Handler], None]) -> Iterator[None]:
     """A SIGINT within calls ``note``, with the handler that was there before."""
     before = signal.getsignal(signal.SIGINT)

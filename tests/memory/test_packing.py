@@ -17,8 +17,9 @@ from helpers.networks import Network, hinted_resnet, unrolled_lstm
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
 from helpers.special_networks import transformer, unet
+from memplan.errors import ScheduleError
 from memplan.memory import packing
-from memplan.memory.packing import ALIGNMENT, Packing, pack
+from memplan.memory.packing import ALIGNMENT, Packing, check_packing, pack
 from memplan.planning.realisation import trace
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -166,3 +167,30 @@ def test_no_tensor_lies_across_segments(data: st.DataObject) -> None:
     for (_, tensor), offset in found.offsets.items():
         end = offset + sizes[tensor]
         assert not sizes[tensor] or offset // segment == (end - 1) // segment
+
+
+@examples(200)
+@given(packed(), st.data())
+def test_a_tensor_that_is_moved_is_noticed(
+    case: tuple[Schedule, Packing], data: st.DataObject
+) -> None:
+    schedule, found = case
+    check_packing(schedule, found)
+    keys = [key for key in found.offsets if schedule.graph.tensors[key[1]].nbytes]
+    if not keys:
+        return
+    moved = found.offsets[data.draw(st.sampled_from(keys))]
+    place = data.draw(st.integers(-1, found.nbytes // ALIGNMENT)) * ALIGNMENT
+    place += data.draw(st.sampled_from((0, 0, 0, 1)))
+    offsets = {key: place if offset == moved else offset for key, offset in found.offsets.items()}
+    other = dataclasses.replace(found, offsets=offsets)
+    if flaw(schedule, other) is None:
+        check_packing(schedule, other)
+    else:
+        with pytest.raises(ScheduleError, match="packing"):
+            check_packing(schedule, other)
+
+
+def test_a_packing_of_another_schedule_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="packing"):
+        check_packing(crowded(3), pack(crowded(4)))

@@ -45,7 +45,9 @@ import sys
 sys.modules["highspy"] = sys.modules["highsbox"] = None
 sys.path.insert(0, "tests")
 import memplan
+import memplan.planning.apart
 from helpers.networks import residual_net
+memplan.planning.apart.IN_A_CHILD = False  # there they are hidden from nobody
 net, shapes = residual_net()
 for realisation in ("mirror", "explicit"):
     options = {"budget": 0.7, "time_limit": 600, "realisation": realisation, **shapes}

@@ -15,6 +15,7 @@ import mxnet as mx
 
 from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
+from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
@@ -75,8 +76,11 @@ class Explicit(Form):
         del on_gpu
         return training_symbol(trace, schedule)
 
-    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+    def allocated(
+        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+    ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
+        del packing
         replayed = best_allocation(lower(trace, schedule).schedule)
         nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
         return nbytes, replayed.match_range

@@ -12,6 +12,7 @@ import mxnet as mx
 
 from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks
+from memplan.memory.packing import Packing
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
@@ -37,8 +38,11 @@ class Mirror(Form):
         """The network with its flags; ScheduleError where no flags give ``schedule``."""
         return annotate(trace, flags_of(schedule), on_gpu=on_gpu)
 
-    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+    def allocated(
+        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+    ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
+        del packing
         replayed = allocate(schedule)
         return allocated_nbytes(symbol, trace, replayed), replayed.match_range
 

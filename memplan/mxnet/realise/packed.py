@@ -17,7 +17,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.memory import Packed as PackedMemory
-from memplan.memory.packing import pack
+from memplan.memory.packing import Packing, check_packing, pack
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import (
     BackwardCall,
@@ -77,10 +77,13 @@ class Packed(Explicit):
         """One array."""
         return lowered_memory(trace, PackedMemory())
 
-    def allocated(self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol) -> tuple[int, int]:
+    def allocated(
+        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+    ) -> tuple[int, int]:
         """The bytes of the array: MXNet allocates what it is asked for. No match range counts."""
-        del symbol
-        return self.memory(trace).nbytes(schedule), trace.graph.match_range
+        del schedule, symbol
+        assert packing is not None
+        return packing.nbytes, trace.graph.match_range
 
 
 class PackedStep:
@@ -100,13 +103,15 @@ class PackedStep:
         memory: Memory | None = None,
         keeps_operators: bool = True,
         updates: Updates | None = None,
+        packing: Packing | None = None,
     ) -> None:
         """Prepare the ``schedule`` of a ``trace`` made for "packed" or "updating", on ``ctx``.
 
         ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
         share ``memory``; where that is not large enough, or None, the step makes its own. Without
         ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
-        for "updating".
+        for "updating". ``packing`` is that of the plan; without one, the schedule is packed anew.
+        Raises ScheduleError for one of another schedule.
         """
         Packed().check_context(ctx)
         if trace.updates and updates is None:
@@ -116,7 +121,10 @@ class PackedStep:
                 "Module, or give updates"
             )
         lowered = lower(trace, schedule)
-        packing = pack(lowered.schedule)
+        if packing is None:
+            packing = pack(lowered.schedule)
+        else:
+            check_packing(lowered.schedule, packing)
         if memory is None or memory.nbytes < packing.nbytes:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory

@@ -111,6 +111,7 @@ class BoundStep:
             memory=pool.memory,
             keeps_operators=False,  # as a hybridized block
             updates=updates,
+            packing=made.packing,
         )
         self.data = [data[p.name] for p in used]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from pathlib import Path
 
 import mxnet as mx
+
+from memplan.util.heap import give_back_what_is_free
 
 
 class Held:
@@ -22,7 +23,7 @@ class Held:
         self._ctx = ctx
         mx.nd.waitall()
         if ctx.device_type != "gpu":
-            _give_back_what_is_free()
+            give_back_what_is_free()  # what is allocated next counts then
             # Without permission to do so the peak of before stands, where that is higher.
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -47,9 +48,3 @@ def _status(field: str) -> int:
     """Bytes, by the kernel: VmRSS now, VmHWM at most."""
     text = Path("/proc/self/status").read_text(encoding="ascii")
     return int(text.split(f"{field}:")[1].split()[0]) * 1024
-
-
-def _give_back_what_is_free() -> None:
-    """Have the C library return freed memory: what is allocated next counts then."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -157,6 +157,7 @@ class Executor:
                 match_range=plan.match_range,
                 memory=pool.memory,
                 updates=self._plans.updates,
+                packing=plan.packing,
             )
             pool.add(need, self._training.pool, self._training.memory)
             self.grad_arrays = self._training.grad_arrays

@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
@@ -60,17 +61,18 @@ class TrainExecutor:
         memory: Memory | None = None,
         keeps_operators: bool = True,
         updates: Updates | None = None,
+        packing: Packing | None = None,
     ) -> None:
         """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
 
         Arrays are made, filled with zeros, for the arguments and states that are not given.
         ``pool`` and ``match_range`` are those of
         :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
-        ``memory`` instead, if that is large enough; this and ``keeps_operators`` are those of
-        :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of one made
-        for "updating". Raises ArgumentError for an array that is unknown or of the wrong shape or
-        dtype, and for a ``match_range`` that is no whole number; UsageError for a trace with
-        NumPy's shapes where MXNet has its own.
+        ``memory`` instead, if that is large enough; this, ``keeps_operators`` and ``packing`` are
+        those of :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of
+        one made for "updating". Raises ArgumentError for an array that is unknown or of the wrong
+        shape or dtype, and for a ``match_range`` that is no whole number; UsageError for a trace
+        with NumPy's shapes where MXNet has its own.
         """
         if trace.numpy_shapes and not mx.util.is_np_shape():
             raise UsageError(
@@ -98,6 +100,7 @@ class TrainExecutor:
                 memory=memory,
                 keeps_operators=keeps_operators,
                 updates=updates,
+                packing=packing,
             )
         else:
             symbol_of_step = training_symbol(trace, schedule)

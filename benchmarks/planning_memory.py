@@ -1,0 +1,79 @@
+"""What does planning leave in the process that then trains?
+
+    python benchmarks/planning_memory.py
+    python benchmarks/planning_memory.py --networks resnext,lstm --realisation mirror
+
+Every figure is of a process of its own: by how many MB its resident set has grown when there is a
+plan, since before memplan was imported. MXNet was loaded then, and had run an operator. "searched
+there" is how memplan plans, with the search in a child process; "searched here" is without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+
+from process_networks import NETWORKS
+
+
+def main() -> None:
+    """Print a table, or the figure of this process."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--realisation", default="packed")
+    parser.add_argument("--budget", type=float, default=0.8, help="a share of the unplanned step")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each plan")
+    parser.add_argument("--process", choices=("there", "here"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.process:
+        print(*left_behind(options))
+        return
+    print("| network | training ops | searched there, MB | searched here, MB |\n|---|---|---|---|")
+    for name in options.networks.split(","):
+        (nops, there), (_, here) = (measured(name, where, options) for where in ("there", "here"))
+        print(f"| {name} | {nops} | {there / 1e6:.0f} | {here / 1e6:.0f} |", flush=True)
+
+
+def measured(name: str, where: str, options: argparse.Namespace) -> tuple[int, int]:
+    """The ops of a step, and what planning leaves in a new process."""
+    command = [sys.executable, __file__, "--networks", name, "--realisation", options.realisation]
+    command += ["--budget", str(options.budget), "--time-limit", str(options.time_limit)]
+    done = subprocess.run(
+        [*command, "--process", where], check=True, stdout=subprocess.PIPE, text=True
+    )
+    nops, left = map(int, done.stdout.split())
+    return nops, left
+
+
+def left_behind(options: argparse.Namespace) -> tuple[int, int]:
+    """The ops of a step, and by how much this process grows as it plans."""
+    net, shapes = NETWORKS[options.networks]()
+    mx.nd.ones((1,)).asnumpy()
+    before = resident_nbytes()
+    import memplan
+    from memplan.planning import apart
+
+    apart.IN_A_CHILD = options.process == "there"
+    plan = memplan.plan(
+        net,
+        budget=options.budget,
+        realisation=options.realisation,
+        ctx=mx.cpu(),
+        time_limit=options.time_limit,
+        **shapes,
+    )
+    return len(plan.schedule.graph.ops), resident_nbytes() - before
+
+
+def resident_nbytes() -> int:
+    """The bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Planning in a child process: what it leaves behind, and what kills it, ends with the child.
+
+numba, LLVM and a solver take some 150 MB, which a process that goes on to train would keep, and a
+solver may abort. The child gets a traced job, and searches without MXNet
+(:mod:`memplan.planning.child`); networks are made, bound and measured here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from memplan.errors import MemplanError, PlanningError
+from memplan.memory.packing import Packing
+from memplan.planning import child
+from memplan.planning.attempt import realise
+from memplan.planning.job import Job
+from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, packed, receive, send, unpacked
+from memplan.step.schedule import Schedule
+from memplan.util.heap import give_back_what_is_free
+from memplan.util.interrupts import passing_on
+from memplan.util.progress import LOGGER
+
+IN_A_CHILD = True
+"""The tests of other things plan in their own process, as a child takes a second to start."""
+
+# Calls a function with the job and what else is given, in the child or here.
+Do = Callable[..., Any]
+
+# The path is that of this process before anything is imported, whatever lies in the folder.
+_CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
+
+
+@contextmanager
+def apart(job: Job) -> Iterator[Do]:
+    """Yields ``do``: ``do(function, ...)`` is ``function(job, ...)``, computed in a child process.
+
+    The child starts with the first call and ends with the block. What the function raises is raised
+    here; PlanningError if the child ends before it has answered. Functions and arguments that
+    cannot be sent, such as a strategy that the script itself defines, are called here, and so are
+    all where no process can be started. An interrupt is the function's; the second one ends the
+    child.
+    """
+    helper = _Child(job)
+    try:
+        yield helper.do
+    finally:
+        helper.end()
+        give_back_what_is_free()  # by tracing, up to 20 MB
+
+
+class _Child:
+    """The process, once it has started, and what stays here by the names that it knows."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._named: dict[str, Any] = {GRAPH: job.graph, TRACE: job.trace}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: IO[bytes]
+        self._answers: IO[bytes]
+        self._ninterrupts = 0
+
+    def do(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """See :func:`apart`."""
+        try:
+            request = packed((function, arguments, options), self._named)
+            with_child = IN_A_CHILD and self._is_started()
+        except CANNOT_PICKLE:
+            with_child = False
+        if not with_child:
+            return function(self._job, *arguments, **options)
+        with passing_on(self._interrupt):
+            try:
+                send(self._requests, request)
+                kind, *rest = self._answer()
+            except (EOFError, BrokenPipeError):
+                raise self._death() from None
+        if kind == "unknown":
+            return function(self._job, *arguments, **options)
+        if kind == "error":
+            raise _error(*rest)
+        return rest[0]
+
+    def _is_started(self) -> bool:
+        if self._process is not None:
+            return True
+        asked, requests = os.pipe()
+        answers, answered = os.pipe()
+        path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
+        command = [sys.executable, "-c", _CODE.format(child.__name__)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, *map(str, (os.getpid(), asked, answered)), path],
+                pass_fds=(asked, answered),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal comes from here alone
+            )
+        except OSError as error:
+            LOGGER.warning("memplan plans in this process, as it can start no other: %s", error)
+            os.close(requests)
+            os.close(answers)
+            return False
+        finally:
+            os.close(asked)
+            os.close(answered)
+        self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+        send(self._requests, packed((_fields(self._job), LOGGER.getEffectiveLevel()), {}))
+        return True
+
+    def _answer(self) -> tuple[Any, ...]:
+        """What the child says in the end; before that, it may tell and ask."""
+        while True:
+            kind, *rest = unpacked(receive(self._answers), self._named)
+            if kind == "log":
+                level, text, figures = rest
+                LOGGER.log(level, "%s", text, extra=figures)
+            elif kind == "print":
+                print(rest[0], end="", flush=True)
+            elif kind == "warning":
+                warnings.warn_explicit(*rest)
+            elif kind == "realise":
+                send(self._requests, self._realised(*rest))
+            else:
+                return (kind, *rest)
+
+    def _realised(self, schedule: Schedule, packing: Packing | None) -> bytes:
+        """What MXNet makes of a schedule of the child's."""
+        try:
+            made = realise(self._job, schedule, packing)
+        except MemplanError as error:
+            return packed(("error", error), self._named)
+        self._named[f"symbol {len(self._named)}"] = made.symbol
+        return packed(("made", (made.symbol, made.footprint)), self._named)
+
+    def _interrupt(self) -> None:
+        assert self._process is not None
+        self._ninterrupts += 1
+        self._process.send_signal(signal.SIGINT if self._ninterrupts == 1 else signal.SIGKILL)
+
+    def _death(self) -> BaseException:
+        """What is to be raised as the child is gone."""
+        assert self._process is not None
+        status = self._process.wait()
+        if self._ninterrupts > 1:
+            return KeyboardInterrupt()
+        how = f"ended with status {status}"
+        if status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        why = ", probably as the machine has no memory left" * (status == -signal.SIGKILL)
+        return PlanningError(
+            f"the process that plans {how}{why}. Nothing in this process was lost: plan again with "
+            f"another strategy or budget, or where there is more memory (memplan plan writes a "
+            f"file that Module and TrainStep take)"
+        )
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._requests, self._answers):
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    """What :class:`memplan.planning.child.ChildJob` is made of."""
+    fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    del fields["trace"]
+    way = child.Way(job.realisation.name, job.realisation.binds)
+    return fields | {"realisation": way, "counted": job.memory}
+
+
+def _error(error: BaseException | None, text: str) -> BaseException:
+    """What a function has raised; where that cannot be sent, an error that tells of it."""
+    if error is None:
+        return PlanningError(f"planning has failed:\n{text}")
+    return error

@@ -1,0 +1,175 @@
+"""The process that plans for one that trains: it searches, and leaves MXNet to the other.
+
+``memplan.planning.apart`` starts it. It imports no MXNet. What only MXNet knows, the network of a
+schedule and what it allocates, is asked of the training process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any
+
+from memplan.memory.memory import Memory
+from memplan.memory.packing import Packing
+from memplan.planning.attempt import Realised
+from memplan.planning.job import Job
+from memplan.planning.messages import (
+    CANNOT_PICKLE,
+    GRAPH,
+    TRACE,
+    StandIn,
+    packed,
+    receive,
+    send,
+    unpacked,
+)
+from memplan.step.schedule import Schedule
+from memplan.strategies.base import LIVE
+from memplan.util.interrupts import deferring
+from memplan.util.progress import LOGGER
+
+# From linux/prctl.h: the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
+
+# Of a log record, what progress is told by (memplan/util/progress.py).
+FIGURES = ("incumbent_seconds", "bound_seconds", "unplanned_seconds")
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a search asks of a :class:`memplan.planning.realisation.Realisation`."""
+
+    name: str
+    binds: float
+
+
+@dataclass(frozen=True)
+class ChildJob(Job):
+    """A job whose memory is ``counted``, and whose networks are made by ``ask``."""
+
+    counted: Memory = LIVE
+    ask: Callable[..., Any] = lambda *_: None
+
+    @cached_property
+    def memory(self) -> Memory:
+        return self.counted
+
+    def realised(self, schedule: Schedule, packing: Packing | None = None) -> Realised:
+        packing = packing or self.memory.packing(schedule)
+        symbol, footprint = self.ask(schedule, packing)
+        return Realised(symbol, footprint, packing)
+
+
+class _Forwarding(logging.Handler):
+    """Hands log records to the training process."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        extra = {name: getattr(record, name) for name in FIGURES if hasattr(record, name)}
+        self._tell("log", record.levelno, record.getMessage(), extra)
+
+
+class _Printing(io.TextIOBase):
+    """Hands what is printed to the training process, whose stdout may be a notebook's."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._tell("print", text)
+        return len(text)
+
+
+class _Conversation:
+    """Does what it is asked for, one thing after the other, until nobody asks any more."""
+
+    def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
+        self._asked, self._answers = asked, answers
+        fields, level = self._read({})
+        fields["trace"] = StandIn(TRACE)
+        self.job = ChildJob(**fields, ask=self._ask)
+        self._named = {GRAPH: self.job.graph}
+        LOGGER.setLevel(level)
+        LOGGER.propagate = False
+        LOGGER.addHandler(_Forwarding(self._tell))
+        sys.stdout = _Printing(self._tell)
+        warnings.simplefilter("always")
+        warnings.showwarning = self._show  # type: ignore[assignment]
+
+    def run(self) -> None:
+        """Answer requests."""
+        while True:
+            data = receive(self._asked)
+            try:
+                function, arguments, options = unpacked(data, self._named)
+            except Exception as error:  # what the training process has and nobody else can import
+                self._tell("unknown", f"{type(error).__name__}: {error}")
+                continue
+            send(self._answers, self._answer(function, arguments, options))
+
+    def _answer(self, function: Any, arguments: Any, options: Any) -> bytes:
+        """What the function says of the job; an interrupt is one of the function alone."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            found = function(self.job, *arguments, **options)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return packed(("answer", found), self._named)
+        except BaseException as error:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return self._failure(error)
+
+    def _failure(self, error: BaseException) -> bytes:
+        text = "".join(traceback.format_exception(error))
+        try:
+            return packed(("error", error, text), self._named)
+        except CANNOT_PICKLE:
+            return packed(("error", None, text), self._named)
+
+    def _ask(self, schedule: Schedule, packing: Any) -> Any:
+        with deferring():
+            self._tell("realise", schedule, packing)
+            kind, value = self._read(self._named)
+        if kind == "error":
+            raise value
+        return value
+
+    def _show(self, message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+        self._tell("warning", str(message), category, filename, lineno)
+
+    def _read(self, named: dict[str, Any]) -> Any:
+        return unpacked(receive(self._asked), named)
+
+    def _tell(self, *message: Any) -> None:
+        data = packed(message, self._named)
+        with deferring():
+            send(self._answers, data)
+
+
+def main() -> None:
+    """Answer on the descriptors that the arguments name, for as long as the parent lives."""
+    parent, asked, answers = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    try:
+        _Conversation(os.fdopen(asked, "rb"), os.fdopen(answers, "wb")).run()
+    except (EOFError, BrokenPipeError):
+        os._exit(0)

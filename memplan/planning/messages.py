@@ -1,0 +1,107 @@
+"""What a process that trains and its child that plans tell each other: pickled, one by one.
+
+What must stay in the training process (its trace, MXNet's Symbols) travels as a name. The graph is
+sent once, and is the same object at either end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import IO, Any
+
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+
+GRAPH, TRACE = "graph", "trace"
+
+# What pickle raises for objects that it cannot take.
+CANNOT_PICKLE = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError)
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """In the child, what has this name in the training process."""
+
+    name: str
+
+
+def packed(message: Any, named: Mapping[str, Any]) -> bytes:
+    """``message`` as bytes, with the names of what ``named`` holds; one of CANNOT_PICKLE if not.
+
+    What the script of the training process defines itself is refused, which its child would look
+    for elsewhere, and so is a strategy that may keep a state, which would change there only.
+    """
+    file = io.BytesIO()
+    _Pickler(file, named).dump(message)
+    return file.getvalue()
+
+
+def unpacked(data: bytes, named: Mapping[str, Any]) -> Any:
+    """What :func:`packed` wrote; names that are not ``named`` become stand-ins."""
+    return _Unpickler(io.BytesIO(data), named).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: IO[bytes], named: Mapping[str, Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._names = {id(value): name for name, value in named.items()}
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return obj.name if type(obj) is StandIn else self._names.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException):
+            return _exception, (type(obj), obj.args, obj.__dict__)
+        if isinstance(obj, Schedule | TrainingGraph):  # without what they have worked out
+            fields = (getattr(obj, field.name) for field in dataclasses.fields(obj))
+            return type(obj), tuple(fields)
+        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(f"{obj.__qualname__} is defined in the script itself")
+        if hasattr(obj, "solve") and not _is_frozen(obj):
+            raise pickle.PicklingError(f"{type(obj).__qualname__} is no frozen dataclass")
+        return NotImplemented
+
+
+def _is_frozen(obj: Any) -> bool:
+    parameters = getattr(obj, "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], named: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._named = named
+
+    def persistent_load(self, name: str) -> Any:
+        return self._named[name] if name in self._named else StandIn(name)
+
+
+def _exception(
+    kind: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    """An exception again, whatever its constructor wants."""
+    made: Callable[..., BaseException] = kind.__new__
+    error = made(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
+
+
+def send(stream: IO[bytes], data: bytes) -> None:
+    """Write one message."""
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> bytes:
+    """The next message; EOFError where the other end is gone."""
+    head = stream.read(8)
+    data = stream.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
+    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
+        raise EOFError
+    return data
