@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search.eviction import Evictions
+from memplan.search.kernels.greedy import drop_arrays
+from memplan.search.kernels.online import STALENESS, UNIONS, online_state, run_online
 from memplan.search.online import KINDS, SLACKS, online_schedules
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -67,6 +69,21 @@ def test_what_is_cheapest_per_byte_and_needed_last_is_dropped() -> None:
         nforward=7,
     )
     assert made(graph, 4 * UNIT)[0].ops == (0, 1, 2, 3, 4, 5, 1, 6)
+
+
+def test_an_op_of_many_outputs_drops_no_more_than_there_is_room_for() -> None:
+    """Run for each of its readers, it drops all the others every time."""
+    many, readers = 30, 40
+    tensors = [Tensor(f"t{k}", UNIT, 1) for k in range(many + readers)]
+    ops = [Op("split", "split", (), tuple(range(many)), seconds=0.0)]
+    for k in range(readers):
+        before = (many + k - 1,) if k else ()
+        ops.append(Op(f"r{k}", "r", (k % many, *before), (many + k,), seconds=1.0))
+    graph = TrainingGraph(tuple(ops), tuple(tensors), (many + readers - 1,), readers + 1)
+    arrays = drop_arrays(graph, (True,) * len(ops))
+    state = online_state(arrays, 10 * len(ops))
+    run_online(arrays, state, 3 * UNIT, STALENESS, 1e6)
+    assert many < state.counts[UNIONS] <= len(state.parent)
 
 
 def test_every_slack_is_tried_and_work_is_counted() -> None:

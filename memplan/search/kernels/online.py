@@ -61,9 +61,9 @@ class OnlineState(NamedTuple):
 def online_state(arrays: DropArrays, capacity: int) -> OnlineState:
     """Room for sequences of up to ``capacity`` steps."""
     ntensors, nops = len(arrays.nbytes), len(arrays.seconds)
-    most_written = int(np.max(np.diff(arrays.start[WRITTEN]), initial=0))
-    # What is dropped was written, by one of the steps.
-    nunions = capacity * ntensors // max(1, nops) + most_written
+    # Each drop of a tensor makes one. Ops with many outputs may run, and drop, more often than others:
+    # then the sequence ends where there is no room.
+    nunions = capacity * ntensors // max(1, nops) + ntensors
     by_tensor = [np.zeros(ntensors, dtype=np.int64) for _ in range(5)]
     residents, place, needed, pins, union = by_tensor
     return OnlineState(
@@ -318,7 +318,10 @@ def run_online(arrays, state, budget_nbytes, age, most_seconds):  # type: ignore
                 _pin(arrays, state, missing, 1)
                 continue
             seconds += arrays.seconds[op]
-            if state.counts[LENGTH] == len(state.ops) or seconds > most_seconds:
+            # All that is alive may be dropped before the op runs.
+            unions = state.counts[UNIONS] + state.counts[RESIDENTS]
+            is_full = state.counts[LENGTH] == len(state.ops) or unions > len(state.parent)
+            if is_full or seconds > most_seconds:
                 return np.int64(-1)
             _run(arrays, state, op, stage, budget_nbytes, age)
             state.clock[0] += tick
