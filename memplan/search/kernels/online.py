@@ -61,8 +61,8 @@ class OnlineState(NamedTuple):
 def online_state(arrays: DropArrays, capacity: int) -> OnlineState:
     """Room for sequences of up to ``capacity`` steps."""
     ntensors, nops = len(arrays.nbytes), len(arrays.seconds)
-    # Each drop of a tensor makes one. Ops with many outputs may run, and drop, more often than others:
-    # then the sequence ends where there is no room.
+    # Each drop of a tensor makes one. Ops with many outputs may run, and drop, more often than
+    # others: then the sequence ends where there is no room.
     nunions = capacity * ntensors // max(1, nops) + ntensors
     by_tensor = [np.zeros(ntensors, dtype=np.int64) for _ in range(5)]
     residents, place, needed, pins, union = by_tensor
