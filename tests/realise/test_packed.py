@@ -254,6 +254,27 @@ def test_a_step_is_handed_over_without_a_wait(name: str, monkeypatch: pytest.Mon
     assert not differences(stock_steps(traced, values), planned_steps(executor))
 
 
+@pytest.mark.parametrize("layer", ["convolution", "dense", "dot"])
+def test_gradients_that_nobody_reads_are_not_computed(layer: str) -> None:
+    data, weight = var("data"), var("weight", shape=(12, 5))
+    symbol = {
+        "convolution": lambda: mx.sym.Convolution(data, num_filter=5, kernel=(1, 1), name="layer"),
+        "dense": lambda: dense(data, 5, name="layer"),
+        "dot": lambda: mx.sym.dot(data, weight, name="layer"),
+    }[layer]()
+    shape = (8, 12, 1, 1) if layer == "convolution" else (8, 12)
+    traced = trace(loss(symbol), shapes={"data": shape}, realisation="packed")
+    executor = bound(traced, Schedule.unplanned(traced.graph), random_values(traced))
+    shown = []
+    executor.set_monitor_callback(lambda name, _: shown.append(name.decode()))
+    executor.forward(is_train=True)
+    [backward] = [n for n in traced.nodes if n.op.startswith("_backward") and "layer" in n.name]
+    assert sum(name.startswith(backward.name) for name in shown) == backward.noutputs - 1
+    values = random_values(traced)
+    again = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(again))
+
+
 @pytest.mark.parametrize("place", range(6))
 def test_the_next_step_waits_for_readers_of_the_last(place: int) -> None:
     symbol, shapes = residual_net(batch=64, units=8)

@@ -28,6 +28,10 @@ _STATEFUL = frozenset(
 _RNN = frozenset({"RNN", "_npx_rnn"})
 
 
+# Each gradient is a product by itself, of about the time of the forward op.
+_MATRIX_PRODUCTS = frozenset({"_backward_Convolution", "_backward_FullyConnected", "_backward_dot"})
+
+
 def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
 
@@ -102,7 +106,7 @@ def skips_unread(backward: Node) -> bool:
 
     An executor knows, and autograd: the gradient of the input of a network is not computed.
     """
-    return backward.op == "_backward_Convolution"
+    return backward.op in _MATRIX_PRODUCTS
 
 
 def gradients_read(backward: Node) -> list[int]:
