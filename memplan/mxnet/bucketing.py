@@ -22,8 +22,8 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
 
     The other options are those of :class:`memplan.mxnet.Module`; ``plan`` is one for the default
     bucket. That is planned first, which takes up to ``time_limit`` seconds. Further buckets are
-    planned when they are first seen, in a tenth of that: they begin with a schedule that is known
-    (``unseen`` says what else may be done: docs/training.md).
+    planned when they are first seen, with a tenth of the work: they begin with a schedule that is
+    known (``unseen`` says what else may be done: docs/training.md).
 
     All buckets run in the memory of the largest: packed in one array, which is the better choice
     here; explicit in the blocks of MXNet's executors, which are bound in turn where one lacks

@@ -148,8 +148,7 @@ class _Trial:
             return Outcome(Status.INFEASIBLE), None
         takes_start = "start" in options_of(self.solver)
         if takes_start:
-            soon = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
-            quick = quick_schedule(self.problem, Stop(soon.deadline, part_of=self.stop))
+            quick = self._start(limit)
             self.problem = dataclasses.replace(self.problem, start=quick)
             if limit is not None and self.problem.memory.nbytes(quick) <= limit:
                 unplanned = self.job.graph.seconds
@@ -173,6 +172,14 @@ class _Trial:
             status=Status.INFEASIBLE if first.status is Status.INFEASIBLE else Status.NO_PLAN_FOUND,
             schedule=None,
         ), None
+
+    def _start(self, limit: int | None) -> Schedule:
+        """The known schedule, if that fits, else the better one of it and of quick strategies."""
+        known = self.problem.start
+        if known is not None and limit is not None and self.problem.cheapest([known]) is not None:
+            return known
+        soon = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
+        return quick_schedule(self.problem, Stop(soon.deadline, part_of=self.stop))
 
     def _least(self) -> Schedule | None:
         """The strategy's schedule of least memory; one known already, if that takes less."""
@@ -270,7 +277,8 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> O
     stop = Stop.after(BOUND_SHARE_OF_TIME * job.time_limit)
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
-    bound = moments.bound(problem.budget_nbytes, stop, solver=by, effort=BOUND_EFFORT).seconds
+    effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))
+    bound = moments.bound(problem.budget_nbytes, stop, solver=by, effort=effort).seconds
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)
     if outcome.schedule is None:

@@ -26,18 +26,21 @@ def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
     """The ops of ``graph`` in the order in which ``schedule`` runs their like; None without many.
 
     Ops are alike that compute the same from the same inputs, whatever their sizes and names; where
-    both graphs have the same ops, that is the same sequence. An op without its like runs when
-    something first depends on it, or at the end. So what comes out is a schedule whatever is
-    taken for alike.
+    both graphs have the same ops, that is the same sequence. Where there are few, as some op stands
+    between others now, those are alike that compute the same from what the same kinds of ops
+    compute. An op without its like runs when something first depends on it, or at the end. So what
+    comes out is a schedule whatever is taken for alike.
     """
-    numbers: dict[object, int] = {}
-    place = {likeness: op for op, likeness in enumerate(_likenesses(graph, numbers))}
-    matching = [place.get(likeness) for likeness in _likenesses(schedule.graph, numbers)]
-    nmatched = sum(op is not None and op < graph.nforward for op in matching)
-    if nmatched < ALIKE * graph.nforward:
-        return None
-    matched = (matching[op] for op in schedule.ops)
-    return Schedule.sequence(graph, _completed(graph, [op for op in matched if op is not None]))
+    for likenesses in (_likenesses, _likenesses_nearby):
+        numbers: dict[object, int] = {}
+        place = {likeness: op for op, likeness in enumerate(likenesses(graph, numbers))}
+        matching = [place.get(likeness) for likeness in likenesses(schedule.graph, numbers)]
+        nmatched = sum(op is not None and op < graph.nforward for op in matching)
+        if nmatched >= ALIKE * graph.nforward:
+            matched = (matching[op] for op in schedule.ops)
+            known = [op for op in matched if op is not None]
+            return Schedule.sequence(graph, _completed(graph, known))
+    return None
 
 
 def _likenesses(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[int, int]]:
@@ -57,6 +60,24 @@ def _likenesses(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[
             inputs = inputs[-1:]
         number = numbers.setdefault((op.kind, inputs), len(numbers))
         kinds.append(number)
+        seen[number] += 1
+        result.append((number, seen[number]))
+    return result
+
+
+def _likenesses_nearby(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[int, int]]:
+    """The same, of a forward op's inputs only the kinds of the ops that write them."""
+    seen: Counter[int] = Counter()
+    result: list[tuple[int, int]] = []
+    for index, op in enumerate(graph.ops):
+        sources = [graph.producer[a] for a in op.inputs]
+        if op.differentiates is not None:
+            inputs: tuple[object, ...] = (result[op.differentiates],)
+        elif index >= graph.nforward:
+            inputs = tuple(result[source] for source in sources[-1:])
+        else:
+            inputs = tuple(graph.ops[source].kind for source in sources)
+        number = numbers.setdefault((op.kind, inputs), len(numbers))
         seen[number] += 1
         result.append((number, seen[number]))
     return result
@@ -97,7 +118,7 @@ def mended(
     """``schedule`` with more drops, until it fits the budget of ``problem``; None if that fails.
 
     Then drops are taken back and chosen again, until ``patience`` attempts in a row found nothing
-    cheaper. Without a schedule all drops are chosen.
+    cheaper, or the work of ``stop`` is done. Without a schedule all drops are chosen.
     """
     assert problem.budget_nbytes is not None
     drops: set[Drop] = set()
@@ -105,13 +126,18 @@ def mended(
     if schedule is not None and len(problem.graph.ops) <= LARGE:
         drops = evictions.drops_of(carried_tensors(schedule))
 
+    # To fit takes little work, without which there is nothing to go on with: only time ends that.
+    fitting = Stop(stop.deadline)
+    share = 1.0 if problem.counts_live else 0.5
+
     def solve(aim: int, until: Stop) -> Schedule | None:
         search = evictions.within(aim)
         found = search.fit(drops, until)
         if found is None:
             return None
-        return search.improve(found, until, patience=patience).schedule
+        return search.improve(found, stop.share(share), patience=patience).schedule
 
-    share = 1.0 if problem.counts_live else 0.5
-    found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop, share=share)
+    found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, fitting, share=share)
+    if fitting.cut_by_clock:
+        stop.cut()
     return problem.cheapest([found, schedule])

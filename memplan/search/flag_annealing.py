@@ -73,8 +73,8 @@ def anneal(
     Without a budget: the one with the fewest bytes. Makes this many ``moves`` in at most
     ``seconds``: the same seed gives the same schedule, unless the clock has hurried it, which a
     stop says. Without ``moves`` it makes as many as the stop has work for, or takes all of the
-    time; none where those are too few to find anything. An interrupt ends it, and is raised only if
-    no schedule was met yet.
+    time; none where those are too few to find more than ``start``. An interrupt ends it, and is
+    raised only if no schedule was met yet.
     """
     stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
     evaluate = Evaluator(graph)
@@ -85,7 +85,7 @@ def anneal(
     if moves is None:
         moves = int(min(MOST_MOVES, max(1.0, stop.work_left / work)))
         if moves < FEWEST_BY_FLAGS * len(evaluate.flaggable):
-            return None
+            moves = 0
     try:
         for temperature in _temperatures(moves, work, stop):
             search.move(temperature)

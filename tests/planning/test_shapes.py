@@ -94,6 +94,36 @@ def test_a_schedule_of_another_length(length: int) -> None:
         assert other.ops == schedule.ops
 
 
+def dropping(masked: bool) -> Job:
+    """Convolutions; between some a mask that need not be there, as that of a DropBlock."""
+    body = mx.sym.Variable("data")
+    for place in range(6):
+        body = mx.sym.Convolution(body, num_filter=8, kernel=(3, 3), pad=(1, 1))
+        body = mx.sym.Activation(mx.sym.BatchNorm(body), act_type="relu")
+        if masked and place % 2 == 0:
+            mask = mx.sym.random.uniform(shape=(1, 8, 16, 16)) < 0.9
+            body = mx.sym.broadcast_mul(body, mask)
+    return Job.prepare(mx.sym.MakeLoss(body), realisation="packed", data=(16, 3, 16, 16))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_schedule_of_a_network_with_other_ops_in_between(first: bool) -> None:
+    """The scheduler of a DropBlock begins without any, and ends it for evaluation."""
+    before, after = dropping(first), dropping(not first)
+    problem = before.problem(int(0.8 * before.unplanned.total_nbytes))
+    schedule = mended(problem, None, LATE, patience=20)
+    assert schedule is not None
+    other = transferred(schedule, after.graph)
+    assert other is not None
+    assert validate(other).valid
+    layers = ("Convolution", "BatchNorm", "Activation")
+    one, two = (
+        [op.kind for op in map(s.graph.ops.__getitem__, s.recomputed) if op.kind in layers]
+        for s in (schedule, other)
+    )
+    assert one == two != []
+
+
 def test_no_schedule_of_another_network() -> None:
     schedule = own(16, "80%").schedule
     assert transferred(schedule, unrolled(4).graph) is None
@@ -166,3 +196,28 @@ def test_planning_warns_of_nothing() -> None:
 def test_what_to_do_with_new_shapes_is_checked() -> None:
     with pytest.raises(ArgumentError, match="'plan', 'nearest', 'unplanned', got 'skip'"):
         planner(unseen="skip")
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_another_plan_takes_a_tenth_of_the_work(
+    monkeypatch: pytest.MonkeyPatch, realisation: str
+) -> None:
+    spent: list[float] = []
+    spend = Stop.spend
+
+    def counted(stop: Stop, work: float) -> None:
+        if stop._part_of is None and math.isfinite(stop.work_left):
+            spent.append(work)
+        spend(stop, work)
+
+    monkeypatch.setattr(Stop, "spend", counted)
+    by = planner(strategy="search", realisation=realisation, time_limit=1e4)
+    planned(by, 16)
+    usual = job(16).problem(0).stop(None, effort=1.0).work_left
+    assert 0.0 < sum(spent) <= 1.1 * usual
+    spent.clear()
+    other = planned(by, 18)
+    # Every round of a search makes some moves, however little work is left.
+    assert 0.0 < sum(spent) <= 0.13 * usual
+    assert not other.cut_by_clock
+    assert other.total_nbytes <= other.budget_nbytes

@@ -105,8 +105,8 @@ class TrainStep:
         ``budget`` (for one context; a share is one of each step), ``strategy``,
         ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
         ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
-        network. Shapes after the first are planned in a tenth of the time, from a schedule that is
-        known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
+        network. Shapes after the first are planned with a tenth of the work, from a schedule that
+        is known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
         ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
         :attr:`outputs`, for metrics.
 
