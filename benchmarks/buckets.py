@@ -22,7 +22,7 @@ from memplan.planning.shapes import ShapePlanner
 
 Symbol = mx.sym.Symbol
 Network = Callable[[int], tuple[Symbol, dict[str, tuple[int, ...]]]]
-WORDS, BATCH = 10_000, 32
+WORDS, BATCH = 2000, 32
 
 
 def _scores(outputs: Symbol, units: int) -> Symbol:
