@@ -4,8 +4,8 @@
 
 FOLDER is a checkout of https://github.com/dmlc/mxnet-memonger; the programs run as they stand,
 at their own sizes, with all defaults of `memplan.search_plan`. Printed as Markdown: what
-`get_cost` says before and after, in MB, the seconds of the processor that `search_plan` and the whole
-program take.
+`get_cost` says before and after, in MB, the seconds of the processor that `search_plan` and the
+whole program take.
 """
 
 from __future__ import annotations
