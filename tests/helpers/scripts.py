@@ -31,6 +31,8 @@ class Script:
     optimizer: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 0.01})
     initializer: Any = field(default_factory=mx.init.Xavier)
     micro_batches: int = 1
+    #: What the loop does with the gradients before an update.
+    before_update: Callable[[Any], None] = lambda net: None
     options: dict[str, Any] = field(default_factory=dict)
     #: Ends of the names of what may differ in the last bits.
     rounded: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ def trained(script: Script, *, plan: bool) -> tuple[list[Values], Any]:
                 losses = script.losses(net, next(batches))
             autograd.backward(leaves(losses))
             result.append({str(i): loss.asnumpy() for i, loss in enumerate(leaves(losses))})
+        script.before_update(net)
         trainer.step(script.micro_batches)
         if script.micro_batches > 1:
             net.collect_params().zero_grad()
