@@ -4,9 +4,9 @@
     python benchmarks/scripts.py --only FCN,SSD --size 128
 
 The loops are those of tests/scripts, each run as it is and planned, in a process of its own. A row
-has: the lines that change; whether losses, weights and states are equal to the last bit (or but for
-rounding, where MXNet adds gradients of an Embedding row by row); the MiB of the step, parameters
-and gradients included, unplanned and planned; by how many MB the process grows, planning included.
+has: the lines that change; whether losses, weights and states are equal to the last bit; the MiB of
+the step, parameters and gradients included, unplanned and planned; by how many MB the process
+grows, planning included.
 GluonCV and GluonNLP must be installed, as `make test-all` does.
 """
 
@@ -65,7 +65,7 @@ def row(name: str, size: int) -> str:
     plain, planned = output(command), output([*command, "--planned"])
     pairs = zip(plain["values"], planned["values"], strict=True)
     is_equal = all(one == other for one, other in pairs)
-    bits = "equal" if is_equal else "rounded" if planned["is_rounded"] else "DIFFERENT"
+    bits = "equal" if is_equal else "DIFFERENT"
     cells = [name, 1, bits, *planned["step"], plain["growth"], planned["growth"]]
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -94,7 +94,6 @@ def figures(name: str, size: int, *, plan: bool) -> dict[str, Any]:
             for value in step.values()
         ],
         "growth": growth >> 20,
-        "is_rounded": bool(script.rounded),
     }
     if plan:
         (found,) = net.planned_step.plans.values()

@@ -34,17 +34,12 @@ class Script:
     #: What the loop does with the gradients before an update.
     before_update: Callable[[Any], None] = lambda net: None
     options: dict[str, Any] = field(default_factory=dict)
-    #: Ends of the names of what may differ in the last bits.
-    rounded: tuple[str, ...] = ()
 
 
 def differing(script: Script) -> tuple[list[str], Any]:
     """How a planned loop differs from the plain one; and the plan."""
     expected, _ = trained(script, plan=False)
     found, net = trained(script, plan=True)
-    weights = expected[-1].keys()
-    for name in [name for name in weights if name.endswith(script.rounded or " ")]:
-        np.testing.assert_allclose(found[-1].pop(name), expected[-1].pop(name), rtol=0, atol=1e-6)
     (plan,) = net.planned_step.plans.values()
     return differences(expected, found), plan
 

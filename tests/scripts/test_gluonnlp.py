@@ -54,7 +54,6 @@ def classification() -> Script:
         batches,
         lambda net, batch: function(net(*batch[0]), batch[1]).mean(),
         micro_batches=2,
-        rounded=("embedding0_weight",),  # MXNet adds its gradient row by row
     )
 
 

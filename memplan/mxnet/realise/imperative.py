@@ -123,8 +123,8 @@ def _invoke(arguments: tuple[Any, ...]) -> None:
 class RecordedCall(Call):
     """A call that keeps the operator's state for :class:`BackwardCall`.
 
-    That writes the gradients of the first inputs into ``gradients``, but for those that are None.
-    ``used`` are those of the first outputs.
+    That writes the gradients of the first inputs into ``gradients``, but for those that are None;
+    it adds them to those in ``sums``. ``used`` are those of the first outputs.
     """
 
     def __init__(
@@ -136,12 +136,13 @@ class RecordedCall(Call):
         *,
         gradients: Sequence[NDArray | None],
         used: Sequence[NDArray],
+        sums: Sequence[NDArray] = (),
     ) -> None:
         self.gradients = [array for array in gradients if array is not None]
         given = (*inputs, *outputs, *used)
         self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
         self.touched = [*given, *self.gradients]
-        self.used = list(used)
+        self.used, self._sums = list(used), list(sums)
         self._given = (op, attrs, list(inputs), list(outputs), list(gradients))
         self.forget()
 
@@ -152,7 +153,8 @@ class RecordedCall(Call):
         inputs = [array.detach() for array in inputs]
         for array, gradient in zip(inputs, gradients, strict=False):
             if gradient is not None:
-                autograd.mark_variables([array], [gradient.detach()])
+                request = "add" if any(gradient is total for total in self._sums) else "write"
+                autograd.mark_variables([array], [gradient.detach()], request)
         super().__init__(op, attrs, inputs, [array.detach() for array in outputs])
 
     def __call__(self) -> None:

@@ -25,7 +25,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
-from memplan.mxnet.realise.lowering import lower, lowered_memory
+from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode
 from memplan.mxnet.realise.packed_memory import AnyCall, Memory
@@ -104,6 +104,7 @@ class PackedStep:
         keeps_operators: bool = True,
         updates: Updates | None = None,
         packing: Packing | None = None,
+        sums: Mapping[str, NDArray] | None = None,
     ) -> None:
         """Prepare the ``schedule`` of a ``trace`` made for "packed" or "updating", on ``ctx``.
 
@@ -111,7 +112,8 @@ class PackedStep:
         share ``memory``; where that is not large enough, or None, the step makes its own. Without
         ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
         for "updating". ``packing`` is that of the plan; without one, the schedule is packed anew.
-        Raises ScheduleError for one of another schedule.
+        Raises ScheduleError for one of another schedule. ``sums`` are arrays, by argument, to which
+        the gradients are to be added: those are in :attr:`outputs` to which the step itself adds.
         """
         Packed().check_context(ctx)
         if trace.updates and updates is None:
@@ -131,7 +133,8 @@ class PackedStep:
         self._mode = Mode()
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.updates else None
-        writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates)
+        totals = _by_place(trace, lowered, sums or {})
+        writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, totals)
         calls, second = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
@@ -232,6 +235,19 @@ class PackedStep:
     def debug_str(self) -> str:
         """The ops in order and the memory, as MXNet's executors describe theirs."""
         return "\n".join(self._lines) + "\n"
+
+
+def _by_place(
+    trace: Trace, lowered: Lowered, sums: Mapping[str, NDArray]
+) -> dict[tuple[int, int], NDArray]:
+    """``sums`` by the step that computes the gradient, and which of its outputs that is."""
+    wanted = [n for n in trace.symbol.list_arguments() if trace.grad_req[n] != "null"]
+    names = [""] * (len(trace.heads) - len(wanted)) + wanted
+    heads = (
+        (name, k) for name, (n, k) in zip(names, trace.heads, strict=True) if not n.is_variable
+    )
+    placed = zip(heads, lowered.schedule.heads, strict=True)
+    return {(step, k): sums[name] for (name, k), step in placed if name in sums}
 
 
 def _bundled(halves: Iterable[Iterable[AnyCall]]) -> tuple[list[list[Any]], ...]:

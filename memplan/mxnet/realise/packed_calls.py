@@ -32,7 +32,11 @@ NDArray = Any
 
 
 class Calls:
-    """Makes the calls of a lowered schedule. ``values[step]`` are the arrays that a step writes."""
+    """Makes the calls of a lowered schedule. ``values[step]`` are the arrays that a step writes.
+
+    ``sums`` are arrays, by step and output, to which the gradient there is added in the end. Where
+    autograd calls the backward op it adds as in any other loop: an Embedding row by row.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Calls:
         arrays: Mapping[str, NDArray],
         mode: Mode | None,
         updates: Updates | None,
+        sums: Mapping[tuple[int, int], NDArray],
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
@@ -51,6 +56,9 @@ class Calls:
         self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
         self.values = [self._outputs(step) for step in range(len(self.nodes))]
         self.read = {(id(source), k) for node in self.nodes for source, k in node.inputs}
+        self.sums = {place: array for place, array in sums.items() if self._is_added(*place)}
+        for (step, k), array in self.sums.items():
+            self.values[step][k] = array
         for step, tensor in zip(lowered.schedule.heads, lowered.schedule.graph.heads, strict=True):
             place = lowered.schedule.graph.position[tensor]
             self.read.add((id(self.nodes[step]), place))
@@ -78,6 +86,13 @@ class Calls:
             else:
                 result.append(Call(op, attrs, inputs, outputs))
         return result
+
+    def _is_added(self, step: int, k: int) -> bool:
+        """Does autograd write this gradient, which nothing else reads?"""
+        backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
+        if backward.forward is None or is_made_of_symbol(backward.forward):
+            return False  # what user code or a loop adds to would have to be zeros
+        return needs_state(backward) and (id(self.nodes[step]), k) not in self.read
 
     def _followers(self) -> dict[int, int]:
         """Of steps that autograd records, the step at which the backward op runs."""
@@ -123,7 +138,8 @@ class Calls:
             array if (id(node), k) in self.read else None
             for k, array in enumerate(self.values[backward])
         ]
-        return {"gradients": written, "used": [inputs[place] for place in places]}
+        sums = [array for (step, _), array in self.sums.items() if step == backward]
+        return {"gradients": written, "used": [inputs[place] for place in places], "sums": sums}
 
     def _inputs(self, step: int) -> list[NDArray]:
         return [

@@ -87,6 +87,7 @@ class TrainExecutor:
         self.aux_dict = self._arrays("aux_states", symbol.list_auxiliary_states(), aux_states)
         self._matrices = [array for n, array in self.arg_dict.items() if len(trace.shapes[n]) > 1]
         self.head_grads = self._head_grads()
+        self._kept = self._kept_gradients(args_grad or {})
         arrays = {**self.arg_dict, **self.head_grads}
         self._training: PackedStep | mx.executor.Executor
         hidden: list[NDArray] = []
@@ -101,6 +102,7 @@ class TrainExecutor:
                 keeps_operators=keeps_operators,
                 updates=updates,
                 packing=packing,
+                sums={n: a for n, a in self._kept.items() if trace.grad_req[n] == "add"},
             )
         else:
             symbol_of_step = training_symbol(trace, schedule)
@@ -112,16 +114,20 @@ class TrainExecutor:
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
-        self._set_gradients(args_grad or {})
-
-    def _set_gradients(self, given: Arrays) -> None:
-        """Name the gradients that the step computes, and where those go that are kept elsewhere."""
-        requests = self.trace.grad_req
-        wanted = [n for n in self._arguments if requests[n] != "null" and not self.trace.updates]
+        wanted = self._wanted()
         self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
-        kept = [name for name in wanted if requests[name] == "add" or name in given]
-        self._kept = self._arrays("args_grad", kept, given)
         self.grad_dict = {name: self._kept.get(name, self._computed[name]) for name in wanted}
+
+    def _wanted(self) -> list[str]:
+        """The arguments of which the step leaves gradients."""
+        requests = self.trace.grad_req
+        return [n for n in self._arguments if requests[n] != "null" and not self.trace.updates]
+
+    def _kept_gradients(self, given: Arrays) -> dict[str, NDArray]:
+        """The arrays of gradients that are not those of the step."""
+        requests = self.trace.grad_req
+        kept = [name for name in self._wanted() if requests[name] == "add" or name in given]
+        return self._arrays("args_grad", kept, given)
 
     def _arrays(self, kind: str, names: Sequence[str], given: Arrays | None) -> dict[str, NDArray]:
         for name in given or {}:
@@ -239,6 +245,8 @@ class TrainExecutor:
         for name, array in (more or {}).items():
             self._computed[name] += array
         for name, array in self._kept.items():
+            if array is self._computed[name]:
+                continue  # a packed step has added to it
             if self.trace.grad_req[name] == "add":
                 array += self._computed[name]
             else:

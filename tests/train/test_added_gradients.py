@@ -1,0 +1,84 @@
+"""grad_req="add": packed steps add as MXNet does, an Embedding row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import differences
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.gluon import planned
+from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
+
+WORDS = 10
+
+
+def embedding() -> list[Any]:
+    return [nn.Embedding(WORDS, 8)]
+
+
+def recurrent() -> list[Any]:
+    return [nn.Embedding(WORDS, 8), gluon.rnn.LSTM(6, 2, input_size=8), nn.InstanceNorm()]
+
+
+class Tied(gluon.HybridBlock):
+    """Its weights have a gradient of two terms, which are added up first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.embed = nn.Embedding(WORDS, 8)
+            self.decode = nn.Dense(WORDS, flatten=False, in_units=8, params=self.embed.params)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.decode(self.embed(x))
+
+
+@pytest.mark.parametrize("layers", [embedding, recurrent, lambda: [Tied()]])
+def test_gradients_of_several_batches(layers: Any) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(*layers(), nn.Dense(3, flatten=False))
+        net.initialize(mx.init.Xavier())
+        batches = [mx.nd.floor(mx.nd.random.uniform(0, WORDS, shape=(16, 4))) for _ in range(5)]
+        net(batches[0])
+        net.collect_params().setattr("grad_req", "add")
+        net.hybridize()
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        found = []
+        for x in batches:
+            with autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            params = net.collect_params()
+            found.append({n.partition("_")[2]: p.grad().asnumpy() for n, p in params.items()})
+        results.append(found)
+    assert not differences(*results)
+
+
+def test_the_executors_gradients_are_the_arrays_given() -> None:
+    words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=WORDS, output_dim=4, name="embed")
+    net = mx.sym.MakeLoss(mx.sym.sum(words * words))
+    requests = {"embed_weight": "add"}
+    traced = trace(net, shapes={"data": (6, 2)}, grad_req=requests, realisation="packed")
+    total = mx.nd.ones((WORDS, 4))
+    executor = TrainExecutor(
+        traced, Schedule.unplanned(traced.graph), args_grad={"embed_weight": total}
+    )
+    executor.arg_dict["embed_weight"][:] = 0.5
+    for step in range(2):
+        executor.forward(is_train=True, data=mx.nd.zeros((6, 2)))
+        assert executor.grad_dict["embed_weight"] is total
+        expected = np.ones((WORDS, 4))
+        expected[0] += 12 * (step + 1)
+        assert np.array_equal(total.asnumpy(), expected)
