@@ -58,17 +58,17 @@ def attempt(
     job: Job,
     strategy: str | Strategy,
     budget_nbytes: int | None,
+    problem: Problem,
     *,
-    start: Schedule | None = None,
     since: float | None = None,
     name: str | None = None,
 ) -> Attempt:
-    """See :meth:`memplan.planning.job.Job.attempt`."""
+    """See :meth:`memplan.planning.job.Job.attempt`; ``problem`` is what the strategy is asked."""
     begin = time.monotonic() if since is None else since
     name = name or (strategy if isinstance(strategy, str) else type(strategy).__name__)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
     with noticing() as interrupt:
-        trial = _Trial(job, strategy, job.problem(budget_nbytes, start), begin, interrupt)
+        trial = _Trial(job, strategy, problem, begin, interrupt)
         outcome, realised = trial.run()
     seconds = time.monotonic() - begin
     plan = None
@@ -279,6 +279,7 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> O
     moments = moments_of(job, solver)
     effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))
     bound = moments.bound(problem.budget_nbytes, stop, solver=by, effort=effort).seconds
+    bound = max(bound, problem.bound_seconds)
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)
     if outcome.schedule is None:

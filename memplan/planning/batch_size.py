@@ -20,7 +20,7 @@ from memplan.planning.realisation import Symbol, usable
 from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
-from memplan.strategies import Status, Strategy, create
+from memplan.strategies import Status, Strategy, configured, create
 from memplan.strategies.base import check_overhead
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
@@ -88,6 +88,8 @@ def max_batch_size(
     *,
     max_overhead: float | None = None,
     strategy: str | Strategy = "auto",
+    gap: float | None = None,
+    seed: int | None = None,
     time_limit: float = 300,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -101,7 +103,7 @@ def max_batch_size(
     then intervals are halved, every size by a plan of its own. ``time_limit`` are seconds for the
     whole search, one plan getting an eighth of them at most. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) tries three sizes at a time; ``cache`` is a folder for plans.
-    The other ``options`` are those of :func:`memplan.plan`.
+    ``gap``, ``seed`` and the other ``options`` are those of :func:`memplan.plan`.
 
     Raises BudgetError if no batch fits, not even of one sample, and else what
     :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.
@@ -112,6 +114,7 @@ def max_batch_size(
         raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
     sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
     create(strategy, realisation=usable(options.get("realisation", "mirror")))
+    strategy = configured(strategy, gap=gap, seed=seed)
     search = _Search(
         sizes,
         strategy,

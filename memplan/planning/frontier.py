@@ -19,13 +19,13 @@ from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
-from memplan.strategies import Strategy, create, options_of
+from memplan.strategies import Strategy, configured, create, options_of
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import parse_budget
 
 POINTS = 8
 
-# A point that begins from its neighbours' plans needs less time than they had.
+# A point that begins from its neighbours' plans needs less work than they had.
 SHARE_BETWEEN_NEIGHBOURS = 0.5
 
 
@@ -68,6 +68,8 @@ def frontier(
     *,
     strategy: str | Strategy = "auto",
     budgets: int | Iterable[int | float | str] | None = None,
+    gap: float | None = None,
+    seed: int | None = None,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -76,16 +78,18 @@ def frontier(
 
     ``budgets`` are those to plan for, or how many, spread evenly in bytes between the two ends
     (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit`` is that
-    of one point. The network is traced once. Every second point begins from the plans of its
-    neighbours, if the strategy can, and then takes half the time. ``executor`` (a process pool,
-    Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer does
-    not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
+    of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. Every second
+    point begins from the plan of the next smaller budget, if the strategy can, with half of the
+    usual work; what was proved for a larger budget holds for a smaller one. ``executor`` (a process
+    pool, Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer
+    does not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
 
     An interrupt ends the search with the points made so far. Raises what :func:`memplan.plan`
     raises, BudgetError excepted: a budget without a plan is left out of the curve.
     """
     job = Job.prepare(net, **options)
     create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
+    strategy = configured(strategy, gap=gap, seed=seed)
     wanted = _given(job, budgets)
     curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
     with noticing() as interrupt:
@@ -136,8 +140,11 @@ class _Curve:
         """Make a point for every budget; ``between`` points whose plans lead to theirs."""
         job = self.job
         if between and self.takes_start:
-            job = dataclasses.replace(job, time_limit=SHARE_BETWEEN_NEIGHBOURS * job.time_limit)
-        tasks = [Task(job, self.strategy, budget, self._start(budget)) for budget in budgets]
+            job = dataclasses.replace(job, effort=SHARE_BETWEEN_NEIGHBOURS * job.effort)
+        tasks = [
+            Task(job, self.strategy, budget, self._start(budget), self._bound_seconds(budget))
+            for budget in budgets
+        ]
         try:
             found = run(tasks, executor=self.executor, cache=self.cache)
         except KeyboardInterrupt:
@@ -154,6 +161,18 @@ class _Curve:
         fitting = [plan for plan in plans if plan.total_nbytes <= budget_nbytes]
         best = min(fitting, key=lambda plan: plan.overhead, default=None)
         return None if best is None else best.schedule
+
+    def _bound_seconds(self, budget_nbytes: int | None) -> float:
+        """The most that is proved for a budget at least as large, in any order of the ops."""
+        if budget_nbytes is None:
+            return 0.0
+        plans = [attempt.plan for attempt in self.made if attempt.plan is not None]
+        proved = [
+            plan.lower_bound_overhead or 0.0
+            for plan in plans
+            if not plan.bound_in_order and (plan.budget_nbytes or 0) >= budget_nbytes
+        ]
+        return max((self.job.graph.seconds * (1.0 + share) for share in proved), default=0.0)
 
     def result(self) -> Frontier:
         """The curve, without what another plan beats."""

@@ -70,6 +70,7 @@ class Job:
     beside: Beside
     realising_seconds: float = 0.0
     max_overhead: float | None = None
+    effort: float = 1.0
 
     @classmethod
     def prepare(
@@ -173,7 +174,13 @@ class Job:
         """What a schedule takes, with all that its realisation adds to it."""
         return self.realisation.memory(self.trace)
 
-    def problem(self, budget_nbytes: int | None, start: Schedule | None = None) -> Problem:
+    def problem(
+        self,
+        budget_nbytes: int | None,
+        start: Schedule | None = None,
+        *,
+        bound_seconds: float = 0.0,
+    ) -> Problem:
         """What a strategy is asked; ``budget_nbytes`` are for the whole step."""
         limit = None
         if budget_nbytes is not None:
@@ -186,6 +193,8 @@ class Job:
             max_overhead=self.max_overhead,
             start=start,
             time_limit=self.time_limit,
+            effort=self.effort,
+            bound_seconds=bound_seconds,
         )
 
     def holds(self, schedule: Schedule) -> int:
@@ -217,17 +226,20 @@ class Job:
         budget_nbytes: int | None,
         *,
         start: Schedule | None = None,
+        bound_seconds: float = 0.0,
         since: float | None = None,
         name: str | None = None,
     ) -> Attempt:
         """What ``strategy`` finds within the budget, checked, realised and measured.
 
-        ``start`` is a schedule that is known already, for strategies that take one. The time limit
-        counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the strategy is
-        called (None: its own name). An interrupt ends the search with
-        the best plan so far; without any, it is raised.
+        ``start`` is a schedule that is known already, for strategies that take one;
+        ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer.
+        The time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the
+        strategy is called (None: its own name). An interrupt ends the search with the best plan so
+        far; without any, it is raised.
         """
-        return attempt(self, strategy, budget_nbytes, start=start, since=since, name=name)
+        problem = self.problem(budget_nbytes, start, bound_seconds=bound_seconds)
+        return attempt(self, strategy, budget_nbytes, problem, since=since, name=name)
 
     @property
     def knows_least(self) -> bool:

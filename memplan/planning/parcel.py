@@ -27,6 +27,7 @@ def pack(job: Job) -> str:
             "time_limit": job.time_limit,
             "beside": dataclasses.asdict(job.beside),
             "max_overhead": job.max_overhead,
+            "effort": job.effort,
         }
     )
 
@@ -49,6 +50,7 @@ def unpack(text: str) -> Job:
                 time_limit=data["time_limit"],
                 beside=Beside(**data["beside"]),
                 max_overhead=data["max_overhead"],
+                effort=data["effort"],
             )
     raise UsageError(
         "a worker of the executor traces the network otherwise than the process that asks: both "

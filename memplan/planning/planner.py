@@ -158,13 +158,16 @@ def compare(
     *,
     strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "auto"),
     budgets: Budget | Iterable[Budget] = (0.75, 0.5, None),
+    gap: float | None = None,
+    seed: int | None = None,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Comparison:
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
 
-    ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan. A
+    ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan, and
+    ``gap`` and ``seed`` go to the strategies that have these options. A
     budget that a strategy cannot meet is a row, not an error, and so is one for which it raises,
     unless all do. A bound counts at smaller budgets as well. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
@@ -180,6 +183,7 @@ def compare(
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
     for strategy in chosen:  # an unknown name is said before the first long search
         create(strategy, realisation=job.realisation.name)
+    chosen = [configured(strategy, gap=gap, seed=seed) for strategy in chosen]
     tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
     rows = run(tasks, executor=executor, cache=kept, go_on=True)
     kinds = [place for _ in limits for place in range(len(chosen))]

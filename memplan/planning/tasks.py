@@ -51,6 +51,7 @@ class Task:
     strategy: str | Strategy
     budget_nbytes: int | None
     start: Schedule | None = None
+    bound_seconds: float = 0.0
     since: float | None = None
     do: Do | None = None
 
@@ -67,7 +68,12 @@ class Task:
     def run(self) -> Attempt:
         """The attempt."""
         given = (self.solver, self.budget_nbytes)
-        options = {"start": self.start, "since": self.since, "name": self.name}
+        options = {
+            "start": self.start,
+            "bound_seconds": self.bound_seconds,
+            "since": self.since,
+            "name": self.name,
+        }
         return self._do(Job.attempt, *given, **options)
 
     def read(self, text: str) -> Attempt:
@@ -98,6 +104,8 @@ class Task:
                 "beside": dataclasses.asdict(job.beside),
                 "time_limit": job.time_limit,
                 "max_overhead": job.max_overhead,
+                "effort": job.effort,
+                "bound_seconds": self.bound_seconds,
                 "budget_nbytes": self.budget_nbytes,
                 "name": self.name,
                 "strategy": f"{type(solver).__module__}.{type(solver).__qualname__}",
@@ -217,7 +225,7 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
         for task in tasks:
             start = None if task.start is None else task.start.to_json()
             given = (parcels[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
-            futures.append(executor.submit(_answer, *given))
+            futures.append(executor.submit(_answer, *given, task.bound_seconds))
         for task, future in zip(tasks, futures, strict=True):
             try:
                 data = json.loads(future.result())
@@ -232,19 +240,25 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
 
 
 def _answer(
-    parcel: str, name: str, solver: Strategy, budget_nbytes: int | None, start: str | None
+    parcel: str,
+    name: str,
+    solver: Strategy,
+    budget_nbytes: int | None,
+    start: str | None,
+    bound_seconds: float,
 ) -> str:
     """A worker's answer to a task, as JSON."""
     if os.getpid() != _HOME:
         # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            return fresh.submit(_answer, parcel, name, solver, budget_nbytes, start).result()
+            given = (parcel, name, solver, budget_nbytes, start, bound_seconds)
+            return fresh.submit(_answer, *given).result()
     from memplan.planning.parcel import unpack
 
     with _ONE_AT_A_TIME, noticing() as interrupt:
         job = unpack(parcel)
         known = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
-            attempt = job.attempt(solver, budget_nbytes, start=known)
+            attempt = job.attempt(solver, budget_nbytes, start=known, bound_seconds=bound_seconds)
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.noticed})

@@ -38,6 +38,9 @@ TIMES_THE_WORK = 2.0
 # Part of the time left for schedules to begin a search with.
 BEGINNINGS_SHARE = 0.35
 
+# The same for large graphs, where moves of the search gain more: an unrolled LSTM and a GAN.
+BEGINNINGS_SHARE_OF_LARGE = 0.1
+
 # Without a budget, the part of the time that goes into the least memory; the rest makes the
 # schedule of that memory cheaper.
 LEAST_SHARE = 0.8
@@ -115,12 +118,13 @@ class _Search:
         self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
         self.best = problem.cheapest(starts)
         self.known = [Refined(start, 0.0) for start in starts]
-        self.bound = problem.graph.seconds
+        self.bound = max(problem.graph.seconds, problem.bound_seconds)
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
         try:
-            self._prove()
+            if not self._is_enough():
+                self._prove()
             if math.isinf(self.bound):
                 return Outcome(Status.INFEASIBLE)
             if not self._is_enough():
@@ -182,7 +186,8 @@ class _Search:
         )
 
     def _begin(self) -> None:
-        until = self.stop.share(BEGINNINGS_SHARE)
+        share = BEGINNINGS_SHARE_OF_LARGE if self._is_large else BEGINNINGS_SHARE
+        until = self.stop.share(share)
         found = self.problem.space.beginnings(self.problem, until, self.moves)
         self.best = self.problem.cheapest([self.best, *found])
 

@@ -72,7 +72,9 @@ class Problem:
     of the unplanned step; None: at no more than one extra forward pass). With a budget,
     ``max_overhead`` bounds the overhead, too (None: by nothing). ``space`` says which schedules
     MXNet can be made to execute. ``start`` is a schedule that is known already; ``time_limit`` are
-    the seconds that a search may take (None: those of the strategy, or a minute).
+    the seconds that a search may take (None: those of the strategy, or a minute), and ``effort`` is
+    the share of its usual work that it does. ``bound_seconds`` are proven already: no schedule
+    within the budget that the strategy may return takes fewer.
     """
 
     graph: TrainingGraph
@@ -82,6 +84,8 @@ class Problem:
     max_overhead: float | None = None
     start: Schedule | None = None
     time_limit: float | None = None
+    effort: float = 1.0
+    bound_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_overhead(self.max_overhead)
@@ -138,11 +142,15 @@ class Problem:
         given = [limit for limit in (time_limit, self.time_limit) if limit is not None]
         nops = max(1, len(self.graph.ops))
         usual = min(WORK_BY_OPS * nops, max(LEAST_WORK, WORK_BY_ROOT / nops**0.5))
-        return Stop.after(min(given, default=DEFAULT_SECONDS), work=effort * usual)
+        work = effort * self.effort * usual
+        return Stop.after(min(given, default=DEFAULT_SECONDS), work=work)
 
     def within(self, budget_nbytes: int | None) -> Problem:
-        """The same problem in another budget."""
-        return dataclasses.replace(self, budget_nbytes=budget_nbytes)
+        """The same problem in another budget; in a smaller one what is proved holds as well."""
+        most = math.inf if budget_nbytes is None else budget_nbytes
+        holds = self.budget_nbytes is not None and most <= self.budget_nbytes
+        bound = self.bound_seconds if holds else 0.0
+        return dataclasses.replace(self, budget_nbytes=budget_nbytes, bound_seconds=bound)
 
     def starts(self, *others: Schedule | None) -> list[Schedule]:
         """What to begin from: the known schedule and ``others``, as far as MXNet can run them."""

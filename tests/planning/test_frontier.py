@@ -35,7 +35,7 @@ def frontier(**options: Any) -> memplan.Frontier:
     return memplan.frontier(net, **{"costs": COSTS, **options}, **shapes)
 
 
-calls: list[tuple[int | None, float, bool]] = []
+calls: list[tuple[int | None, float, bool, float]] = []
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Prefix:
     start: Schedule | None = None
 
     def solve(self, problem: Problem) -> Outcome:
-        calls.append((problem.budget_nbytes, problem.time_limit, problem.start is not None))
+        started, proved = problem.start is not None, problem.bound_seconds
+        calls.append((problem.budget_nbytes, problem.effort, started, proved))
         ops = [op for op in flaggable(problem.graph) if "add" not in problem.graph.ops[op].name]
         for count in range(0, len(ops) + 1, 3):
             schedule = mirror(problem.graph, frozenset(ops[:count]))
@@ -102,13 +103,32 @@ def test_an_executor_gives_the_same_curve(curve: memplan.Frontier) -> None:
         assert plan.footprint == same.footprint
 
 
-def test_points_between_neighbours_begin_from_these_and_take_half_the_time() -> None:
-    frontier(strategy=Prefix(), budgets=6, time_limit=40)
-    limits = {budget: limit for budget, limit, _ in calls if budget is not None}
-    assert len(limits) == 4
-    in_order = [limits[budget] for budget in sorted(limits, reverse=True)]
-    assert [limit > 25 for limit in in_order] == [True, False, True, False]
-    assert all(15 < limit < 20 for limit in in_order[1::2])
+def test_points_between_neighbours_begin_from_these_and_take_half_the_work() -> None:
+    frontier(strategy=Prefix(), budgets=6)
+    efforts = {budget: effort for budget, effort, _, _ in calls if budget is not None}
+    in_order = [efforts[budget] for budget in sorted(efforts, reverse=True)]
+    assert in_order == [1.0, 0.5, 1.0, 0.5]
+
+
+def test_what_is_proved_for_a_budget_holds_for_smaller_ones() -> None:
+    found = frontier(strategy=Prefix(), budgets=6)
+    given = sorted(
+        ((budget, bound) for budget, _, _, bound in calls if budget is not None), reverse=True
+    )
+    _, *inner = sorted(
+        (
+            (point.budget_nbytes, point.plan.lower_bound_overhead or 0.0)
+            for point in (*found.points, *found.left_out)
+            if point.plan is not None and point.budget_nbytes is not None
+        ),
+        reverse=True,
+    )
+    seconds = found.plans[0].schedule.seconds
+    bounds = [bound / seconds - 1.0 for _, bound in given]
+    first, _, third, _ = (proved for _, proved in inner)
+    assert 0.0 < first < third
+    # The first and the third are made before the two between, after the unplanned step.
+    assert bounds == pytest.approx([0.0, first, 0.0, third])
 
 
 def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
@@ -117,7 +137,7 @@ def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
         def solve(self, problem: Problem) -> Outcome:
             if problem.budget_nbytes is None:
                 return super().solve(problem)
-            calls.append((problem.budget_nbytes, 0.0, True))
+            calls.append((problem.budget_nbytes, 1.0, True, 0.0))
             assert problem.start is not None
             return Outcome(Status.FEASIBLE, problem.start)
 

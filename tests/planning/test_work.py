@@ -56,6 +56,18 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
     assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
 
 
+def test_gap_and_seed_reach_every_strategy_that_has_them(network: Network) -> None:
+    net, shapes = network
+    options: Any = {"costs": ROOFLINE, "gap": 0.5, "seed": 3, "time_limit": PLENTY}
+    rows = memplan.compare(net, strategies=("auto", "memonger"), budgets=0.8, **options, **shapes)
+    assert [row.strategy for row in rows.rows] == ["auto:gap=0.5:seed=3", "memonger"]
+    curve = memplan.frontier(net, budgets=[0.8], **options, **shapes)
+    assert curve.plans[-1].strategy == "auto:gap=0.5:seed=3"
+    shapes = {name: ("N", *shape[1:]) for name, shape in shapes.items()}
+    largest = memplan.max_batch_size(net, "4MiB", **{**options, "time_limit": 20}, **shapes)
+    assert largest.plan.strategy == "auto:gap=0.5:seed=3"
+
+
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
 def test_equal_calls_give_equal_plans(network: Network, realisation: str) -> None:
     net, shapes = network

@@ -182,3 +182,18 @@ def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
         )
         assert least is not None
         assert least.seconds <= graph.seconds + graph.nforward  # every op takes a second
+
+
+def test_what_is_proved_already_ends_a_search() -> None:
+    graph = unit_chain(12)
+    problem = Problem(graph, 9 * UNIT, time_limit=NEVER_SECONDS)
+    found = Auto(effort=0.1, gap=0.0).solve(problem).schedule
+    assert found is not None
+    known = dataclasses.replace(problem, start=found, bound_seconds=found.seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spaces.Sequences, "prove", None)  # and is not called
+        again = Auto(effort=0.1).solve(known)
+    assert again.status is Status.OPTIMAL
+    assert again.schedule == found
+    assert known.within(10 * UNIT).bound_seconds == known.within(None).bound_seconds == 0.0
+    assert known.within(8 * UNIT).bound_seconds == found.seconds
