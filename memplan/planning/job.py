@@ -234,9 +234,9 @@ class Job:
 
         ``start`` is a schedule that is known already, for strategies that take one;
         ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer.
-        The time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the
-        strategy is called (None: its own name). An interrupt ends the search with the best plan so
-        far; without any, it is raised.
+        The time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what
+        the strategy is called (None: its own name). An interrupt ends the search with the best plan
+        so far; without any, it is raised.
         """
         problem = self.problem(budget_nbytes, start, bound_seconds=bound_seconds)
         return attempt(self, strategy, budget_nbytes, problem, since=since, name=name)
