@@ -1,4 +1,4 @@
-"""A schedule as MXNet can run it: without what nobody reads; with anchors, gates and Reshapes."""
+"""A schedule as MXNet can run it: without what nobody reads, with anchors and gates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from memplan.errors import ScheduleError
 from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
-from memplan.memory.reshapes import with_reshapes
 from memplan.step.graph import UPDATE, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 
-# What an op of a lowered graph is: one of the graph that was planned, its gate, its anchor, or a
-# Reshape of an input of it.
-OP, GATE, ANCHOR, RESHAPE = "op", "gate", "anchor", "reshape"
+# What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor.
+OP, GATE, ANCHOR = "op", "gate", "anchor"
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,18 @@ class Additions:
 
     ``ndims`` are those of the first output of every op. ``gates`` are those of some ops.
     ``updated`` names the parameter of every update, and ``read`` the parameters among these that
-    an op or a gate reads. ``reshaped`` are the inputs of an op that it reads by way of a Reshape.
+    an op or a gate reads.
     """
 
     ndims: tuple[int, ...]
     gates: Mapping[int, Gate] = field(default_factory=dict)
     updated: Mapping[int, str] = field(default_factory=dict)
     read: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    reshaped: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A schedule with all that is added; ``origins[i]`` tells what op i of its graph is."""
+    """A schedule with anchors and gates; ``origins[i]`` tells what op i of its graph is."""
 
     schedule: Schedule
     origins: tuple[tuple[str, int], ...]
@@ -57,7 +54,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class LoweredMemory:
-    """The bytes in ``memory`` of what MXNet gets for a schedule, all additions included."""
+    """The bytes in ``memory`` of what MXNet gets for a schedule, anchors and gates included."""
 
     additions: Additions
     memory: Memory
@@ -91,8 +88,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowered:
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
     nobody reads the first: an anchor, which asks for its shape, reads it. An op that MXNet takes
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
-    copy of one of its inputs, that has them. Updates of parameters are put where they may run. An
-    op that does not know the layout in which its input may be written reads that by a Reshape.
+    copy of one of its inputs, that has them. Updates of parameters are put where they may run.
 
     Raises ScheduleError for the schedule of another graph.
     """
@@ -102,32 +98,13 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowered:
     anchored = set(_anchored(schedule, kept))
     if len(kept) == len(schedule.ops) and not anchored and not additions.gates:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
-        return _finished(additions, Lowered(schedule, origins))
+        return _with_updates_in_place(additions, Lowered(schedule, origins))
     graph = _Extended(schedule.graph)
     for op, gate in additions.gates.items():
         graph.add_gate(op, gate)
     for op in sorted({schedule.ops[step] for step in anchored}):
         graph.add_anchor(op, additions.ndims[op])
-    return _finished(additions, graph.lowered(schedule, kept, anchored))
-
-
-def _finished(additions: Additions, made: Lowered) -> Lowered:
-    """``made`` with Reshapes, and with updates in their places."""
-    if not additions.reshaped:
-        return _with_updates_in_place(additions, made)
-    places: dict[int, tuple[int, ...]] = {}
-    for index, (kind, op) in enumerate(made.origins):
-        if kind == OP and op in additions.reshaped:
-            gate = additions.gates.get(op)
-            # The copy of a variable is read first, before the inputs that are tensors.
-            shift = int(gate is not None and gate.copied is None)
-            places[index] = tuple(place + shift for place in additions.reshaped[op])
-    schedule, index_of = with_reshapes(made.schedule, places)
-    origins: list[tuple[str, int]] = []
-    for origin, index in zip(made.origins, index_of, strict=True):
-        origins += [(RESHAPE, origin[1])] * (index - len(origins))
-        origins.append(origin)
-    return _with_updates_in_place(additions, Lowered(schedule, tuple(origins)))
+    return _with_updates_in_place(additions, graph.lowered(schedule, kept, anchored))
 
 
 def _with_updates_in_place(additions: Additions, made: Lowered) -> Lowered:

@@ -7,18 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
-from memplan.memory.lowering import (
-    ANCHOR,
-    GATE,
-    OP,
-    RESHAPE,
-    Additions,
-    Gate,
-    LoweredMemory,
-    lowered,
-)
+from memplan.memory.lowering import ANCHOR, GATE, OP, Additions, Gate, LoweredMemory, lowered
 from memplan.memory.memory import Memory
-from memplan.mxnet.realise.layouts import converted_inputs, reshaped
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.mxnet.trace.operators import ignored_inputs
@@ -29,7 +19,7 @@ from memplan.step.schedule import Schedule
 
 @dataclass(frozen=True)
 class Lowered:
-    """A schedule as MXNet gets it, all additions included; ``nodes[i]`` is the node of op i.
+    """A schedule as MXNet gets it, anchors and gates included; ``nodes[i]`` is the node of op i.
 
     ``index_of`` gives the op of a node of the trace, by the node's ``id``. What MXNet allocates
     is ``allocate(lowered.schedule)``.
@@ -51,28 +41,17 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     gated = {op: _gated(trace.nodes[op]) for kind, op in made.origins if kind == GATE}
     nodes: list[Node] = []
     index_of: dict[int, int] = {}
-    reshapes: list[Node] = []  # of the op that comes next
     for place, (kind, op) in enumerate(made.origins):
         node = trace.nodes[op]
-        if kind in (OP, RESHAPE):
-            reader = gated[op][1] if op in gated else node
-            if not reshapes:
-                reshapes, reader = reshaped(reader, _converted(trace, node))
-                reshapes.append(reader)
-            if kind == OP:
-                index_of[id(node)] = place
-            nodes.append(reshapes.pop(0))
+        if kind == OP:
+            index_of[id(node)] = place
+            nodes.append(gated[op][1] if op in gated else node)
         elif kind == GATE:
             nodes.append(gated[op][0])
         else:
             assert kind == ANCHOR
             nodes.append(Node("shape_array", f"{node.name}_anchor", inputs=[(node, 0)]))
     return Lowered(made.schedule, tuple(nodes), index_of)
-
-
-def _converted(trace: Trace, node: Node) -> list[int]:
-    """The inputs that ``node`` reads by way of a Reshape, where an executor runs it."""
-    return [] if trace.in_one_array else converted_inputs(node)
 
 
 def _additions(trace: Trace) -> Additions:
@@ -99,11 +78,6 @@ def _additions(trace: Trace) -> Additions:
         gates={op: _gate(node) for op, node in gated.items()},
         updated={op: weight.name for op, weight in weights.items()},
         read=read,
-        reshaped={
-            op: tuple(_internal(node).index(place) for place in places)
-            for op, node in enumerate(trace.nodes)
-            if (places := _converted(trace, node))
-        },
     )
 
 
