@@ -173,6 +173,63 @@ def detector() -> tuple[Symbol, Shapes]:
     return mx.sym.Group([scores, moved]), {"data": (4, 3, 192, 192)}
 
 
+def inception() -> tuple[Symbol, Shapes]:
+    """Branches of several kernels, joined, all of oneDNN's operators, after Szegedy et al. 2015."""
+
+    def part(data: Symbol, nfilter: int, kernel: int) -> Symbol:
+        out = mx.sym.Convolution(
+            data, num_filter=nfilter, kernel=(kernel, kernel), pad=(kernel // 2, kernel // 2)
+        )
+        return mx.sym.Activation(mx.sym.BatchNorm(out, fix_gamma=False), act_type="relu")
+
+    pooling = {"kernel": (3, 3), "pad": (1, 1)}
+    out = mx.sym.Pooling(part(mx.sym.Variable("data"), 64, 5), stride=(2, 2), **pooling)
+    for width in (32, 48, 64):
+        for _ in range(2):
+            pooled = mx.sym.Pooling(out, stride=(1, 1), pool_type="avg", **pooling)
+            out = mx.sym.Concat(
+                part(out, width, 1),
+                part(part(out, width, 1), 2 * width, 3),
+                part(part(out, width // 2, 1), width, 5),
+                part(pooled, width, 1),
+                dim=1,
+            )
+        out = mx.sym.Pooling(out, stride=(2, 2), **pooling)
+    return classified(out), {"data": (4, 3, 128, 128)}
+
+
+def shuffled() -> tuple[Symbol, Shapes]:
+    """Shuffled groups of channels, and channels that are weighed, after Zhang et al. 2018 and Hu
+    et al. 2018.
+    """
+    out, groups = conv(mx.sym.Variable("data"), 24, 3, 2), 4
+    for width in (48, 96, 192):
+        for block in range(2):
+            stride = 1 if block else 2
+            branch = conv(out, width, 1, groups=1 if width == 48 else groups)
+            branch = mx.sym.reshape(branch, shape=(0, -4, groups, -1, -2))
+            branch = mx.sym.reshape(mx.sym.SwapAxis(branch, dim1=1, dim2=2), shape=(0, -3, -2))
+            branch = conv(conv(branch, width, 3, stride, groups=width), width, 1)
+            weights = mx.sym.Pooling(branch, global_pool=True, pool_type="avg", kernel=(1, 1))
+            weights = mx.sym.relu(mx.sym.FullyConnected(weights, num_hidden=width // 4))
+            weights = mx.sym.sigmoid(mx.sym.FullyConnected(weights, num_hidden=width))
+            branch = mx.sym.broadcast_mul(branch, mx.sym.reshape(weights, shape=(0, 0, 1, 1)))
+            out = branch + (out if block else conv(out, width, 1, stride))
+    return classified(out), {"data": (8, 3, 160, 160)}
+
+
+def video() -> tuple[Symbol, Shapes]:
+    """Convolutions over three dimensions, after Tran et al. 2015."""
+    out = mx.sym.Variable("data")
+    for width, stride in ((16, 1), (32, 2), (64, 2)):
+        for _ in range(2):
+            out = mx.sym.Convolution(out, num_filter=width, kernel=(3, 3, 3), pad=(1, 1, 1))
+            out = mx.sym.relu(out)
+        out = mx.sym.Pooling(out, kernel=(stride, 2, 2), stride=(stride, 2, 2), pool_type="max")
+    out = mx.sym.FullyConnected(mx.sym.mean(out, axis=(2, 3, 4)), num_hidden=10)
+    return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (2, 3, 8, 64, 64)}
+
+
 NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
     made.__name__: made
     for made in (
@@ -185,5 +242,8 @@ NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
         lstm,
         unet,
         detector,
+        inception,
+        shuffled,
+        video,
     )
 }

@@ -6,7 +6,8 @@ A strategy is held to the bytes of one such memory, whichever it searches by.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +108,39 @@ class Packed:
 
     def packing(self, schedule: Schedule) -> Packing:
         return pack(schedule)
+
+
+@dataclass(frozen=True)
+class WithRuns:
+    """``memory``, and ``nbytes_of_run`` that are kept for each further run of an op."""
+
+    memory: Memory
+    nbytes_of_run: tuple[int, ...]
+
+    @property
+    def match_ranges(self) -> tuple[int, ...]:
+        return self.memory.match_ranges
+
+    @property
+    def is_exact(self) -> bool:
+        return False
+
+    def nbytes(self, schedule: Schedule) -> int:
+        return self.memory.nbytes(schedule) + further_runs(schedule, self.nbytes_of_run)
+
+    def at_least(self, schedule: Schedule) -> int:
+        return self.memory.at_least(schedule) + further_runs(schedule, self.nbytes_of_run)
+
+    def packing(self, schedule: Schedule) -> Packing | None:
+        return self.memory.packing(schedule)
+
+
+def further_runs(schedule: Schedule, nbytes_of_run: Sequence[int]) -> int:
+    """The sum of ``nbytes_of_run`` of the ops that ``schedule`` runs again, each time."""
+    if not nbytes_of_run:
+        return 0
+    runs = Counter(schedule.ops)
+    return sum((times - 1) * nbytes_of_run[op] for op, times in runs.items())
 
 
 def cheapest(

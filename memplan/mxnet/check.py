@@ -126,8 +126,8 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
             optimizer=optimizer,
             results=paths[1],
         )
-        unlike = _unlike(*paths, with_gradients=not plan.trace.updates)
-    return Check(plan, _device(ctx), planned, unplanned, unlike)
+        found = unlike(*paths, with_gradients=not plan.trace.updates)
+    return Check(plan, _device(ctx), planned, unplanned, found)
 
 
 def _device(ctx: mx.Context) -> str:
@@ -136,7 +136,7 @@ def _device(ctx: mx.Context) -> str:
     return device_name(ctx)
 
 
-def _unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
+def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
     """The names of arrays that are not the same bits in both files, by kind."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
     with np.load(one) as first, np.load(other) as second:

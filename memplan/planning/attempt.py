@@ -207,7 +207,7 @@ class _Trial:
         return aim_lower(
             solve,
             limit,
-            lambda schedule: self._realise(schedule).footprint.allocated_nbytes,
+            self._held,
             self.stop,
             share=SHARE_OF_TIME,
         )
@@ -250,10 +250,16 @@ class _Trial:
             if (
                 schedule.seconds <= self.problem.most_seconds
                 and self.problem.memory.nbytes(schedule) <= limit
-                and self._realise(schedule).footprint.allocated_nbytes <= limit
+                and self._held(schedule) <= limit
             ):
                 return schedule
         return None
+
+    def _held(self, schedule: Schedule) -> int:
+        """The bytes of ``schedule`` that must be within a problem's budget: what depends on it."""
+        footprint = self._realise(schedule).footprint
+        whatever = self.job.graph.fixed_nbytes + self.job.beside.nbytes
+        return footprint.total_nbytes - whatever
 
     def _realise(self, schedule: Schedule) -> Realised:
         """The checked schedule as a network, and what it holds."""

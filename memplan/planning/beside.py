@@ -1,14 +1,16 @@
-"""What a step holds beside activations, arguments and gradients, whatever the plan."""
+"""What a step holds beside activations, arguments and gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
+from memplan.memory.memory import further_runs
 from memplan.planning.plan import NOT_COUNTED
 from memplan.planning.realisation import Context, Optimizer, Realisation, optimizer_nbytes
 from memplan.step.costs import CostTable
+from memplan.step.schedule import Schedule
 from memplan.util.nbytes import parse_budget
 
 if TYPE_CHECKING:
@@ -18,20 +20,31 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Beside:
     """``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states
-    of the optimizer. ``workspace_nbytes``: what operators take while they run, and
-    ``workspace_source`` how that is known. The fields are those of
-    :class:`memplan.planning.plan.Footprint`.
+    of the optimizer. ``workspace_nbytes``: what operators take beside activations if each runs
+    once, ``workspace_of_run`` what they keep, op by op, of each further run, and
+    ``workspace_source`` how that is known.
     """
 
     reserve_nbytes: int = 0
     optimizer_nbytes: int = 0
     workspace_nbytes: int = 0
     workspace_source: str = NOT_COUNTED
+    workspace_of_run: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
+        """All of it, for whatever schedule."""
         return self.reserve_nbytes + self.optimizer_nbytes + self.workspace_nbytes
+
+    def parts(self, schedule: Schedule) -> dict[str, Any]:
+        """That of ``schedule``, by the fields of :class:`memplan.planning.plan.Footprint`."""
+        return {
+            "reserve_nbytes": self.reserve_nbytes,
+            "optimizer_nbytes": self.optimizer_nbytes,
+            "workspace_nbytes": self.workspace_nbytes
+            + further_runs(schedule, self.workspace_of_run),
+            "workspace_source": self.workspace_source,
+        }
 
     @classmethod
     def of(
@@ -50,15 +63,15 @@ class Beside:
         for a ``reserve`` or an ``optimizer`` that cannot be used.
         """
         workspace, source = 0, NOT_COUNTED
+        of_run: tuple[int, ...] = ()
+        estimate = None if ctx is None else realisation.workspace(traced, ctx.device_type)
+        if estimate is not None:
+            (workspace, of_run), source = estimate, "estimated from shapes"
         if table is not None and realisation.name in table.workspace_nbytes:
             workspace = table.workspace_nbytes[realisation.name]
             source = f"measured on {table.device}"
-        elif ctx is not None:
-            estimate = realisation.workspace_nbytes(traced.nodes, ctx.device_type)
-            if estimate is not None:
-                workspace, source = estimate, "estimated from shapes"
         states = 0 if optimizer is None else optimizer_nbytes(traced, optimizer)
-        return cls(_parse_reserve(reserve), states, workspace, source)
+        return cls(_parse_reserve(reserve), states, workspace, source, of_run)
 
 
 def _parse_reserve(reserve: int | str | None) -> int:

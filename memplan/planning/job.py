@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError, BudgetError
-from memplan.memory.memory import Memory
+from memplan.memory.memory import Memory, WithRuns
 from memplan.memory.packing import Packing
 from memplan.planning.attempt import Realised, attempt, moments_of, realise
 from memplan.planning.beside import Beside
@@ -117,8 +117,11 @@ class Job:
         if not runs_whole_steps(realisation):
             return stock
         job = traced(realisation)
-        # The unplanned step runs the same ops: their workspace is the least that it takes.
-        unplanned = dataclasses.replace(stock.unplanned, **dataclasses.asdict(job.beside))
+        unplanned = stock.unplanned
+        if job.beside.workspace_nbytes > stock.beside.workspace_nbytes:
+            # It runs the same ops: their workspace is the least that it takes.
+            everything = Schedule.unplanned(job.graph)
+            unplanned = dataclasses.replace(unplanned, **job.beside.parts(everything))
         return dataclasses.replace(
             job,
             unplanned=unplanned,
@@ -147,7 +150,7 @@ class Job:
                 fixed_nbytes=graph.fixed_nbytes,
                 seconds=graph.seconds,
                 match_range=graph.match_range,
-                **dataclasses.asdict(beside),
+                **beside.parts(Schedule.unplanned(graph)),
             ),
             costs=_name_of(costs),
             on_gpu=ctx is not None and ctx.device_type == "gpu",
@@ -172,7 +175,8 @@ class Job:
     @functools.cached_property
     def memory(self) -> Memory:
         """What a schedule takes, with all that its realisation adds to it."""
-        return self.realisation.memory(self.trace)
+        memory, of_run = self.realisation.memory(self.trace), self.beside.workspace_of_run
+        return WithRuns(memory, of_run) if any(of_run) else memory
 
     def problem(
         self,
@@ -216,7 +220,7 @@ class Job:
             fixed_nbytes=self.graph.fixed_nbytes,
             seconds=schedule.seconds,
             match_range=match_range,
-            **dataclasses.asdict(self.beside),
+            **self.beside.parts(schedule),
         )
         return Realised(symbol, footprint, packing)
 
@@ -283,7 +287,9 @@ class Job:
         """
         solver = create(strategy, realisation=self.realisation.name)
         floor = moments_of(self, solver).floor
-        return refusal(self.graph, attempt, floor, self.least, self.max_overhead, better)
+        least = self.least
+        whatever = dataclasses.replace(least[1], workspace_nbytes=self.beside.workspace_nbytes)
+        return refusal(self.graph, attempt, floor, least, whatever, self.max_overhead, better)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

@@ -48,7 +48,10 @@ def unpack(text: str) -> Job:
                 costs=data["costs"],
                 on_gpu=data["trace"]["device_type"] == "gpu",
                 time_limit=data["time_limit"],
-                beside=Beside(**data["beside"]),
+                beside=Beside(
+                    **data["beside"]
+                    | {"workspace_of_run": tuple(data["beside"]["workspace_of_run"])}
+                ),
                 max_overhead=data["max_overhead"],
                 effort=data["effort"],
             )

@@ -32,8 +32,8 @@ class Footprint:
     allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
     ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
     NNVM_EXEC_MATCH_RANGE with which MXNet allocates that. ``optimizer_nbytes``: the states of the
-    optimizer, where it was named. ``workspace_nbytes``: what operators take while they run;
-    ``workspace_source`` says how that is known, or that it is not.
+    optimizer, where it was named. ``workspace_nbytes``: what operators take while they run,
+    and copies that executors keep; ``workspace_source`` says how that is known, or that it is not.
     """
 
     peak_nbytes: int
@@ -131,10 +131,11 @@ class Plan:
 
     @property
     def workspace_nbytes(self) -> int:
-        """What operators take while they run; ``footprint.workspace_source`` says how it is known.
+        """What operators take beside activations.
 
-        It counts for packed plans: measured where ``costs`` are of
-        ``memplan.profile(realisation="packed")``, else estimated for a CPU where ``ctx`` is given.
+        ``footprint.workspace_source`` says how that is known: for packed plans it is measured where
+        ``costs`` are of ``memplan.profile(realisation="packed")``; else it is estimated where
+        ``ctx`` is a CPU.
         """
         return self.footprint.workspace_nbytes
 

@@ -36,6 +36,9 @@ Symbol = Any
 Context = Any
 Optimizer = Any
 Shape = Sequence[int]
+# The bytes that the operators of a step take beside what they read and write, if each runs once;
+# and those that they keep for each further run, op by op (none: nothing).
+Workspace = tuple[int, tuple[int, ...]]
 
 
 class Realisation(Protocol):
@@ -63,8 +66,8 @@ class Realisation(Protocol):
     def memory(self, trace: Trace) -> Memory:
         """What a schedule of ``trace`` takes, with all that this realisation adds to it."""
 
-    def workspace_nbytes(self, nodes: Sequence[Any], device_type: str) -> int | None:
-        """What these ops take beside what they read and write; None where that is not known."""
+    def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
+        """What a step of ``trace`` takes beside :meth:`memory`; None where that is not known."""
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> Symbol:
         """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""

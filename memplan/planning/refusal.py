@@ -21,16 +21,18 @@ def refusal(
     attempt: Attempt,
     floor: Floor,
     least: tuple[Schedule, Footprint],
+    whatever: Footprint,
     max_overhead: float | None,
     better: str,
 ) -> BudgetError:
     """The error for an ``attempt`` without a plan.
 
     ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
-    ``max_overhead`` at most. ``better`` is a sentence on another realisation, or empty.
+    ``max_overhead`` at most. What ``whatever`` has beside activations is held by every plan.
+    ``better`` is a sentence on another realisation, or empty.
     """
     proved = attempt.status is Status.INFEASIBLE
-    budget_nbytes, held = attempt.budget_nbytes, least[1].beside_nbytes
+    budget_nbytes, held = attempt.budget_nbytes, whatever.beside_nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if budget_nbytes is None or max_overhead is not None:
@@ -41,7 +43,7 @@ def refusal(
         sentences = [f"no {kind} fits in {within} (proved)"]
     else:
         sentences = [f"strategy {attempt.strategy} found no plan within {within}"]
-    sentences.append(_beside(least[1]))
+    sentences.append(_beside(whatever))
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
     sentences.append(_reached(*least))

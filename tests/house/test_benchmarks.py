@@ -94,12 +94,13 @@ def test_without_matplotlib_the_extra_is_named(
 @pytest.mark.long
 def test_growth_of_a_process_is_compared_with_its_promise() -> None:
     options = ("--networks", "lstm", "--budgets", "0.9", "--realisations", "packed,mirror")
-    printed = _run("benchmarks/process_memory.py", *options, "--time-limit", "1", "--steps", "1")
-    rows = [line.strip("| ").split(" | ") for line in printed.splitlines()[2:]]
-    assert [row[:3] for row in rows] == [["lstm", "90%", "packed"], ["lstm", "90%", "mirror"]]
-    for row in rows:
-        assert 0.5 < float(row[4]) < 10
-        assert row[-1] == "yes"
+    printed = _run("benchmarks/process_memory.py", *options, "--time-limit", "1")
+    [row] = [line.strip("| ").split(" | ") for line in printed.splitlines()[2:]]
+    assert (row[0], row[3], len(row)) == ("lstm", "90%", 10)
+    for ratio in (row[2], row[5], row[8]):
+        assert 0.5 < float(ratio) < 10
+    for cell in (row[4], row[7]):
+        assert float(cell) > 0  # the bits are the same
 
 
 @pytest.mark.long

@@ -20,6 +20,8 @@ from memplan.planning.job import Job
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable
+from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
 
 NET, SHAPES = residual_net(batch=4)
 WORKSPACE = 3 << 20
@@ -72,9 +74,66 @@ def test_without_a_measurement_it_is_estimated_where_a_cpu_is_named() -> None:
     largest = max(tensor.nbytes for tensor in made.schedule.graph.tensors)
     assert 4 * largest <= made.workspace_nbytes <= 16 * largest
     assert made.total_nbytes == without.total_nbytes + made.workspace_nbytes
-    mirrored = plan(NET, ctx=mx.cpu(), **(OPTIONS | {"realisation": "mirror"}), **SHAPES)
-    assert mirrored.workspace_nbytes == 0
-    assert mirrored.footprint.workspace_source == "not counted"
+    for realisation in ("mirror", "explicit"):
+        options = OPTIONS | {"realisation": realisation}
+        assert plan(NET, **options, **SHAPES).workspace_nbytes == 0
+        counted = plan(NET, ctx=mx.cpu(), **options, **SHAPES)
+        assert counted.footprint.workspace_source == "estimated from shapes"
+        assert 0 < counted.workspace_nbytes <= counted.unplanned.workspace_nbytes
+
+
+def _fallback_net() -> mx.sym.Symbol:
+    """A network most of whose ops read arrays in oneDNN's layouts, and know none."""
+    out = mx.sym.Variable("data")
+    for n in range(6):
+        out = mx.sym.Convolution(
+            out, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{n}", no_bias=True
+        )
+        out = mx.sym.sigmoid(mx.sym.relu(out, name=f"relu{n}"), name=f"sigmoid{n}")
+    out = mx.sym.FullyConnected(mx.sym.Flatten(out), num_hidden=4)
+    return mx.sym.SoftmaxOutput(out, name="softmax")
+
+
+PICTURES = {"data": (4, 16, 32, 32)}
+
+
+def test_a_mirrored_step_pays_for_the_copies_of_each_run() -> None:
+    job = Job.prepare(_fallback_net(), ctx=mx.cpu(), time_limit=5, **PICTURES)
+    assert sum(job.beside.workspace_of_run) > 0
+    everything = Schedule.unplanned(job.graph)
+    again = next(i for i, op in enumerate(job.graph.ops) if op.name == "relu3")
+    flagged = mirror(job.graph, {again})
+    assert list(flagged.recomputed) == [again]
+    picture = 4 * 16 * 32 * 32 * 4
+    # What the convolution wrote is copied, and what relu makes of it where that lay.
+    assert job.beside.workspace_of_run[again] == 2 * picture
+    parts = job.realised(flagged).footprint
+    assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + 2 * picture
+    assert job.holds(flagged) == parts.total_nbytes
+    assert job.holds(everything) == job.unplanned.total_nbytes
+    again_made = parcel.unpack(parcel.pack(job))
+    assert again_made.beside == job.beside
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_budgets_hold_with_all_that_an_executor_takes(realisation: str) -> None:
+    options: dict[str, Any] = {"realisation": realisation, "time_limit": 5, **PICTURES}
+    least = plan(_fallback_net(), ctx=mx.cpu(), **options)
+    assert (
+        least.total_nbytes == least.allocated_nbytes + least.fixed_nbytes + least.workspace_nbytes
+    )
+    made = plan(_fallback_net(), ctx=mx.cpu(), budget=least.total_nbytes + 1, **options)
+    assert made.total_nbytes <= least.total_nbytes + 1
+    with pytest.raises(BudgetError, match="the workspace of operators"):
+        plan(_fallback_net(), ctx=mx.cpu(), budget=least.workspace_nbytes, **options)
+
+
+def test_what_recomputation_adds_counts_in_the_search() -> None:
+    """Its blocks would be smaller; but a further run of every op keeps more than it frees."""
+    job = Job.prepare(_fallback_net(), ctx=mx.cpu(), time_limit=5, **PICTURES)
+    blind = Job.prepare(_fallback_net(), time_limit=5, **PICTURES)
+    assert blind.least[1].allocated_nbytes < job.least[1].allocated_nbytes
+    assert job.holds(job.least[0]) <= job.holds(blind.least[0])
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,11 @@ def _network(seed: int) -> mx.sym.Symbol:
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=5), name="softmax")
 
 
-def _job(seed: int, realisation: str) -> Job:
+def _job(seed: int, realisation: str, ctx: mx.Context | None = None) -> Job:
     return Job.prepare(
         _network(seed),
         realisation=realisation,
+        ctx=ctx,
         time_limit=NEVER_SECONDS,
         costs="roofline:v100",
         data=(4, 3, 16, 16),
@@ -72,9 +73,19 @@ def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None
 @pytest.mark.parametrize("realisation", REALISATIONS)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -> None:
-    job = _job(seed, realisation)
+    _check_budgets(_job(seed, realisation))
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_so_it_does_with_what_executors_take(realisation: str) -> None:
+    job = _job(0, realisation, mx.cpu())
+    assert job.beside.workspace_nbytes > 0
+    _check_budgets(job)
+
+
+def _check_budgets(job: Job) -> None:
     top = job.unplanned.total_nbytes
-    budgets = [top * percent // 100 for percent in range(30, 100, 6)]
+    budgets = [top * percent // 100 for percent in range(30, 103, 6)]
     attempts: list[Attempt] = []
     for budget_nbytes in budgets:
         fresh = dataclasses.replace(job)  # which knows nothing of the other budgets

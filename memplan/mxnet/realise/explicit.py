@@ -17,6 +17,7 @@ from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import PLACED
+from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
@@ -27,6 +28,7 @@ from memplan.mxnet.realise.rewrite import (
     runnable,
 )
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
 from memplan.mxnet.trace.operators import ignored_inputs
@@ -70,6 +72,14 @@ class Explicit(Form):
     def memory(self, trace: Trace) -> Memory:
         """MXNet's blocks, at the match range that suits a schedule best."""
         return lowered_memory(trace, Blocks())
+
+    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
+        """An estimate for a CPU, of the executor that gets the step."""
+        if device_type != "cpu" or not onednn_is_enabled():
+            return None
+        lowered = lower(trace, Schedule.unplanned(trace.graph))
+        nbytes, of_run = executor_nbytes(lowered.schedule.graph, lowered.nodes)
+        return nbytes, tuple(of_run[lowered.index_of[id(node)]] for node in trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""

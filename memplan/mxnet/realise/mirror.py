@@ -13,9 +13,11 @@ import mxnet as mx
 from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks
 from memplan.memory.packing import Packing
+from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
@@ -33,6 +35,12 @@ class Mirror(Form):
     def memory(self, trace: Trace) -> Blocks:
         """MXNet's blocks, at the match range under which the network was traced."""
         return Blocks((trace.graph.match_range,))
+
+    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
+        """An estimate for a CPU, of its executor."""
+        if device_type != "cpu" or not onednn_is_enabled():
+            return None
+        return executor_nbytes(trace.graph, trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""
@@ -101,8 +109,7 @@ def _must_be_read(node: Node, on_gpu: bool) -> bool:
     if node.op not in ("Convolution", "Deconvolution"):
         return False
     info = node.infos.outputs[0]
-    by_onednn = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false")
-    return on_gpu or not by_onednn or info is None or info.dtype != "float32"
+    return on_gpu or not onednn_is_enabled() or info is None or info.dtype != "float32"
 
 
 def _add_reader(data: dict[str, Any], index: int) -> None:

@@ -69,9 +69,9 @@ class Packed(Explicit):
         if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
             raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
 
-    def workspace_nbytes(self, nodes: Sequence[Node], device_type: str) -> int | None:
+    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
         """An estimate for a CPU, where all calls find one workspace."""
-        return estimated_nbytes(nodes) if device_type == "cpu" else None
+        return (estimated_nbytes(trace.nodes), ()) if device_type == "cpu" else None
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

@@ -35,9 +35,6 @@ def estimated_nbytes(nodes: Iterable[Node]) -> int:
     are MXNet's code as it is first used, whatever runs.
     """
     nodes = list(nodes)
-    largest = max(
-        (_sizes(node.infos.inputs) + _sizes(node.infos.outputs) for node in nodes), default=0
-    )
     kinds: Counter[Any] = Counter()
     scratchpads: dict[Any, int] = {}
     for node in nodes:
@@ -47,7 +44,30 @@ def estimated_nbytes(nodes: Iterable[Node]) -> int:
             kinds[kind] += 1
             scratchpads[kind] = _scratchpads(call)
     layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
-    return 2 * largest + layouts
+    return 2 * largest_nbytes(nodes) + layouts
+
+
+def largest_nbytes(nodes: Sequence[Node]) -> int:
+    """The most that an op reads and writes; parameters and their gradients only in convolutions.
+
+    No other operator makes copies of those.
+    """
+    return max(map(_read_and_written, nodes), default=0)
+
+
+def _read_and_written(node: Node) -> int:
+    call = node if node.forward is None else node.forward
+    if call.op in ("Convolution", "Deconvolution"):
+        return _sizes(node.infos.inputs) + _sizes(node.infos.outputs)
+    read = zip(node.inputs, node.infos.inputs, strict=False)
+    written = list(node.infos.outputs)
+    if call is not node:  # what it writes are gradients of what the forward op reads
+        written = [
+            info
+            for place, info in enumerate(written)
+            if place >= len(call.inputs) or not call.inputs[place][0].is_variable
+        ]
+    return _sizes([info for (source, _), info in read if not source.is_variable]) + _sizes(written)
 
 
 def _scratchpads(call: Node) -> int:
@@ -63,16 +83,16 @@ def _scratchpads(call: Node) -> int:
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    threads = min(_threads(), data.shape[0] * groups)
+    nthreads = min(threads(), data.shape[0] * groups)
     channels = (data.shape[1] // groups, out.shape[1] // groups)
     is_depthwise = channels[0] == 1
     is_pointwise = math.prod(weight.shape[2:]) == 1
     if is_depthwise or is_pointwise or not any(size % BLOCK for size in channels):
-        return 2 * threads * weight.nbytes
-    return 2 * threads * math.prod((*weight.shape[1:], *out.shape[2:])) * weight.itemsize
+        return 2 * nthreads * weight.nbytes
+    return 2 * nthreads * math.prod((*weight.shape[1:], *out.shape[2:])) * weight.itemsize
 
 
-def _threads() -> int:
+def threads() -> int:
     """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     return int(told) if told.isdigit() and int(told) else max(1, (os.cpu_count() or 1) // 2)

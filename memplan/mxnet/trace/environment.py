@@ -17,6 +17,11 @@ MAX_MATCH_RANGE = 2**31 - 1  # MXNet reads it as an int
 _LOCK = threading.RLock()
 
 
+def onednn_is_enabled() -> bool:
+    """Does MXNet compute by oneDNN on a CPU, where that knows an operator?"""
+    return os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false")
+
+
 @contextlib.contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
     """Environment variable ``name`` is ``value`` within, and what it was afterwards.

@@ -39,11 +39,6 @@ class Form:
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError where this realisation cannot run on ``ctx``: never, but for packed."""
 
-    def workspace_nbytes(self, nodes: Sequence[Node], device_type: str) -> int | None:
-        """What these ops take beside what they read and write; None where that is not known."""
-        del nodes, device_type
-        return None
-
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` of the whole step, changed so that it can be run on this kind of device.
 

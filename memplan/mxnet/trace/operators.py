@@ -60,6 +60,47 @@ _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_mul
 CUDNN_OFF_BEFORE = "__memplan_cudnn_off_before__"
 
 
+# Operators of oneDNN on a CPU (TIsMKLDNN): they read arrays in any layout.
+_ONEDNN = frozenset(
+    """Activation BatchNorm Concat Convolution Deconvolution Flatten FullyConnected LRN LeakyReLU
+    Pooling RNN Reshape SoftmaxOutput _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+    elemwise_add expand_dims log_softmax slice softmax transpose""".split()
+)
+_ONEDNN_BACKWARD = frozenset(
+    """_backward_Activation _backward_BatchNorm _backward_Concat _backward_Convolution
+    _backward_Deconvolution _backward_FullyConnected _backward_LRN _backward_LeakyReLU
+    _backward_Pooling _backward_RNN _backward_add _backward_amp_cast _backward_amp_multicast
+    _backward_contrib_BatchNormWithReLU _backward_copy _backward_log_softmax
+    _backward_softmax""".split()
+)
+
+# Those of them that write in the layout of what they read.
+KEEPS_LAYOUT = frozenset(
+    """Activation BatchNorm Concat LRN LeakyReLU Pooling _contrib_BatchNormWithReLU _copy add_n
+    amp_cast amp_multicast elemwise_add _backward_Activation _backward_BatchNorm _backward_LRN
+    _backward_LeakyReLU _backward_Pooling _backward_add _backward_amp_cast _backward_amp_multicast
+    _backward_contrib_BatchNormWithReLU _backward_copy""".split()
+)
+
+# What they compute only with these attributes (SupportMKLDNNAct, ...LeakyRelu, ...Pooling).
+_ONEDNN_ATTRS = {
+    "Activation": ("act_type", ("relu", "sigmoid", "softrelu", "tanh"), ""),
+    "LeakyReLU": ("act_type", ("leaky", "elu", "gelu"), "leaky"),
+    "Pooling": ("pool_type", ("max", "avg"), "max"),
+}
+
+
+def reads_any_layout(node: Node) -> bool:
+    """Does ``node`` read arrays of a CPU in any layout? Others need copies in the usual one."""
+    if node.op not in _ONEDNN and node.op not in _ONEDNN_BACKWARD:
+        return False
+    name = node.op.removeprefix("_backward_")
+    if name == "Concat":
+        return node.attrs.get("dim", "1") != "0"
+    attribute, known, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
+    return node.attrs.get(attribute, default) in known
+
+
 def ignored_inputs(node: Node) -> tuple[int, ...]:
     """Positions of the inputs of which ``node`` reads only the shape."""
     if node.op.startswith(("_random_", "_sample_")) and node.op.endswith("_like"):

@@ -1,0 +1,128 @@
+"""The copies that an executor makes on a CPU where operators want arrays in other layouts.
+
+The operators of oneDNN write arrays in layouts of its own. MXNet's executor gives every other
+operator buffers of its own for the inputs and outputs that are in such a layout, and keeps them
+(StorageFallbackOpExecutor of MXNet's src/executor/attach_op_execs_pass.cc). An operator of oneDNN
+brings its inputs into the layout that it wants in temporary space. Which arrays are so follows from
+shapes: an estimate, for a processor with AVX2 or AVX-512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
+from memplan.step.graph import TrainingGraph
+
+# The channels that oneDNN's layouts put side by side, at least: 8 with AVX2, 16 with AVX-512.
+# Convolutions of others are multiplied as matrices, in the usual layout (DNNL_VERBOSE=1 says so).
+_BLOCK = 8
+
+# Pictures of so few channels are read in the usual layout, and written in one of oneDNN's.
+_FEW_CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs."""
+
+    kept_nbytes: tuple[int, ...]
+    temporary_nbytes: tuple[int, ...]
+
+
+def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
+    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
+    layouts = _Layouts(graph, nodes)
+    pairs = [layouts.run(op) for op in range(len(nodes))]
+    return Copies(tuple(kept for kept, _ in pairs), tuple(temporary for _, temporary in pairs))
+
+
+class _Layouts:
+    """Which tensors are in a layout of oneDNN's."""
+
+    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node]) -> None:
+        self.graph, self.nodes = graph, nodes
+        self.own: set[int] = set()
+
+    def run(self, index: int) -> tuple[int, int]:
+        """Run an op: the bytes of the copies that are kept, and of those that are not."""
+        op, node = self.graph.ops[index], self.nodes[index]
+        own = [tensor for tensor in op.inputs if tensor in self.own]
+        if not reads_any_layout(node):
+            # What it writes where an array of such a layout lay is brought into that layout, too.
+            written = [o for o, i in self._in_place(index).items() if i in own]
+            self.own.update(written)
+            return self._nbytes(own) + self._nbytes(written), 0
+        call = node if node.forward is None else node.forward
+        if call.op in ("Convolution", "Deconvolution"):
+            return 0, self._convolve(index, call)
+        if node.op in KEEPS_LAYOUT:
+            if own:
+                self.own.add(op.outputs[0])
+            sizes = {self._size(tensor) for tensor in own}
+            unlike = [t for t in op.inputs if t not in own and self._size(t) in sizes]
+            return 0, 0 if node.forward is None else self._nbytes(unlike)
+        # A Reshape, or the like, converts the array that it shares.
+        self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
+        return 0, self._nbytes(own)
+
+    def _convolve(self, index: int, call: Node) -> int:
+        """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""
+        op, node = self.graph.ops[index], self.nodes[index]
+        of_data, of_output = wanted_layouts(call)
+        wanted = [of_data, of_data] if call is node else [of_output, of_data, of_data]
+        is_own = self._are_own(index)
+        weight = 1 if call is node else 2
+        temporary = 0
+        for place, (wants, info) in enumerate(zip(wanted, node.infos.inputs, strict=False)):
+            if info is not None and wants != is_own[place]:
+                temporary += info.nbytes * (weight if place == len(wanted) - 1 else 1)
+        if of_output if call is node else of_data:
+            self.own.add(op.outputs[0])
+        return temporary
+
+    def _are_own(self, index: int) -> list[bool]:
+        """For each input of the node of an op: is it a tensor in a layout of oneDNN's?"""
+        node, ignored = self.nodes[index], ignored_inputs(self.nodes[index])
+        tensors = iter(self.graph.ops[index].inputs)
+        return [
+            not source.is_variable and place not in ignored and next(tensors) in self.own
+            for place, (source, _) in enumerate(node.inputs)
+        ]
+
+    def _in_place(self, index: int) -> dict[int, int]:
+        """For the tensors that an op writes where one lay that it reads: which one."""
+        op, found = self.graph.ops[index], dict[int, int]()
+        for place, output, _ in op.handovers:
+            tensor = op.inputs[place]
+            dies = self.graph.readers[tensor][-1] == index and tensor not in self.graph.heads
+            if dies and tensor not in found.values():
+                found.setdefault(op.outputs[output], tensor)
+        return found
+
+    def _size(self, tensor: int) -> int:
+        return self.graph.tensors[tensor].nbytes
+
+    def _nbytes(self, tensors: Sequence[int]) -> int:
+        return sum(map(self._size, tensors))
+
+
+def wanted_layouts(call: Node) -> tuple[bool, bool]:
+    """Does oneDNN take the input of a convolution, and write its output, in a layout of its own?"""
+    data, out = call.infos.inputs[0], call.infos.outputs[0]
+    if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
+        return False, False
+    groups = int(call.attrs.get("num_group", "1"))
+    read, written = _channels(data, groups), _channels(out, groups)
+    if read == written == 1 and groups > 1:
+        return groups % _BLOCK == 0, groups % _BLOCK == 0
+    blocked = read % _BLOCK == 0 and written % _BLOCK == 0
+    few = call.op == "Convolution" and read <= _FEW_CHANNELS and written % _BLOCK == 0
+    return blocked, blocked or few
+
+
+def _channels(info: EntryInfo, groups: int) -> int:
+    """The channels of a group."""
+    return info.shape[1] // groups

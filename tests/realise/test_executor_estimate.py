@@ -1,0 +1,135 @@
+"""What executors take beside their blocks on a CPU, counted by hand on small networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+from memplan.mxnet.realise import executor_estimate
+from memplan.mxnet.realise.executor_estimate import executor_nbytes
+from memplan.mxnet.realise.layout_copies import Copies, copies
+from memplan.mxnet.realise.workspace_estimate import largest_nbytes
+from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.planning.realisation import load, trace
+
+Symbol = mx.sym.Symbol
+
+SHAPE = (2, 16, 8, 8)
+N = 2 * 16 * 8 * 8 * 4  # the bytes of a picture
+WEIGHT = 16 * 16 * 9 * 4
+
+
+def _conv(data: Symbol, nfilter: int = 16, groups: int = 1) -> Symbol:
+    return mx.sym.Convolution(
+        data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), num_group=groups, no_bias=True
+    )
+
+
+def _norm(data: Symbol) -> Symbol:
+    return mx.sym.BatchNorm(data, fix_gamma=False)
+
+
+def _loss(data: Symbol) -> Symbol:
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))
+
+
+def _copies(net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> Copies:
+    traced = trace(_loss(net), shapes={"data": shape}, **options)
+    return copies(traced.graph, traced.nodes)
+
+
+def _activation(data: Symbol) -> Symbol:
+    return mx.sym.Activation(data, act_type="relu")
+
+
+# relu reads what a convolution wrote, and writes where that lay. What Flatten then makes of it is
+# in the usual layout, and so is all that relu's backward op reads.
+@pytest.mark.parametrize(
+    ("net", "shape", "kept"),
+    [
+        (lambda data: mx.sym.relu(_conv(data)), SHAPE, 2 * N),
+        (lambda data: _activation(_conv(data)), SHAPE, 0),
+        (lambda data: mx.sym.relu(_conv(data, 8)), SHAPE, 2 * N // 2),
+        (lambda data: mx.sym.relu(_conv(data, 12)), SHAPE, 0),
+        (lambda data: mx.sym.relu(_conv(data)), (2, 12, 8, 8), 0),
+        (lambda data: mx.sym.relu(_conv(data)), (2, 3, 8, 8), 2 * N),
+        (lambda data: mx.sym.relu(_conv(data, groups=16)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(_conv(data, groups=4)), SHAPE, 0),
+        (lambda data: mx.sym.relu(_conv(data, groups=2)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(data), SHAPE, 0),
+        # Its gradient and its output are those of convolutions, and its result lies in one.
+        (lambda data: mx.sym.relu(_conv(mx.sym.relu(_conv(data)))), SHAPE, (2 + 2 + 3) * N),
+        (lambda data: mx.sym.relu(_norm(_conv(data))), SHAPE, 2 * N),
+    ],
+)
+def test_the_copies_that_an_executor_keeps(
+    net: Callable[[Symbol], Symbol], shape: tuple[int, ...], kept: int
+) -> None:
+    assert sum(_copies(net(mx.sym.Variable("data")), shape).kept_nbytes) == kept
+
+
+def test_double_precision_is_none_of_onednns() -> None:
+    net = mx.sym.relu(_conv(mx.sym.Variable("data")))
+    assert sum(_copies(net, type_dict={"data": "float64"}).kept_nbytes) == 0
+
+
+def test_the_parts_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_estimate, "threads", lambda: 1)
+    out = mx.sym.relu(_norm(_conv(mx.sym.Variable("data"))))
+    traced = trace(_loss(mx.sym.relu(_conv(out))), shapes={"data": SHAPE})
+    nbytes, of_run = executor_nbytes(traced.graph, traced.nodes)
+    kept = (2 + 2 + 3) * N
+    assert sum(of_run) == kept
+    # The first convolution's backward op brings the picture, the weight and its gradient into
+    # oneDNN's layout; the weights' gradients are summed in scratchpads.
+    assert nbytes == kept + 2 * (N + 2 * WEIGHT) + 2 * WEIGHT
+
+
+def test_explicit_steps_keep_the_same_copies() -> None:
+    net = _loss(mx.sym.relu(_conv(mx.sym.relu(_conv(mx.sym.Variable("data"))))))
+    traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
+    estimate = load("explicit").workspace(traced, "cpu")
+    assert estimate is not None
+    nbytes, of_run = estimate
+    kept = {op.kind: nbytes for op, nbytes in zip(traced.graph.ops, of_run, strict=True) if nbytes}
+    assert (sum(of_run), set(kept)) == ((2 + 2 + 3) * N, {"relu", "_backward_relu"})
+    assert nbytes > sum(of_run)
+
+
+@pytest.mark.parametrize("name", ["mirror", "explicit"])
+def test_nothing_is_estimated_for_a_gpu_or_without_onednn(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = trace(_loss(_conv(mx.sym.Variable("data"))), shapes={"data": SHAPE}, realisation=name)
+    assert load(name).workspace(traced, "cpu") is not None
+    assert load(name).workspace(traced, "gpu") is None
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    assert load(name).workspace(traced, "cpu") is None
+
+
+def test_matrices_of_a_dense_layer_are_not_copied() -> None:
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1000, no_bias=True)
+    net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=8, no_bias=True))
+    traced = trace(mx.sym.MakeLoss(net), shapes={"data": (2, 500)})
+    assert largest_nbytes(traced.nodes) == 4 * (2 * 8 + 2 * 1000 + 2 * 1000)
+
+
+@pytest.mark.parametrize(("channels", "pictures"), [(16, 0), (12, 1)])
+def test_convolutions_as_matrices_roll_pictures_out(
+    monkeypatch: pytest.MonkeyPatch, channels: int, pictures: int
+) -> None:
+    monkeypatch.setattr(executor_estimate, "threads", lambda: 3)
+    net = _activation(_conv(_activation(mx.sym.Variable("data")), channels))
+    traced = trace(_loss(net), shapes={"data": (2, channels, 8, 8)}, grad_req="write")
+    weight = 4 * channels * channels * 9
+    rolled = 4 * channels * 9 * 64
+    # Forward, and for both gradients.
+    scratchpads = 3 * (3 * rolled if pictures else weight)
+    found = copies(traced.graph, traced.nodes)
+    nbytes, _ = executor_nbytes(traced.graph, traced.nodes)
+    others = [node for node in traced.nodes if not reads_any_layout(node)]
+    temporary = 2 * max(max(found.temporary_nbytes), largest_nbytes(others))
+    assert nbytes == sum(found.kept_nbytes) + temporary + scratchpads
