@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LARGE = 3000
 
 # Of these, so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
-COMPILED_CUTS, CUTS = 24, 6
+COMPILED_CUTS, CUTS = 48, 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
 MIRRORED_RANGES = (2, 16)
