@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,8 @@ class MomentProgram:
 
     Built in ``program``. ``ops`` are the ops whose first executions are the moments, each an
     ancestor of the next.
-    there[k, c]: buffer c is held at moment k. runs[k, p]: op p, an ancestor of moment k, runs
+    ran[k, q]: op q, neither an ancestor nor a descendant of moment k, has run before it.
+    there[k, c]: buffer c is held at moment k. runs[k, p]: op p, which has run before moment k, runs
     again after it, and before moment k + 1 if there is one. later[k, p]: it runs again after moment
     k at any time. Integer answers need no such variables; without them a relaxation may spread what
     runs again over many intervals, and read in each the little that it has computed there.
@@ -66,12 +66,10 @@ class MomentProgram:
         ]
         self.there: dict[tuple[int, int], int] = {}
         self.later: dict[tuple[int, int], int] = {}
-        self.runs = {
-            (k, p): self.program.variable(self.scale * self.graph.ops[p].seconds, integer=True)
-            for k in range(len(ops))
-            for p in sorted(self.before[k])
-            if moments.again[p]
-        }
+        self.ran: dict[tuple[int, int], int] = {}
+        self.runs: dict[tuple[int, int], int] = {}
+        for k in range(len(ops)):
+            self._order(k)
         for k in range(len(ops)):
             self._read(k)
             self._recompute(k)
@@ -81,6 +79,26 @@ class MomentProgram:
             self._carry(k)
         for k in range(len(ops)):
             self._fit(k, budget_nbytes)
+
+    def _order(self, k: int) -> None:
+        """An op has run if one that depends on it has, and stays so; only then it runs again."""
+        for p, op in enumerate(self.graph.ops):
+            if p in self.after[k]:
+                continue
+            if p not in self.before[k]:
+                ran = self.ran[k, p] = self.program.variable(integer=True)
+                for other in dict.fromkeys(self.graph.dependencies[p]):
+                    self._has_run_if(k, other, ran)
+                if (k - 1, p) in self.ran:
+                    self._has_run_if(k, p, self.ran[k - 1, p])
+            if self.moments.again[p]:
+                run = self.program.variable(self.scale * op.seconds, integer=True)
+                self.runs[k, p] = run
+                self._has_run_if(k, p, run)
+
+    def _has_run_if(self, k: int, p: int, condition: int) -> None:
+        if (k, p) in self.ran:
+            self.program.at_most({condition: 1.0, self.ran[k, p]: -1.0}, 0.0)
 
     def _is_there(self, k: int, a: int) -> int | None:
         """The variable there[k, c] for the buffer of a; None if it is there in any case."""
@@ -105,34 +123,65 @@ class MomentProgram:
             self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
 
     def _read(self, k: int) -> None:
-        """What descendants of moment k read of its ancestors is there, or runs again after it.
+        """What is written before moment k and read after it is there, or runs again after it.
 
         What an op before the next moment reads, before that.
         """
         last = len(self.ops) - 1
-        soon: AbstractSet[int] = frozenset()
-        if k < last:
-            soon = self.after[k] & self.before[k + 1]
-        for a in self.crossing[k]:
-            is_soon = any(r in soon for r in self.graph.readers[a])
-            self._demand(self._available(k, a, k if is_soon else last))
+        for a, reader in self._waiting(k):
+            is_soon = k < last and reader is not None and reader in self.before[k + 1]
+            self._demand_read(k, a, reader, self._available(k, a, k if is_soon else last))
+
+    def _waiting(self, k: int) -> Iterator[tuple[int, int | None]]:
+        """Tensors that may be written before moment k, and who reads them later (None: the end).
+
+        Of readers that are sure to come, the first: it asks for most.
+        """
+        heads = frozenset(self.graph.heads)
+        for a, p in enumerate(self.graph.producer):
+            if p in self.after[k] or self.class_of[a] < 0 or self.class_of[a] in self.working[k]:
+                continue
+            readers = self.graph.readers[a]
+            sure = [r for r in readers if r in self.after[k]]
+            if k < len(self.ops) - 1:
+                sure.sort(key=lambda r: r not in self.before[k + 1])
+            if sure or a in heads:
+                yield a, next(iter(sure), None)
+            is_settled = bool(sure) or a in heads
+            for r in readers:
+                if (k, r) in self.ran and (not is_settled or self._comes_soon(k, r)):
+                    yield a, r
+
+    def _comes_soon(self, k: int, r: int) -> bool:
+        return k < len(self.ops) - 1 and r in self.before[k + 1]
+
+    def _demand_read(
+        self, k: int, a: int, reader: int | None, terms: dict[int, float] | None
+    ) -> None:
+        """That ``terms`` are 1 if moment k comes after a is written and before ``reader`` runs."""
+        if terms is None:
+            return
+        p, at_least = self.graph.producer[a], 1.0
+        if (k, p) in self.ran:
+            terms, at_least = terms | {self.ran[k, p]: -1.0}, 0.0
+        if reader is not None and (k, reader) in self.ran:
+            terms = terms | {self.ran[k, reader]: 1.0}
+        self._demand(terms, at_least=at_least)
 
     def _recompute(self, k: int) -> None:
         """What an op reads that runs again is there, or runs again in the same interval."""
-        for p in sorted(self.before[k]):
+        for p, op in enumerate(self.graph.ops):
             run = self.runs.get((k, p))
-            if run is None:
-                continue
-            for b in dict.fromkeys(self.graph.ops[p].inputs):
+            for b in dict.fromkeys(() if run is None else op.inputs):
                 terms = self._available(k, b, k)
-                if terms is not None:
+                if terms is not None and run is not None:
                     self._demand(terms | {run: -1.0}, at_least=0.0)
 
     def _recompute_later(self, k: int) -> None:
         """What is read after moment k is there or runs again after it, with all that it reads."""
-        for a in self.crossing[k]:
-            self._demand(self._available_later(k, a))
-        for p in sorted(self.before[k], reverse=True):  # a producer comes before its readers
+        for a, reader in self._waiting(k):
+            self._demand_read(k, a, reader, self._available_later(k, a))
+        for p in range(len(self.graph.ops) - 1, -1, -1):  # a producer comes before its readers
             for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.later else ()):
                 terms = self._available_later(k, b)
                 if terms is not None:
@@ -153,18 +202,22 @@ class MomentProgram:
         return {there: 1.0, self.later[k, p]: 1.0}
 
     def _carry(self, k: int) -> None:
-        """What is there at moment k was there at the one before, or ran again in between."""
+        """What is there at moment k was there at the one before, or has run in between."""
         for (moment, c), there in list(self.there.items()):
             members = self.moments.buffers.classes[c][1]
-            if moment == k and all(self.graph.producer[a] in self.before[k - 1] for a in members):
-                terms: dict[int, float] = {}
-                for a in members:
-                    found = self._available(k - 1, a, k - 1)
-                    if found is None:
-                        break
-                    terms |= found
-                else:
-                    self._demand({**terms, there: -1.0}, at_least=0.0)
+            producers = {self.graph.producer[a] for a in members}
+            if moment != k or not producers.isdisjoint(self.after[k - 1]):
+                continue
+            terms: dict[int, float] = {}
+            for a in members:
+                found = self._available(k - 1, a, k - 1)
+                if found is None:
+                    break
+                terms |= found
+            else:
+                firsts = [self.ran[k - 1, p] for p in producers if (k - 1, p) in self.ran]
+                terms |= {there: -1.0, **dict.fromkeys(firsts, -1.0)}
+                self._demand(terms, at_least=-float(len(firsts)))
 
     def _fit(self, k: int, budget_nbytes: int) -> None:
         """What is there beside the op's working set takes at most the room."""

@@ -2,7 +2,8 @@
 
 Look at the moment at which op t first runs. Its ancestors have run, its descendants have not: that
 follows from the graph alone. What descendants read of ancestors is there at this moment, or is
-computed again after it, from what is there. Each moment by itself is thus a relaxation of the
+computed again after it, from what is there. Of other ops either what they read must be there, or
+what they have written. Each moment by itself is thus a relaxation of the
 whole problem, solved as a linear program.
 """
 
@@ -124,13 +125,18 @@ class Moments:
         return found if found.seconds >= best.seconds else best
 
     def promising(self, budget_nbytes: int) -> list[int]:
-        """Ops at whose first run something must be dropped, those likely to prove most first."""
+        """Ops at whose first run something must be dropped, those likely to prove most first.
+
+        Then those over the budget in the unplanned step, where that depends on the order.
+        """
+        live = simulate(Schedule.unplanned(self.graph)).live_nbytes
+        over = [t for t, nbytes in enumerate(live) if nbytes > budget_nbytes]
+        over.sort(key=lambda t: -live[t])
         if len(self.graph.ops) > LARGE:
-            live = simulate(Schedule.unplanned(self.graph)).live_nbytes
-            over = [t for t, nbytes in enumerate(live) if nbytes > budget_nbytes]
-            return sorted(over, key=lambda t: -live[t])
+            return over
         working = [self.working_nbytes(t) for t in range(len(self.graph.ops))]
-        return ranked(self.graph, self.buffers, self.again, working, budget_nbytes)
+        first = ranked(self.graph, self.buffers, self.again, working, budget_nbytes)
+        return list(dict.fromkeys([*first, *over]))
 
     def before_and_after(self, t: int) -> tuple[set[int], set[int]]:
         """The ops that have run once t has, with t, and those that cannot have run before it."""

@@ -107,6 +107,23 @@ def test_moments_that_prove_nothing_are_not_looked_at() -> None:
     assert bound.seconds >= graph.seconds + 10
 
 
+def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
+    """While c is written, s must wait for k, or k for f: there is no room for either."""
+    ops = (
+        Op("s", "op", (), (0,), 5.0),
+        Op("a", "op", (0,), (1,), 1.0),
+        Op("c", "op", (1,), (2,), 1.0),
+        Op("k", "op", (0,), (3,), 1.0),
+        Op("f", "op", (2, 3), (4,), 1.0),
+    )
+    tensors = tuple(Tensor(op.name, n, n) for op, n in zip(ops, (1, 3, 3, 1, 1), strict=True))
+    graph = TrainingGraph(ops, tensors, (4,), len(ops))
+    bound = Moments(graph).bound(6, math.inf)
+    optimum = BruteForceSequences(any_order=True).solve(Problem(graph, 6)).schedule
+    assert optimum is not None
+    assert bound.seconds == pytest.approx(optimum.seconds) == graph.seconds + 5.0
+
+
 def test_the_floor_names_what_forces_it() -> None:
     graph = unit_chain(8)
     floor = Moments(graph).floor
