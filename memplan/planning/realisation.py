@@ -147,7 +147,7 @@ def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace
     """The realisation of this name and its trace of ``net``; for "auto", the first that can run it.
 
     Then the log says why the others cannot. ``options`` are those of :func:`trace`, and so are the
-    errors.
+    errors; where each refuses another op, the error names both.
     """
     *others, last = WHOLE_STEPS if name == AUTO else (name,)
     for other in others:
@@ -155,7 +155,15 @@ def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace
             return load(other), trace(net, realisation=other, **options)
         except TraceError as error:
             refusal = f"{other} steps cannot train this network: {error}"
-    traced = trace(net, realisation=last, **options)
+    try:
+        traced = trace(net, realisation=last, **options)
+    except TraceError as error:
+        if not others or str(error) in refusal:
+            raise
+        both = [text.partition(". Use realisation=")[0] for text in (refusal, str(error))]
+        raise TraceError(
+            f"{both[0]}; nor can {last} steps: {both[1]}. Leave one of the two out of the network"
+        ) from error
     if others:
         LOGGER.warning("memplan trains by %s steps, for %s", last, refusal)
     return load(last), traced

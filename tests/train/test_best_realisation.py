@@ -71,6 +71,28 @@ def test_a_network_that_nothing_can_train_is_refused_by_its_own_reason() -> None
         memplan.plan(regularised(), realisation="best", data=(2, 3))
 
 
+def test_a_refusal_recommends_nothing_that_is_refused_as_well() -> None:
+    """Sparse gradients are explicit only, user code is packed only."""
+    words = mx.sym.Embedding(
+        mx.sym.Variable("data"), input_dim=9, output_dim=4, sparse_grad=True, name="words"
+    )
+    net = mx.sym.Custom(words, op_type="a_square", name="square")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    with pytest.raises(TraceError, match=r"'words'.*nor can explicit steps.*'square'") as refusal:
+        memplan.plan(net, realisation="auto", data=(2, 3))
+    assert "realisation=" not in str(refusal.value)
+
+
+class Square(mx.operator.CustomOp):
+    pass
+
+
+@mx.operator.register("a_square")
+class SquareProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx: object, shapes: object, dtypes: object) -> Square:
+        return Square()
+
+
 def test_inference_beside_packed_steps_has_their_parameters() -> None:
     net, shapes = NETWORKS["noisy"]
     shape = (8, *shapes["data"][1:])
