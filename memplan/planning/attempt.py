@@ -178,6 +178,7 @@ class _Trial:
         known = self.problem.start
         if known is not None and limit is not None and self.problem.cheapest([known]) is not None:
             return known
+        self.problem.space.prepare()  # or compiling would be in the time of the quick strategies
         soon = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
         return quick_schedule(self.problem, Stop(soon.deadline, part_of=self.stop))
 

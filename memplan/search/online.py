@@ -1,4 +1,4 @@
-"""Schedules of greedy eviction while the step runs: about a second for a thousand ops or five.
+"""Schedules of greedy eviction while the step runs: a second or a few at 5,000 ops.
 
 They are what to begin with where memory is scarce, or the graph large: a schedule is there at
 almost any budget in which the step can run at all (:mod:`memplan.search.kernels.online`).
@@ -33,6 +33,10 @@ KINDS = ((DISTANCE, True), (STALENESS, True), (DISTANCE, False))
 # What takes more than this many steps, of seconds or of ops, is given up.
 MOST_STEPS = 4
 
+# No other schedule is made after this much work: on chains of 5,000 ops a choice looks at half of
+# all tensors, and of the largest graphs one schedule is all there is time for.
+MOST_WORK = 200e3
+
 # What a look at a tensor costs in work, and a run of an op: measured on unrolled recurrent
 # networks of 3,600 and 4,700 ops.
 WORK_BY_LOOK, WORK_BY_RUN = 0.01, 0.1
@@ -41,18 +45,24 @@ WORK_BY_LOOK, WORK_BY_RUN = 0.01, 0.1
 def online_schedules(
     graph: TrainingGraph, budget_nbytes: int, stop: Stop, *, recompute_backward: bool = False
 ) -> Iterator[Schedule]:
-    """Schedules of about this many live bytes, some of more: one of each kind, at every slack."""
+    """Schedules of about this many live bytes, some of more: one of each kind, at every slack.
+
+    Of large graphs only the first of these.
+    """
     allowed = (False, True) if recompute_backward else (False,)
     arrays = {b: drop_arrays(graph, repeatable(graph, backward=b)) for b in allowed}
     kinds = dict.fromkeys((age, backward and recompute_backward) for age, backward in KINDS)
     state = online_state(arrays[False], MOST_STEPS * len(graph.ops) + 1)
+    spent = 0.0
     for slack in SLACKS:
         for age, backward in kinds:
-            if stop.is_over():
+            if spent >= MOST_WORK or stop.is_over():
                 return
             aim = int(slack * budget_nbytes)
             length = run_online(arrays[backward], state, aim, age, MOST_STEPS * graph.seconds)
             looks, runs = int(state.counts[LOOKS]), int(state.counts[LENGTH])
-            stop.spend(WORK_BY_LOOK * looks + WORK_BY_RUN * runs)
+            work = WORK_BY_LOOK * looks + WORK_BY_RUN * runs
+            spent += work
+            stop.spend(work)
             if length >= 0:
                 yield Schedule.sequence(graph, state.ops[:length].tolist())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
+from memplan.search import online
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.greedy import drop_arrays
 from memplan.search.kernels.online import STALENESS, UNIONS, online_state, run_online
@@ -86,22 +88,24 @@ def test_an_op_of_many_outputs_drops_no_more_than_there_is_room_for() -> None:
     assert many < state.counts[UNIONS] <= len(state.parent)
 
 
-def test_every_slack_is_tried_and_work_is_counted() -> None:
+def test_every_slack_is_tried_and_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(40)
     stop = Stop.after(PLENTY, work=1e9)
     found = list(online_schedules(graph, 20 * UNIT, stop))
     assert len(found) == (len(KINDS) - 1) * len(SLACKS)  # without backward ops again
     assert stop.work_left < 1e9
     assert list(online_schedules(graph, 20 * UNIT, Stop.after(PLENTY, work=0.0))) == []
+    monkeypatch.setattr(online, "MOST_WORK", 1.0)
+    assert made(graph, 20 * UNIT) == found[:1]
 
 
 def test_choosing_drops_begins_with_the_cheaper_of_the_two() -> None:
     graph = unit_chain(100)
     search = Evictions(graph, 14 * UNIT)
     alone = search.fit((), PLENTY)
-    online = search.cheapest_online(Stop.after(PLENTY))
-    assert online is not None
-    first = search.first(online, Stop.after(PLENTY))
+    begun = search.cheapest_online(Stop.after(PLENTY))
+    assert begun is not None
+    first = search.first(begun, Stop.after(PLENTY))
     assert first is not None
     assert simulate(first.schedule).peak_nbytes <= 14 * UNIT
     assert alone is not None
