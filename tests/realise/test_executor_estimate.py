@@ -8,10 +8,10 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise import executor_estimate
+from memplan.mxnet.realise import executor_estimate, workspace_estimate
 from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.layout_copies import Copies, copies
-from memplan.mxnet.realise.workspace_estimate import largest_nbytes
+from memplan.mxnet.realise.workspace_estimate import estimated_nbytes, largest_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.planning.realisation import load, trace
 
@@ -127,9 +127,23 @@ def test_convolutions_as_matrices_roll_pictures_out(
     weight = 4 * channels * channels * 9
     rolled = 4 * channels * 9 * 64
     # Forward, and for both gradients.
-    scratchpads = 3 * (3 * rolled if pictures else weight)
+    scratchpads = 3 * 3 * rolled if pictures else weight
     found = copies(traced.graph, traced.nodes)
     nbytes, _ = executor_nbytes(traced.graph, traced.nodes)
     others = [node for node in traced.nodes if not reads_any_layout(node)]
     temporary = 2 * max(max(found.temporary_nbytes), largest_nbytes(others))
     assert nbytes == sum(found.kept_nbytes) + temporary + scratchpads
+
+
+@pytest.mark.parametrize("channels", [16, 12])
+def test_packed_steps_have_scratchpads_for_matrices_only(
+    monkeypatch: pytest.MonkeyPatch, channels: int
+) -> None:
+    net = _loss(_activation(_conv(_activation(mx.sym.Variable("data")), channels)))
+    shapes = {"data": (2, channels, 8, 8)}
+    traced = trace(net, shapes=shapes, grad_req="write", realisation="packed")
+    rolled = 4 * channels * 9 * 64
+    for nthreads in (1, 2):
+        monkeypatch.setattr(workspace_estimate, "threads", lambda n=nthreads: n)
+        scratchpads = 0 if channels == 16 else 2 * nthreads * rolled
+        assert estimated_nbytes(traced.nodes) == 2 * largest_nbytes(traced.nodes) + scratchpads

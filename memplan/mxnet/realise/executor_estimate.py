@@ -51,8 +51,8 @@ def _scratchpad(node: Node, call: Node, is_read: bool) -> int:
     """That of a convolution, or of its gradients: of the weights, and of the data if it is read.
 
     As matrices, pictures are rolled out for each thread, by a forward op as well
-    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels have a sum of the weights'
-    gradients for each thread.
+    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels bring the weights' gradients into
+    the usual layout.
     """
     weight, out = call.infos.inputs[1], call.infos.outputs[0]
     if weight is None or out is None:
@@ -65,6 +65,6 @@ def _scratchpad(node: Node, call: Node, is_read: bool) -> int:
     matrix = weight.nbytes if is_pointwise else columns
     if node is call:
         return 0 if of_output or is_pointwise else threads() * columns
-    of_weights = weight.nbytes if of_output else matrix
-    of_inputs = 0 if of_data else matrix
-    return threads() * (of_weights + (of_inputs if is_read else 0))
+    of_weights = weight.nbytes if of_output else threads() * matrix
+    of_inputs = 0 if of_data or not is_read else threads() * matrix
+    return of_weights + of_inputs
