@@ -74,7 +74,8 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
     \b
     Keys of --json:
       rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
-      overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error (null where there is
+      fixed_nbytes, optimizer_nbytes, workspace_nbytes, reserve_nbytes, overhead,
+      lower_bound_overhead, planning_seconds, cut_by_clock, error (null where there is
       none)
     """
     check_outputs((output,), asked.inputs)
@@ -139,7 +140,8 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
     \b
     Keys of --json:
       rows, a list of: strategy, budget_nbytes, status, total_nbytes, allocated_nbytes, peak_nbytes,
-      overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error; from the most bytes to
+      fixed_nbytes, optimizer_nbytes, workspace_nbytes, reserve_nbytes, overhead,
+      lower_bound_overhead, planning_seconds, cut_by_clock, error; from the most bytes to
       the fewest
     """
     check_outputs((output,), asked.inputs)
@@ -192,8 +194,8 @@ def max_batch(
     Keys of --json:
       batch_size, too_large (the smallest that did not fit, or null), plan (as of 'memplan plan'),
       tried, a list of: batch_size, fits, strategy, budget_nbytes, status, total_nbytes,
-      allocated_nbytes, peak_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock,
-      error
+      allocated_nbytes, peak_nbytes, fixed_nbytes, optimizer_nbytes, workspace_nbytes,
+      reserve_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error
     """
     check_outputs((output,), asked.inputs)
     with working("looking for the batch size") as interrupt:
