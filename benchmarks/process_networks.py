@@ -230,6 +230,38 @@ def video() -> tuple[Symbol, Shapes]:
     return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (2, 3, 8, 64, 64)}
 
 
+def perceptron() -> tuple[Symbol, Shapes]:
+    """Dense layers: a step of a millisecond."""
+    out = mx.sym.Variable("data")
+    for _ in range(4):
+        out = mx.sym.relu(mx.sym.FullyConnected(out, num_hidden=256))
+    out = mx.sym.FullyConnected(out, num_hidden=10)
+    return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (64, 256)}
+
+
+def lenet() -> tuple[Symbol, Shapes]:
+    """After LeCun et al. 1998."""
+    out = mx.sym.Variable("data")
+    for nfilter in (20, 50):
+        out = mx.sym.Convolution(out, num_filter=nfilter, kernel=(5, 5))
+        out = mx.sym.Activation(out, act_type="tanh")
+        out = mx.sym.Pooling(out, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    out = mx.sym.Activation(mx.sym.FullyConnected(out, num_hidden=500), act_type="tanh")
+    out = mx.sym.FullyConnected(out, num_hidden=10)
+    return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (32, 1, 28, 28)}
+
+
+def small_resnet() -> tuple[Symbol, Shapes]:
+    """Residual blocks for small pictures, after He et al. 2016."""
+    out = conv(mx.sym.Variable("data"), 16)
+    for stage, width in enumerate((16, 32, 64)):
+        for block in range(3):
+            stride = 2 if stage and not block else 1
+            branch = conv(conv(out, width, 3, stride), width)
+            out = branch + (conv(out, width, 1, stride) if stage and not block else out)
+    return classified(out), {"data": (8, 3, 32, 32)}
+
+
 NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
     made.__name__: made
     for made in (
@@ -246,4 +278,9 @@ NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
         shuffled,
         video,
     )
+}
+
+# Steps of milliseconds, of which little can be saved.
+SMALL: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
+    made.__name__: made for made in (perceptron, lenet, small_resnet)
 }

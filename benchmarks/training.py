@@ -30,7 +30,7 @@ from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from networks import MEMONGER_MB, SHAPE, network
-from process_networks import NETWORKS
+from process_networks import NETWORKS, SMALL
 from profiled_step import step_seconds
 
 Shape = tuple[int, ...]
@@ -87,7 +87,8 @@ def explicit_step(
 
 def network_and_shapes(name: str, shape: Shape) -> tuple[mx.sym.Symbol, dict[str, Shape]]:
     """A network for inputs of ``shape``, or one that has its own."""
-    return NETWORKS[name]() if name in NETWORKS else (network(name), {"data": shape})
+    known = NETWORKS | SMALL
+    return known[name]() if name in known else (network(name), {"data": shape})
 
 
 def measure_unplanned(name: str, shape: Shape, pairs: int, realisation: str) -> None:
@@ -314,7 +315,9 @@ def parse() -> argparse.Namespace:
     )
     curve.add_argument("--picture", type=Path, default=PICTURES / "overhead_and_memory.png")
     for kind in (unplanned, planned, curve):
-        kind.add_argument("networks", nargs="*", help=f"of the zoo, or of {', '.join(NETWORKS)}")
+        kind.add_argument(
+            "networks", nargs="*", help=f"of the zoo, or of {', '.join(NETWORKS | SMALL)}"
+        )
     return parser.parse_args()
 
 
