@@ -74,7 +74,7 @@ def main() -> None:
     defaults = {"units": 8, "filters": 16, "batch": 16, "size": 64, "updates": 12}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--budget", default="60%", help="of the unplanned first step, or bytes")
+    parser.add_argument("--budget", default="30%", help="of the unplanned first step, or bytes")
     parser.add_argument("--seconds", type=float, default=10, help="for each plan, at most")
     options = parser.parse_args()
 

@@ -117,7 +117,7 @@ def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPa
     made = [crowded(seed) for seed in range(8)]
     best = [pack(schedule) for schedule in made]
     monkeypatch.setattr(packing, "WORK", 0)
-    first = [pack(schedule) for schedule in made]
+    first = [pack(crowded(seed)) for seed in range(8)]
     peaks = [simulate(schedule).peak_nbytes for schedule in made]
     assert [found.nbytes for found in best] == peaks
     assert all(found.proved for found in best)

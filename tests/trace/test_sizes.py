@@ -46,6 +46,7 @@ def rnn(n: int, **options: Any) -> Any:
 # By name: an op that has n times n, or so, elements in one dimension.
 OPS: dict[str, Callable[[int], Any]] = {
     "tile": lambda n: S.tile(var(n, 2), reps=(n, 2), name="op"),
+    "tile once": lambda n: S.tile(var(n, 2), reps=n, name="op"),
     "tile more": lambda n: S.tile(var(n + 3), reps=(2, n), name="op"),
     "repeat": lambda n: S.repeat(var(n, 2), repeats=n, axis=0, name="op"),
     "repeat flat": lambda n: S.repeat(var(n, 2), repeats=n, name="op"),

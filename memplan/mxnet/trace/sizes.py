@@ -91,6 +91,11 @@ class _Attrs:
         text = self._attrs.get(name)
         return default if text is None else ast.literal_eval({"true": "True"}.get(text, text))
 
+    def numbers(self, name: str, *default: float) -> list[Any]:
+        """Of a tuple, which MXNet lets a single number stand for."""
+        found = self.get(name, default)
+        return list(found) if isinstance(found, list | tuple) else [found]
+
     def pairs(self, name: str, like: Sequence[int], default: int) -> list[int]:
         """One number for every dimension in ``like``."""
         found = self.get(name) or (default,) * len(like)
@@ -98,13 +103,11 @@ class _Attrs:
 
 
 def _tile(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
-    return math.prod(shapes[0]) * math.prod(attrs.get("reps", ()))
+    return math.prod(shapes[0]) * math.prod(attrs.numbers("reps"))
 
 
 def _repeat(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
-    times, axis = attrs.get("repeats"), attrs.get("axis")
-    if isinstance(times, int):
-        return math.prod(shapes[0]) * times
+    times, axis = attrs.numbers("repeats"), attrs.get("axis")
     if len(times) == 1:
         return math.prod(shapes[0]) * int(times[0])
     along = math.prod(shapes[0]) if axis is None else shapes[0][axis]
@@ -152,7 +155,7 @@ def _deconvolved(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
 
 def _anchors(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
     """Of MultiBoxPrior: four numbers for each of some boxes at every place."""
-    boxes = len(attrs.get("sizes", (1.0,))) + len(attrs.get("ratios", (1.0,))) - 1
+    boxes = len(attrs.numbers("sizes", 1.0)) + len(attrs.numbers("ratios", 1.0)) - 1
     return math.prod(shapes[0][2:]) * boxes * 4
 
 
