@@ -204,83 +204,64 @@ def _hand_over(handed, copies, copied, step, nbytes_of, tensors, given, blocks):
 
 
 @compiled
-def _place(graph, memory, op, copied, nblocks, match_range):  # type: ignore[no-untyped-def]
-    """Give blocks to outputs without one: bytes by which blocks grow, bytes placed, blocks."""
-    start, flat, copies, classes = graph.start, graph.flat, memory.copies, graph.classes
-    tensors, blocks = memory.tensors, memory.blocks
-    limit = UNLIMITED // max(1, match_range)
-    total, placed = 0, 0
-    for i in range(start[PLACED, op], start[PLACED, op + 1]):
-        output = copies[flat[i]] if copied else np.int64(flat[i])
-        if tensors[BLOCK, output] < 0:
-            size, need = graph.tensors[CLASS, flat[i]], graph.tensors[NBYTES, flat[i]]
-            block = _take(classes, memory.free, blocks, size, match_range, limit)
-            if block < 0:
-                block = nblocks
-                nblocks += 1
-                blocks[SIZE, block] = size
-                blocks[TRUE, block] = 0
-            grown = max(0, need - blocks[TRUE, block])
-            blocks[SIZE, block] = max(blocks[SIZE, block], size)
-            blocks[TRUE, block] += grown
-            blocks[CONTENT, block] = need
-            total += grown
-            tensors[BLOCK, output] = block
-            blocks[USERS, block] = tensors[UNREAD, output]
-            placed += need
-    return total, placed, nblocks
-
-
-@compiled
-def _free(graph, memory, op, copied):  # type: ignore[no-untyped-def]
-    """Free what the op was the last to read, and what nobody reads of its outputs: bytes."""
-    start, flat, copies = graph.start, graph.flat, memory.copies
-    tensors, blocks = memory.tensors, memory.blocks
-    freed = 0
-    for i in range(start[READ, op], start[READ, op + 1]):
-        block = tensors[BLOCK, copies[flat[i]] if copied else np.int64(flat[i])]
-        if block >= 0:
-            blocks[USERS, block] -= 1
-            if blocks[USERS, block] == 0:
-                freed += _release(memory.free, blocks, block)
-    for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
-        output = copies[flat[i]] if copied else np.int64(flat[i])
-        if tensors[UNREAD, output] == 0 and tensors[BLOCK, output] >= 0:
-            freed += _release(memory.free, blocks, tensors[BLOCK, output])
-    return freed
-
-
-@compiled
 def replay(graph, memory, steps, nsteps, match_range, enough):  # type: ignore[no-untyped-def]
     """Bytes of the blocks, and the peak of live bytes, of running ``steps[:nsteps]``.
 
     A step is an op, or an op plus the number of ops: then it runs on copies. Stops as soon as the
-    blocks have more than ``enough`` bytes.
+    blocks have more than ``enough`` bytes. It is one function, and a long one, because it is called
+    for every move of a search: numba hands the arrays on to another at three times its seconds.
     """
-    start, flat, nbytes_of = graph.start, graph.flat, graph.tensors[NBYTES]
-    copies, tensors, given, blocks = memory.copies, memory.tensors, memory.given, memory.blocks
+    start, flat, classes = graph.start, graph.flat, graph.classes
+    size_of, nbytes_of = graph.tensors[CLASS], graph.tensors[NBYTES]
+    reads, copies, tensors, given = memory.reads, memory.copies, memory.tensors, memory.given
+    blocks, free, alive = memory.blocks, memory.free, memory.live
     _count_reads(graph, memory, steps, nsteps)
     tensors[BLOCK] = -1
-    memory.free[:] = -1
+    free[:] = -1
     given[:] = -1
-    nops, nblocks, total, live, peak, first = start.shape[1] - 1, 0, 0, 0, 0, 0
+    nops, limit = start.shape[1] - 1, UNLIMITED // max(1, match_range)
+    nblocks, total, live, peak, first = 0, 0, 0, 0, 0
     for step in range(nsteps):
         copied = steps[step] >= nops
         op = steps[step] - nops * copied
         for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
             output = copies[flat[i]] if copied else np.int64(flat[i])
             tensors[BLOCK, output] = -1
-            tensors[UNREAD, output] = memory.reads[first]
+            tensors[UNREAD, output] = reads[first]
             first += 1
         handed = flat[start[HANDED, op] : start[HANDED, op + 1]]
         if len(handed):
             total += _hand_over(handed, copies, copied, step, nbytes_of, tensors, given, blocks)
-        grown, placed, nblocks = _place(graph, memory, op, copied, nblocks, match_range)
-        total += grown
-        live += placed
-        memory.live[step] = live
+        for i in range(start[PLACED, op], start[PLACED, op + 1]):
+            output = copies[flat[i]] if copied else np.int64(flat[i])
+            if tensors[BLOCK, output] < 0:
+                size, need = size_of[flat[i]], nbytes_of[flat[i]]
+                block = _take(classes, free, blocks, size, match_range, limit)
+                if block < 0:
+                    block = nblocks
+                    nblocks += 1
+                    blocks[SIZE, block] = size
+                    blocks[TRUE, block] = 0
+                grown = max(0, need - blocks[TRUE, block])
+                blocks[SIZE, block] = max(blocks[SIZE, block], size)
+                blocks[TRUE, block] += grown
+                blocks[CONTENT, block] = need
+                total += grown
+                tensors[BLOCK, output] = block
+                blocks[USERS, block] = tensors[UNREAD, output]
+                live += need
+        alive[step] = live
         peak = max(peak, live)
         if total > enough:
             break
-        live -= _free(graph, memory, op, copied)
+        for i in range(start[READ, op], start[READ, op + 1]):
+            block = tensors[BLOCK, copies[flat[i]] if copied else np.int64(flat[i])]
+            if block >= 0:
+                blocks[USERS, block] -= 1
+                if blocks[USERS, block] == 0:
+                    live -= _release(free, blocks, block)
+        for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
+            output = copies[flat[i]] if copied else np.int64(flat[i])
+            if tensors[UNREAD, output] == 0 and tensors[BLOCK, output] >= 0:
+                live -= _release(free, blocks, tensors[BLOCK, output])
     return total, peak
