@@ -7,6 +7,7 @@ almost any budget in which the step can run at all (:mod:`memplan.search.kernels
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from memplan.search.kernels.greedy import drop_arrays
 from memplan.search.kernels.online import (
@@ -20,6 +21,7 @@ from memplan.search.kernels.online import (
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 from memplan.util.stop import Stop
 
 # For these shares of the budget: what is dropped a little earlier or later makes other schedules,
@@ -49,20 +51,26 @@ def online_schedules(
 
     Of large graphs only the first of these.
     """
-    allowed = (False, True) if recompute_backward else (False,)
-    arrays = {b: drop_arrays(graph, repeatable(graph, backward=b)) for b in allowed}
     kinds = dict.fromkeys((age, backward and recompute_backward) for age, backward in KINDS)
-    state = online_state(arrays[False], MOST_STEPS * len(graph.ops) + 1)
     spent = 0.0
     for slack in SLACKS:
         for age, backward in kinds:
             if spent >= MOST_WORK or stop.is_over():
                 return
-            aim = int(slack * budget_nbytes)
-            length = run_online(arrays[backward], state, aim, age, MOST_STEPS * graph.seconds)
-            looks, runs = int(state.counts[LOOKS]), int(state.counts[LENGTH])
-            work = WORK_BY_LOOK * looks + WORK_BY_RUN * runs
+            run = (int(slack * budget_nbytes), age, backward)
+            schedule, work = remembered(graph, (_run, *run), partial(_run, graph, *run))
             spent += work
-            stop.spend(work)
-            if length >= 0:
-                yield Schedule.sequence(graph, state.ops[:length].tolist())
+            stop.spend(work)  # also where it was run before: the plan is the same either way
+            if schedule is not None:
+                yield schedule
+
+
+def _run(
+    graph: TrainingGraph, budget_nbytes: int, age: int, backward: bool
+) -> tuple[Schedule | None, float]:
+    """The schedule, if there is one, and the work that it took."""
+    arrays = drop_arrays(graph, repeatable(graph, backward=backward))
+    state = online_state(arrays, MOST_STEPS * len(graph.ops) + 1)
+    length = run_online(arrays, state, budget_nbytes, age, MOST_STEPS * graph.seconds)
+    work = WORK_BY_LOOK * int(state.counts[LOOKS]) + WORK_BY_RUN * int(state.counts[LENGTH])
+    return None if length < 0 else Schedule.sequence(graph, state.ops[:length].tolist()), work
