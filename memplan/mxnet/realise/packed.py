@@ -29,9 +29,7 @@ from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode
 from memplan.mxnet.realise.packed_memory import AnyCall, Memory
-from memplan.mxnet.realise.packed_rules import (
-    packable,
-)
+from memplan.mxnet.realise.packed_rules import packable
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
 from memplan.mxnet.trace.build import Trace
