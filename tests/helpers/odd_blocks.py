@@ -217,6 +217,19 @@ class UserCode(Named):
         return self.scores(F.tanh(F.Custom(x * 2, op_type="odd_cube")))
 
 
+class SparseUserCode(Named):
+    """A sparse gradient, which explicit steps could write, and user code, which they cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.words = nn.Embedding(50, 12, sparse_grad=True)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        looked_up = F.Custom(self.words(x).sum(axis=1), op_type="odd_cube")
+        return self.scores(self.body(looked_up))
+
+
 class Counted(mx.operator.CustomOp):
     """Adds the number of its calls; ``made`` counts such operators."""
 
@@ -357,5 +370,6 @@ BLOCKS = {
     "counted": Case(CountedBlock, vectors),
     "own_loss_only": Case(OwnLossOnly, vectors, None),
     "sparse_embedding": Case(sparse_embedding, words),
+    "sparse_user_code": Case(SparseUserCode, words),
     "two_sparse": Case(TwoSparse, words),
 }

@@ -53,6 +53,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 
 
+# The former has a sum of two sparse gradients.
 @pytest.mark.parametrize("network", [sparse_embedding, sparse_dot])
 def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
     symbol, shapes = network()

@@ -66,6 +66,24 @@ def test_gradients_of_several_batches(layers: Any) -> None:
     assert not differences(*results)
 
 
+def test_a_gradient_that_autograd_adds_has_no_second_place_in_the_memory() -> None:
+    words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=1000, output_dim=8, name="embed")
+    net = mx.sym.MakeLoss(mx.sym.sum(words * words))
+    held = {}
+    for request in ("write", "add"):
+        traced = trace(
+            net,
+            shapes={"data": (6, 2)},
+            grad_req={"embed_weight": request},
+            realisation="packed",
+        )
+        nbytes = traced.form.memory(traced).nbytes(Schedule.unplanned(traced.graph))
+        held[request] = (nbytes, traced.graph.fixed_nbytes)
+    gradient = 1000 * 8 * 4
+    assert held["write"][0] > gradient > held["add"][0]
+    assert held["add"][1] == held["write"][1] + gradient
+
+
 def test_the_executors_gradients_are_the_arrays_given() -> None:
     words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=WORDS, output_dim=4, name="embed")
     net = mx.sym.MakeLoss(mx.sym.sum(words * words))

@@ -7,7 +7,7 @@ order that of the schedule.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +54,13 @@ class Explicit(Form):
         """``heads`` as a Symbol can hold them; TraceError for user code and loops."""
         check_writable(heads)
         return runnable(heads, device_type)
+
+    def outside(
+        self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+    ) -> set[tuple[int, int]]:
+        """None: gradients are outputs like others."""
+        del heads, noutputs, requests
+        return set()
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
         """Sums of gradients as early as possible."""

@@ -27,9 +27,9 @@ from memplan.mxnet.realise.imperative import (
 )
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
-from memplan.mxnet.realise.packed_calls import Calls, Mode
+from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
 from memplan.mxnet.realise.packed_memory import AnyCall, Memory
-from memplan.mxnet.realise.packed_rules import packable
+from memplan.mxnet.realise.packed_rules import gradients_outside, packable
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
 from memplan.mxnet.trace.build import Trace
@@ -54,6 +54,12 @@ class Packed(Explicit):
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as they are called; nothing is refused yet."""
         return runnable(heads, device_type)
+
+    def outside(
+        self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+    ) -> set[tuple[int, int]]:
+        """Those that autograd writes sparse, or adds; TraceError for other sparse arrays."""
+        return gradients_outside(heads, noutputs, requests)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
@@ -102,7 +108,7 @@ class PackedStep:
         keeps_operators: bool = True,
         updates: Updates | None = None,
         packing: Packing | None = None,
-        sums: Mapping[str, NDArray] | None = None,
+        gradients: Mapping[str, NDArray] | None = None,
     ) -> None:
         """Prepare the ``schedule`` of a ``trace`` made for "packed" or "updating", on ``ctx``.
 
@@ -110,8 +116,9 @@ class PackedStep:
         share ``memory``; where that is not large enough, or None, the step makes its own. Without
         ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
         for "updating". ``packing`` is that of the plan; without one, the schedule is packed anew.
-        Raises ScheduleError for one of another schedule. ``sums`` are arrays, by argument, to which
-        the gradients are to be added: those are in :attr:`outputs` to which the step itself adds.
+        Raises ScheduleError for one of another schedule. ``gradients`` are arrays, by argument, for
+        those that the step writes outside of its memory, or adds to: they are in :attr:`outputs`.
+        Without an array the step makes one.
         """
         Packed().check_context(ctx)
         if trace.updates and updates is None:
@@ -131,8 +138,8 @@ class PackedStep:
         self._mode = Mode()
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.updates else None
-        totals = _by_place(trace, lowered, sums or {})
-        writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, totals)
+        outside = _outside(trace, lowered, ctx, gradients or {})
+        writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, outside)
         calls, second = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
@@ -235,17 +242,31 @@ class PackedStep:
         return "\n".join(self._lines) + "\n"
 
 
-def _by_place(
-    trace: Trace, lowered: Lowered, sums: Mapping[str, NDArray]
-) -> dict[tuple[int, int], NDArray]:
-    """``sums`` by the step that computes the gradient, and which of its outputs that is."""
-    wanted = [n for n in trace.symbol.list_arguments() if trace.grad_req[n] != "null"]
-    names = [""] * (len(trace.heads) - len(wanted)) + wanted
-    heads = (
-        (name, k) for name, (n, k) in zip(names, trace.heads, strict=True) if not n.is_variable
-    )
-    placed = zip(heads, lowered.schedule.heads, strict=True)
-    return {(step, k): sums[name] for (name, k), step in placed if name in sums}
+def _outside(
+    trace: Trace, lowered: Lowered, ctx: mx.Context, given: Mapping[str, NDArray]
+) -> dict[tuple[int, int], Outside]:
+    """The gradients outside of the memory, by the step that computes each, and which output it is.
+
+    In the arrays ``given``, or in new ones.
+    """
+    requests = trace.grad_req
+    wanted = [n for n in trace.symbol.list_arguments() if requests[n] != "null"]
+    noutputs = len(trace.heads) - len(wanted)
+    outside = trace.form.outside(trace.heads, noutputs, requests)
+    names = [""] * noutputs + wanted
+    tensors = [
+        entry for entry in zip(names, trace.heads, strict=True) if not entry[1][0].is_variable
+    ]
+    result = {}
+    for (name, (node, k)), step in zip(tensors, lowered.schedule.heads, strict=True):
+        if (id(node), k) in outside:
+            is_added = requests[name] == "add"
+            array = given.get(name)
+            if array is None:
+                stype = "default" if is_added else "row_sparse"
+                array = mx.nd.zeros(trace.shapes[name], ctx, trace.dtypes[name], stype=stype)
+            result[step, k] = Outside(array, is_added)
+    return result
 
 
 def _bundled(halves: Iterable[Iterable[AnyCall]]) -> tuple[list[list[Any]], ...]:

@@ -31,11 +31,18 @@ from memplan.step.graph import UPDATE
 NDArray = Any
 
 
+@dataclass(frozen=True)
+class Outside:
+    """An array beside the memory into which autograd writes a gradient, or to which it adds one."""
+
+    array: NDArray
+    is_added: bool
+
+
 class Calls:
     """Makes the calls of a lowered schedule. ``values[step]`` are the arrays that a step writes.
 
-    ``sums`` are arrays, by step and output, to which the gradient there is added in the end. Where
-    autograd calls the backward op it adds as in any other loop: an Embedding row by row.
+    ``outside`` are the gradients, by step and output, that are not in the memory.
     """
 
     def __init__(
@@ -46,19 +53,16 @@ class Calls:
         arrays: Mapping[str, NDArray],
         mode: Mode | None,
         updates: Updates | None,
-        sums: Mapping[tuple[int, int], NDArray],
+        outside: Mapping[tuple[int, int], Outside],
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
-        self.updates = updates
+        self.updates, self.outside = updates, outside
         self.nodes = step_nodes(lowered)
         self.step_of = {id(node): step for step, node in enumerate(self.nodes)}
         self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
         self.values = [self._outputs(step) for step in range(len(self.nodes))]
         self.read = {(id(source), k) for node in self.nodes for source, k in node.inputs}
-        self.sums = {place: array for place, array in sums.items() if self._is_added(*place)}
-        for (step, k), array in self.sums.items():
-            self.values[step][k] = array
         for step, tensor in zip(lowered.schedule.heads, lowered.schedule.graph.heads, strict=True):
             place = lowered.schedule.graph.position[tensor]
             self.read.add((id(self.nodes[step]), place))
@@ -86,13 +90,6 @@ class Calls:
             else:
                 result.append(Call(op, attrs, inputs, outputs))
         return result
-
-    def _is_added(self, step: int, k: int) -> bool:
-        """Does autograd write this gradient, which nothing else reads?"""
-        backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
-        if backward.forward is None or is_made_of_symbol(backward.forward):
-            return False  # what user code or a loop adds to would have to be zeros
-        return needs_state(backward) and (id(self.nodes[step]), k) not in self.read
 
     def _followers(self) -> dict[int, int]:
         """Of steps that autograd records, the step at which the backward op runs."""
@@ -138,7 +135,7 @@ class Calls:
             array if (id(node), k) in self.read else None
             for k, array in enumerate(self.values[backward])
         ]
-        sums = [array for (step, _), array in self.sums.items() if step == backward]
+        sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]
         return {"gradients": written, "used": [inputs[place] for place in places], "sums": sums}
 
     def _inputs(self, step: int) -> list[NDArray]:
@@ -165,9 +162,12 @@ class Calls:
         graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
         if node.op == UPDATE:
             return []
+        tensors = zip(graph.ops[index].outputs, _infos(node), strict=True)
         return [
-            self._array(self.offsets[step, tensor] if info.nelements else 0, info)
-            for tensor, info in zip(graph.ops[index].outputs, _infos(node), strict=True)
+            self.outside[step, k].array
+            if (step, k) in self.outside
+            else self._array(self.offsets[step, tensor] if info.nelements else 0, info)
+            for k, (tensor, info) in enumerate(tensors)
         ]
 
     def _array(self, offset: int, info: EntryInfo) -> NDArray:

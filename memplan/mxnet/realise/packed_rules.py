@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.inference import COND
-from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import has_state_or_user_code, is_made_of_symbol
 from memplan.step.graph import TrainingGraph
 
@@ -37,12 +38,12 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
 
     No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
     one while it reads the other. And autograd must find what it kept: see :func:`_run_once`.
-    Raises TraceError for an op that cannot be called so: on sparse arrays, or with a state that it
-    keeps from step to step.
+    Raises TraceError for an op that cannot be called so: with a state that it keeps from step to
+    step.
     """
     for node in nodes:
         keeps_state = has_state_or_user_code(node) and node.op not in _RNN
-        if (keeps_state and not is_made_of_symbol(node)) or _is_sparse(node):
+        if keeps_state and not is_made_of_symbol(node):
             raise TraceError(_refused(node))
         if needs_state(node):
             gradients_read(node)
@@ -63,6 +64,42 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def gradients_outside(
+    heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+) -> set[tuple[int, int]]:
+    """The gradients that autograd writes into arrays of the caller's: see :meth:`Form.outside`.
+
+    It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
+    gradients that nothing else reads can be there. TraceError for other sparse arrays.
+    """
+    order = depth_first(heads)
+    readers = Counter((id(source), k) for node in order for source, k in node.inputs)
+    readers.update((id(node), k) for node, k in heads)
+    wanted = [name for name, request in requests.items() if request != "null"]
+    result = set()
+    for name, (node, k) in zip(wanted, heads[noutputs:], strict=True):
+        # What user code or a loop adds to would have to be zeros.
+        by_autograd = needs_state(node) and not is_made_of_symbol(node.forward or node)
+        is_added = requests[name] == "add"
+        if by_autograd and readers[id(node), k] == 1 and is_added is not _is_sparse(node):
+            result.add((id(node), k))
+    for node in order:
+        if _is_sparse(node) and not _finds_a_place(node, readers, result):
+            raise TraceError(_refused(node))
+    return result
+
+
+def _finds_a_place(
+    node: Node, readers: Mapping[tuple[int, int], int], outside: Collection[tuple[int, int]]
+) -> bool:
+    """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
+    of_weight = (id(node), 1)
+    reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
+    if (node.forward or node).op != "Embedding" or reads_sparse:
+        return False
+    return node.forward is None or not readers.get(of_weight) or of_weight in outside
 
 
 def _check_branches(backward: Node) -> None:
@@ -142,12 +179,15 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
 
 
 def _is_sparse(node: Node) -> bool:
-    sources = [source for source, _ in node.inputs if source.is_variable]
     return (
         node.attrs.get("sparse_grad") in ("True", "1")
         or node.op == "cast_storage"
-        or any(source.attrs.get("__storage_type__", "0") != "0" for source in sources)
+        or any(_is_sparse_variable(source) for source, _ in node.inputs)
     )
+
+
+def _is_sparse_variable(node: Node) -> bool:
+    return node.is_variable and node.attrs.get("__storage_type__", "0") != "0"
 
 
 def _refused(node: Node) -> str:

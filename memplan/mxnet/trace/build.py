@@ -125,10 +125,12 @@ def trace(
     _infer_step(full, known_shapes, known_dtypes)
     full = form.ended(full, len(merged), requests)
     order = form.ordered(_checked(full))
+    outside = form.outside(full, len(merged), requests)
     # Gradients that are outputs of the step are no arrays beside it, but those added to.
-    held = {"add"} if form.spells_out_backward else {"write", "add"}
-    fixed = _fixed_nbytes(full, [name for name, request in requests.items() if request in held])
-    graph = form.finished(_build(order, full, len(merged), fixed, form), order)
+    gradients = zip(wanted, full[len(merged) :], strict=True)
+    held = [name for name, (n, k) in gradients if requests[name] == "add" or (id(n), k) in outside]
+    fixed = _fixed_nbytes(full, held)
+    graph = form.finished(_build(order, full, len(merged), fixed, form, outside), order)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -206,25 +208,27 @@ def _check_shapes(order: Sequence[Node]) -> None:
 
 
 def _build(
-    order: list[Node], full: Sequence[Entry], noutputs: int, fixed: int, form: Form
+    order: list[Node],
+    full: Sequence[Entry],
+    noutputs: int,
+    fixed: int,
+    form: Form,
+    outside: set[tuple[int, int]],
 ) -> TrainingGraph:
     index_of = {id(node): i for i, node in enumerate(order)}
     first: dict[int, int] = {}
     tensors: list[Tensor] = []
-    # MXNet's executor writes gradients into arrays of their own; in an explicit graph they are
-    # outputs like others.
-    external = set() if form.spells_out_backward else {(id(node), k) for node, k in full[noutputs:]}
     for node in order:
         first[id(node)] = len(tensors)
         for k, info in enumerate(node.infos.outputs):
             name = f"{node.name}[{k}]"
-            if info is None or (id(node), k) in external:
+            if info is None or (id(node), k) in outside:
                 tensors.append(Tensor(name, 0, 0))
             else:
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
     forward = depth_first(full[:noutputs])
     repeatable = form.repeatable(forward, order)
-    ops = tuple(_op(node, index_of, first, node in repeatable, external) for node in order)
+    ops = tuple(_op(node, index_of, first, node in repeatable, outside) for node in order)
     heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
     nforward = sum(not node.is_variable for node in forward)
     return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
@@ -235,7 +239,7 @@ def _op(
     index_of: Mapping[int, int],
     first: Mapping[int, int],
     recomputable: bool,
-    external: set[tuple[int, int]],
+    outside: set[tuple[int, int]],
 ) -> Op:
     ignored = ignored_inputs(node)
     place_of: dict[int, int] = {}
@@ -262,7 +266,7 @@ def _op(
         handovers=tuple(
             handover._replace(input=place_of[handover.input])
             for handover in handovers(node, infos.inputs, infos.outputs)
-            if handover.input in place_of and (id(node), handover.output) not in external
+            if handover.input in place_of and (id(node), handover.output) not in outside
         ),
         flops=flops(node),
         traffic_nbytes=_traffic_nbytes(infos.inputs) + _traffic_nbytes(infos.outputs),

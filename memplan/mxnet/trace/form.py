@@ -58,6 +58,18 @@ class Form:
         del noutputs, requests
         return list(heads)
 
+    def outside(
+        self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
+    ) -> set[tuple[int, int]]:
+        """The gradients that are written into arrays of their own, beside the memory planned for.
+
+        Of each the ``id`` of its node, and which output it is. ``heads`` and ``requests`` are those
+        of :meth:`ended`. MXNet's executor writes all gradients so. TraceError for what has no place
+        in that memory, and cannot be written elsewhere.
+        """
+        del requests
+        return {(id(node), k) for node, k in heads[noutputs:]}
+
     def ordered(self, order: Sequence[Node]) -> list[Node]:
         """The ops of the step, whose shapes are known now, in the base order."""
         return list(order)

@@ -102,7 +102,7 @@ class TrainExecutor:
                 keeps_operators=keeps_operators,
                 updates=updates,
                 packing=packing,
-                sums={n: a for n, a in self._kept.items() if trace.grad_req[n] == "add"},
+                gradients={n: a for n, a in self._kept.items() if trace.grad_req[n] == "add"},
             )
         else:
             symbol_of_step = training_symbol(trace, schedule)
@@ -246,7 +246,7 @@ class TrainExecutor:
             self._computed[name] += array
         for name, array in self._kept.items():
             if array is self._computed[name]:
-                continue  # a packed step has added to it
+                continue  # a packed step has written it, or added to it
             if self.trace.grad_req[name] == "add":
                 array += self._computed[name]
             else:
