@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import differences
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import planned
+from memplan.mxnet.profile import profile
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
@@ -82,6 +83,16 @@ def test_a_gradient_that_autograd_adds_has_no_second_place_in_the_memory() -> No
     gradient = 1000 * 8 * 4
     assert held["write"][0] > gradient > held["add"][0]
     assert held["add"][1] == held["write"][1] + gradient
+
+
+def test_the_profiler_runs_a_packed_step_with_a_sparse_gradient() -> None:
+    """Nobody gives it an array for one."""
+    words = mx.sym.Embedding(
+        mx.sym.Variable("data"), input_dim=WORDS, output_dim=8, sparse_grad=True, name="embed"
+    )
+    net = mx.sym.MakeLoss(mx.sym.sum(words * words))
+    costs = profile(net, ctx=mx.cpu(), realisation="packed", data=(6, 2))
+    assert costs.seconds
 
 
 def test_the_executors_gradients_are_the_arrays_given() -> None:

@@ -10,7 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from memplan.errors import TraceError
 from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
-from memplan.mxnet.trace.operators import has_state_or_user_code, is_made_of_symbol
+from memplan.mxnet.trace.operators import (
+    has_sparse_gradient,
+    has_state_or_user_code,
+    is_made_of_symbol,
+)
 from memplan.step.graph import TrainingGraph
 
 # Only autograd can call their backward ops: these need the state of the forward call, or refuse to
@@ -74,7 +78,7 @@ def gradients_outside(
     It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
     gradients that nothing else reads can be there. TraceError for other sparse arrays.
     """
-    order = depth_first(heads)
+    order = [node for node in depth_first(heads) if not node.is_variable]
     readers = Counter((id(source), k) for node in order for source, k in node.inputs)
     readers.update((id(node), k) for node, k in heads)
     wanted = [name for name, request in requests.items() if request != "null"]
@@ -180,7 +184,7 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
 
 def _is_sparse(node: Node) -> bool:
     return (
-        node.attrs.get("sparse_grad") in ("True", "1")
+        has_sparse_gradient(node)
         or node.op == "cast_storage"
         or any(_is_sparse_variable(source) for source, _ in node.inputs)
     )

@@ -145,3 +145,13 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
 
 def _is_true(value: str | None) -> bool:
     return value in ("True", "true", "1")
+
+
+def has_sparse_gradient(node: Node) -> bool:
+    """Does the op, or that of which it is the backward op, say that its weight's is row_sparse?"""
+    return node.attrs.get("sparse_grad") in ("True", "1")
+
+
+def is_sparse_embedding(node: Node) -> bool:
+    """Is this the lookup in a table whose gradient is row_sparse?"""
+    return node.op == "Embedding" and has_sparse_gradient(node)

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.operators import is_sparse_embedding
 
 Arrays = dict[str, Any]
 
@@ -38,9 +39,11 @@ def bind_to(
 
 
 def zero_gradients(traced: Trace, ctx: mx.Context) -> Arrays:
-    """An array on ``ctx`` for every gradient that is wanted."""
+    """An array on ``ctx`` for every gradient that is wanted, row_sparse for sparse embeddings."""
+    tables = {node.inputs[1][0].name for node in traced.nodes if is_sparse_embedding(node)}
+    kinds = {name: "row_sparse" if name in tables else "default" for name in traced.shapes}
     return {
-        name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name])
+        name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name], stype=kinds[name])
         for name in traced.symbol.list_arguments()
         if traced.grad_req[name] != "null"
     }
