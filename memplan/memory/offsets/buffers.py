@@ -34,6 +34,8 @@ class Buffers:
         order = np.lexsort((is_birth, events))
         section_of = np.zeros(len(order), dtype=np.int64)
         section_of[order[1:]] = (np.diff(is_birth[order]) > 0).cumsum()
+        # Of a column of a table, compiled functions would have to be compiled anew.
+        sizes = np.ascontiguousarray(sizes, dtype=np.int64)
         return Buffers(sizes, section_of[len(sizes) :], section_of[: len(sizes)])
 
     def __len__(self) -> int:
