@@ -91,7 +91,7 @@ def gradients_outside(
             result.add((id(node), k))
     for node in order:
         if _is_sparse(node) and not _finds_a_place(node, readers, result):
-            raise TraceError(_refused(node))
+            raise TraceError(_refused(node.forward or node))
     return result
 
 
