@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from memplan.search.aiming import aim_lower
-from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Drop, Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -16,10 +15,6 @@ from memplan.util.stop import Stop
 # Of a graph's forward ops at least this part has its like in a graph by whose schedule it is
 # planned: a network unrolled over twice as many time steps.
 ALIKE = 0.5
-
-# Of graphs with more ops than this, what to drop is chosen from the beginning: what a schedule
-# carries from op to op is listed in time and memory that grow with the square of their number.
-LARGE = 3000
 
 
 def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
@@ -123,8 +118,8 @@ def mended(
     assert problem.budget_nbytes is not None
     drops: set[Drop] = set()
     evictions = Evictions(problem.graph, problem.budget_nbytes)
-    if schedule is not None and len(problem.graph.ops) <= LARGE:
-        drops = evictions.drops_of(carried_tensors(schedule))
+    if schedule is not None:
+        drops = evictions.drops_in(schedule)
 
     # To fit takes little work, without which there is nothing to go on with: only time ends that.
     fitting = Stop(stop.deadline)

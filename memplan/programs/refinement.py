@@ -7,6 +7,7 @@ budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.evic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -55,7 +56,8 @@ class Proving:
 
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
     time goes into a better first schedule. ``effort`` times the usual work is done, which may end
-    where no schedule can be cheaper by more than ``gap_seconds``.
+    where no schedule can be cheaper by more than ``gap_seconds``. ``alone`` moments are looked at
+    one by one; others are added while ops times moments are at most ``size``.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -64,6 +66,8 @@ class Proving:
     search_share: float = 0.3
     effort: float = 1.0
     gap_seconds: float = 0.0
+    alone: int = 8
+    size: float = math.inf
 
     @property
     def program_gap(self) -> float:
@@ -88,7 +92,11 @@ def refine(
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
     effort, gap = options.effort, options.program_gap
     bound = moments.bound(
-        budget_nbytes, stop, solver=options.solver, effort=effort, gap_seconds=gap
+        *(budget_nbytes, stop),
+        nmoments=options.alone,
+        solver=options.solver,
+        effort=effort,
+        gap_seconds=gap,
     )
     promising = moments.promising(budget_nbytes)
     highest = bound.seconds
@@ -107,6 +115,8 @@ def refine(
         yield Refined(None if found is None else found.schedule, highest)
         if found is not None and found.schedule.seconds < cheapest:
             stalled, cheapest = 0, found.schedule.seconds
+        if len(graph.ops) * (len(bound.ops) + 1) > options.size:
+            return
         op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
         if op is None or stalled == PATIENCE or added >= options.effort * MOMENTS:
             return

@@ -74,15 +74,24 @@ def last_stages(
     return last_run, last_stage, last_first_read
 
 
-def carried_tensors(schedule: Schedule) -> list[AbstractSet[int]]:
-    """For every stage, and for the end, the tensors written before it and read in or after it."""
+def carried_ranges(schedule: Schedule) -> list[list[range]]:
+    """For every tensor the stages into which its readers have it carried; the end is one, too."""
     graph, stage = schedule.graph, schedule.stage
-    result: list[set[int]] = [set() for _ in range(len(graph.ops) + 1)]
+    result: list[list[range]] = [[] for _ in graph.tensors]
     for step, op in enumerate(schedule.ops):
         for a, source in zip(graph.ops[op].inputs, schedule.reads[step], strict=True):
-            for t in range(stage[source] + 1, stage[step] + 1):
-                result[t].add(a)
+            if stage[source] < stage[step]:
+                result[a].append(range(stage[source] + 1, stage[step] + 1))
     for a, source in zip(graph.heads, schedule.heads, strict=True):
-        for t in range(stage[source] + 1, len(result)):
-            result[t].add(a)
+        result[a].append(range(stage[source] + 1, len(graph.ops) + 1))
+    return result
+
+
+def carried_tensors(schedule: Schedule) -> list[AbstractSet[int]]:
+    """For every stage, and for the end, the tensors written before it and read in or after it."""
+    result: list[set[int]] = [set() for _ in range(len(schedule.graph.ops) + 1)]
+    for a, ranges in enumerate(carried_ranges(schedule)):
+        for stages in ranges:
+            for t in stages:
+                result[t].add(a)
     return list(result)

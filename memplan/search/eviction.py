@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.buffers import carried_tensors
+from memplan.search.buffers import carried_ranges
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.greedy import (
     FITS,
@@ -136,6 +136,18 @@ class Evictions:
             and any(a not in retained[t] for t in range(self._last_read(a, r) + 1, r + 1))
         }
 
+    def drops_in(self, schedule: Schedule) -> set[Drop]:
+        """The drops of what ``schedule`` carries: in little memory also where it has many steps."""
+        carried = carried_ranges(schedule)
+        return {
+            (a, r)
+            for a, readers in enumerate(self.readers)
+            for r in readers
+            if not self._arrays.fixed[a]
+            and r < len(self.graph.ops)
+            and not _has_all(carried[a], range(self._last_read(a, r) + 1, r + 1))
+        }
+
     def stages(self, drops: AbstractSet[Drop]) -> list[list[int]]:
         """For every stage, the ops that run with these drops."""
         self._state.dropped[:] = self._dropped(drops)
@@ -168,7 +180,7 @@ class Evictions:
         from_nothing = self.fit((), stop)
         if online is None or (from_nothing and from_nothing.schedule.seconds <= online.seconds):
             return from_nothing
-        from_online = self.fit(self.drops_of(carried_tensors(online)), stop)
+        from_online = self.fit(self.drops_in(online), stop)
         found = [plan for plan in (from_nothing, from_online) if plan is not None]
         return min(found, key=lambda plan: plan.schedule.seconds, default=None)
 
@@ -236,6 +248,15 @@ class Evictions:
 def _counted(budget_nbytes: int) -> int:
     """The same budget, as large as compiled code can count."""
     return max(-1, min(budget_nbytes, UNLIMITED))
+
+
+def _has_all(ranges: Iterable[range], stages: range) -> bool:
+    """Is each of ``stages`` in one of ``ranges``?"""
+    reached = stages.start
+    for part in sorted(ranges, key=lambda part: part.start):
+        if part.start <= reached:
+            reached = max(reached, part.stop)
+    return reached >= stages.stop
 
 
 def lowest(

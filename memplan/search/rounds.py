@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.annealing import (
     BEST_LENGTH,
@@ -233,7 +232,7 @@ class Rounds:
         """The first sequence, with drops until its live bytes are within the budget."""
         drops = set()
         if self.first is not self.unplanned:
-            drops = self.evictions.drops_of(carried_tensors(self.schedule(self.first)))
+            drops = self.evictions.drops_in(self.schedule(self.first))
         found = self.evictions.within(budget_nbytes).fit(drops, stop)
         if found is None:
             return None

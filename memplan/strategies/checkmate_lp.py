@@ -17,7 +17,6 @@ from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
 from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.search.aiming import aim_lower
-from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -139,8 +138,8 @@ class CheckmateLP:
     ) -> Schedule | None:
         """The search from ``best``, if there is one, else from what the relaxation retains."""
         evictions = Evictions(graph, budget_nbytes, recompute_backward=self.recompute_backward)
-        carried = retained if best is None else carried_tensors(best)
-        found = evictions.fit(evictions.drops_of(carried), stop)
+        drops = evictions.drops_of(retained) if best is None else evictions.drops_in(best)
+        found = evictions.fit(drops, stop)
         if found is None:
             return best
         found = evictions.improve(found, stop, patience=self.patience)

@@ -52,7 +52,21 @@ def test_drops_are_read_off_what_is_carried() -> None:
     search = Evictions(graph, 100 * UNIT)
     drops = {(1, 5), (0, 6)}
     ops = [op for stage in search.stages(drops) for op in stage]
-    assert search.drops_of(carried_tensors(Schedule.sequence(graph, ops))) == drops
+    assert search.drops_in(Schedule.sequence(graph, ops)) == drops
+
+
+@examples(100)
+@given(small_graphs(), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3))
+def test_drops_of_a_schedule_are_those_of_what_it_carries(
+    graph: TrainingGraph, shares: list[float]
+) -> None:
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    for share in shares:
+        search = Evictions(graph, int(share * peak), recompute_backward=True)
+        found = search.fit((), math.inf)
+        if found is not None:
+            carried = carried_tensors(found.schedule)
+            assert search.drops_in(found.schedule) == search.drops_of(carried)
 
 
 def test_what_is_cheapest_per_byte_is_dropped() -> None:
