@@ -11,6 +11,7 @@ from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
 from memplan.step.graph import UPDATE, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 
 # What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor.
 OP, GATE, ANCHOR = "op", "gate", "anchor"
@@ -71,15 +72,29 @@ class LoweredMemory:
 
     def nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule`` as MXNet gets it."""
-        return self.memory.nbytes(lowered(self.additions, schedule).schedule)
+        return self.memory.nbytes(self._lowered(schedule))
 
     def at_least(self, schedule: Schedule) -> int:
         """A bound below :meth:`nbytes` that takes little time."""
-        return self.memory.at_least(lowered(self.additions, schedule).schedule)
+        return self.memory.at_least(self._lowered(schedule))
+
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        """By how many bytes ``schedule`` as MXNet gets it is over the budget; 0 if it fits."""
+        return self.memory.excess(self._lowered(schedule), budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         """Where the tensors of ``schedule`` lie as MXNet gets it, if that is in one array."""
-        return self.memory.packing(lowered(self.additions, schedule).schedule)
+        return self.memory.packing(self._lowered(schedule))
+
+    def _lowered(self, schedule: Schedule) -> Schedule:
+        """``schedule`` as MXNet gets it: one object, with which its packing is remembered."""
+        # Kept with the additions themselves, so that no others ever have their id.
+        found: tuple[Additions, Schedule] = remembered(
+            schedule,
+            (LoweredMemory, id(self.additions)),
+            lambda: (self.additions, lowered(self.additions, schedule).schedule),
+        )
+        return found[1]
 
 
 def lowered(additions: Additions, schedule: Schedule) -> Lowered:

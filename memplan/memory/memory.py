@@ -13,7 +13,7 @@ from typing import Protocol
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
-from memplan.memory.packing import Packing, pack
+from memplan.memory.packing import Packing, pack, packed_quickly
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 
@@ -36,6 +36,9 @@ class Memory(Protocol):
     def at_least(self, schedule: Schedule) -> int:
         """A bound below :meth:`nbytes` that takes little time."""
 
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        """By how many bytes ``schedule`` is over the budget: 0 if it fits."""
+
     def packing(self, schedule: Schedule) -> Packing | None:
         """Where the tensors of ``schedule`` lie, if that is in one array."""
 
@@ -57,6 +60,9 @@ class Live:
 
     def at_least(self, schedule: Schedule) -> int:
         return self.nbytes(schedule)
+
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        return max(0, self.nbytes(schedule) - budget_nbytes)
 
     def packing(self, schedule: Schedule) -> None:
         del schedule
@@ -84,6 +90,9 @@ class Blocks:
     def at_least(self, schedule: Schedule) -> int:
         return simulate(schedule).peak_nbytes
 
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        return max(0, self.nbytes(schedule) - budget_nbytes)
+
     def packing(self, schedule: Schedule) -> None:
         del schedule
 
@@ -105,6 +114,9 @@ class Packed:
 
     def at_least(self, schedule: Schedule) -> int:
         return simulate(schedule).peak_nbytes
+
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        return max(0, packed_quickly(schedule, budget_nbytes) - budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing:
         return pack(schedule)
@@ -130,6 +142,10 @@ class WithRuns:
 
     def at_least(self, schedule: Schedule) -> int:
         return self.memory.at_least(schedule) + further_runs(schedule, self.nbytes_of_run)
+
+    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
+        beside = further_runs(schedule, self.nbytes_of_run)
+        return self.memory.excess(schedule, budget_nbytes - beside)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         return self.memory.packing(schedule)
@@ -170,4 +186,4 @@ def cheapest(
 
 
 def _fits(schedule: Schedule, budget_nbytes: int, memory: Memory) -> bool:
-    return memory.at_least(schedule) <= budget_nbytes and memory.nbytes(schedule) <= budget_nbytes
+    return memory.at_least(schedule) <= budget_nbytes and not memory.excess(schedule, budget_nbytes)

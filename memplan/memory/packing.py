@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,9 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 # all: some tenths of a second at most. Where that is less than a placement for every buffer, as
 # on graphs of many thousand ops, it is not tried.
 WORK = 400_000_000
+
+# And while a schedule is searched for, where most that are looked at do not fit.
+QUICK_WORK = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,29 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     same schedule is always packed the same way. Tensors must not be larger than
     ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
-    return remembered(schedule, (pack, segment_nbytes), lambda: _packed(schedule, segment_nbytes))
+    return remembered(
+        schedule, (pack, segment_nbytes), lambda: _placed(schedule, segment_nbytes, WORK)
+    )
 
 
-def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
+def packed_quickly(schedule: Schedule, budget_nbytes: int) -> int:
+    """The bytes of a shorter search, no fewer than those of :func:`pack`, for the same decisions.
+
+    It ends with the quick placements where these are within the budget.
+    """
+    for work in (0, QUICK_WORK):
+        key = (packed_quickly, work)
+        nbytes = remembered(schedule, key, partial(_placed_nbytes, schedule, work))
+        if nbytes <= budget_nbytes:
+            break
+    return nbytes
+
+
+def _placed_nbytes(schedule: Schedule, work: int) -> int:
+    return _placed(schedule, SEGMENT_NBYTES, work).nbytes
+
+
+def _placed(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:
@@ -131,7 +154,7 @@ def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
         for values in (lifetimes.sizes, lifetimes.first, lifetimes.last)
     )
     buffers = Buffers.from_lifetimes(sizes, first, last + 1)
-    nnodes = WORK // int((buffers.last - buffers.first + 1).sum())
+    nnodes = work // int((buffers.last - buffers.first + 1).sum())
     placement = place(
         buffers,
         segment_nbytes=segment_nbytes,

@@ -208,7 +208,7 @@ class _Trial:
         return aim_lower(
             solve,
             limit,
-            self._held,
+            lambda schedule, budget: max(0, self._held(schedule) - budget),
             self.stop,
             share=SHARE_OF_TIME,
         )

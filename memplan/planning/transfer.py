@@ -132,7 +132,7 @@ def mended(
             return None
         return search.improve(found, stop.share(share), patience=patience).schedule
 
-    found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, fitting, share=share)
+    found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, fitting, share=share)
     if fitting.cut_by_clock:
         stop.cut()
     return problem.cheapest([found, schedule])

@@ -21,16 +21,16 @@ SHARE_OF_TIME = 0.6
 def aim_lower(
     solve: Callable[[int, Stop], Schedule | None],
     budget_nbytes: int,
-    nbytes: Callable[[Schedule], int],
+    excess: Callable[[Schedule, int], int],
     stop: Stop,
     *,
     share: float = SHARE_OF_TIME,
 ) -> Schedule | None:
-    """A schedule of which ``nbytes`` says that it is within the budget, or None.
+    """A schedule that ``excess`` says is over the budget by no bytes, or None.
 
     ``solve(aim, until)`` looks for a schedule in ``aim`` bytes, as it counts them. First the budget
-    is aimed at; where what is found is over it by ``nbytes``, the aim is lowered by the excess, and
-    by more where the same comes back. A try gets this ``share`` of the time that is left.
+    is aimed at; where what is found is over it, the aim is lowered by the excess, and by more where
+    the same comes back. A try gets this ``share`` of the time that is left.
     """
     aim, before = budget_nbytes, -1
     for tries in range(TRIES):
@@ -39,11 +39,10 @@ def aim_lower(
         found = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
         if found is None:
             return None
-        held = nbytes(found)
-        if held <= budget_nbytes:
+        step = over = excess(found, budget_nbytes)
+        if not over:
             return found
-        step = held - budget_nbytes
-        if held == before:  # the same schedule, which fitted the lower aim, too
+        if over == before:  # the same schedule, which fitted the lower aim, too
             step = max(step, int(LARGER_STEP * max(0, tries + 1 - EXACT_TRIES) * aim))
-        aim, before = aim - step, held
+        aim, before = aim - step, over
     return None

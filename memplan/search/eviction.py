@@ -14,7 +14,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +43,14 @@ from memplan.util.stop import Stop
 
 Drop = tuple[int, int]
 
-# The share of drops that a step of the search takes back.
+# What a step of the search takes back: a share of all drops, or of those around an op, within this
+# part of all ops. Set on the networks that benchmarks/gaps.py calls tuned.
 SHARES = (0.01, 0.03, 0.1, 0.3)
+AROUND, SHARES_AROUND = (0.02, 0.05, 0.1, 0.2, 0.4), (0.2, 0.5, 1.0)
+
+# Searches from several schedules: so many, of which each makes so many attempts; then the better
+# half goes on, twice as long.
+SEARCHES, ATTEMPTS = 8, 40
 
 # At this many peaks tensors are dropped between two looks at the clock.
 PEAKS_BETWEEN_LOOKS_AT_THE_CLOCK = 8
@@ -104,6 +110,8 @@ class Evictions:
         self._places = np.array([place[a, abs(r)] for a, r in self._drops], dtype=np.int64)
         self._bits = np.array([ONCE if r >= 0 else TWICE for _, r in self._drops], dtype=np.int8)
         self._number = {drop: k for k, drop in enumerate(self._drops)}
+        self._reading = np.array([abs(r) for _, r in self._drops], dtype=np.int64)
+        self._writing = np.array([graph.producer[a] for a, _ in self._drops], dtype=np.int64)
         self._state, self._memory = self._room(ROOM * len(graph.ops) + 1)
 
     def _room(self, capacity: int) -> tuple[DropState, ReplayMemory]:
@@ -225,24 +233,79 @@ class Evictions:
         Ends after ``patience`` attempts in a row without a cheaper schedule, or at ``deadline``, or
         where its work is done.
         """
-        stop, draw = Stop.at(deadline), random.Random(seed)
-        first = best = _Plan(
-            self._dropped(found.drops), np.array(found.schedule.ops), found.schedule.seconds
-        )
-        stalled = 0
-        while stalled < patience and best.dropped.any() and not stop.is_over():
-            share = draw.choice(SHARES)
-            chosen = self._chosen(best.dropped)
-            left = chosen[[draw.random() > share for _ in chosen]]
-            dropped = np.zeros_like(best.dropped)
-            np.bitwise_or.at(dropped, self._places[left], self._bits[left])
-            other = self._fit(dropped, stop)
-            stalled += 1
-            if other is not None and other.seconds <= best.seconds:
-                if other.seconds < best.seconds:
-                    stalled = 0
-                best = other
-        return found if best is first else self._found(best)
+        descent = _Descent(self, found, seed)
+        descent.go_on(None, patience, Stop.at(deadline))
+        return descent.found()
+
+    def improve_best(
+        self, starts: Sequence[Found], deadline: float | Stop, *, patience: int, seed: int = 0
+    ) -> Found:
+        """The same from several ``starts`` in turn, and again until there are enough searches.
+
+        A single search depends on its luck: the better half of them goes on, until one is left.
+        """
+        stop, attempts = Stop.at(deadline), ATTEMPTS
+        ranked = sorted(starts, key=lambda start: start.schedule.seconds)
+        chosen = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
+        descents = [_Descent(self, start, seed + k) for k, start in enumerate(chosen)]
+        while len(descents) > 1:
+            for descent in descents:
+                descent.go_on(attempts, patience, stop)
+            descents.sort(key=lambda descent: descent.best.seconds)
+            del descents[(len(descents) + 1) // 2 :]
+            attempts *= 2
+        descents[0].go_on(None, patience, stop)
+        return descents[0].found()
+
+
+class _Descent:
+    """A search that takes some drops back, chooses again, and keeps what is no more expensive."""
+
+    def __init__(self, evictions: Evictions, start: Found, seed: int) -> None:
+        self.evictions, self._start, self._draw = evictions, start, random.Random(seed)
+        schedule = start.schedule
+        dropped = evictions._dropped(start.drops)
+        self._first = self.best = _Plan(dropped, np.array(schedule.ops), schedule.seconds)
+        self._stalled = 0
+
+    def found(self) -> Found:
+        """The best so far."""
+        return self._start if self.best is self._first else self.evictions._found(self.best)
+
+    def go_on(self, attempts: int | None, patience: int, stop: Stop) -> None:
+        """Make ``attempts``, at the most until ``patience`` of them in a row found nothing."""
+        made = 0
+        while made != attempts and self._stalled < patience and self.best.dropped.any():
+            if stop.is_over():
+                return
+            other = self.evictions._fit(self._with_less(), stop)
+            made, self._stalled = made + 1, self._stalled + 1
+            if other is not None and other.seconds <= self.best.seconds:
+                if other.seconds < self.best.seconds:
+                    self._stalled = 0
+                self.best = other
+
+    def _with_less(self) -> Array:
+        """The drops of the best, some of them taken back."""
+        draw, evictions = self._draw, self.evictions
+        chosen = evictions._chosen(self.best.dropped)
+        if draw.random() < 0.5:
+            share, near = draw.choice(SHARES), np.ones(len(chosen), dtype=np.bool_)
+        else:
+            share, near = draw.choice(SHARES_AROUND), self._around(chosen)
+        left = chosen[[not (there and draw.random() < share) for there in near]]
+        dropped = np.zeros_like(self.best.dropped)
+        np.bitwise_or.at(dropped, evictions._places[left], evictions._bits[left])
+        return dropped
+
+    def _around(self, chosen: Array) -> Array:
+        """Which of these drops are around an op: a chain or branch, forward or backward."""
+        draw, evictions = self._draw, self.evictions
+        nops = len(evictions.graph.ops)
+        half = 0.5 * draw.choice(AROUND) * nops
+        ops = draw.choice((evictions._reading, evictions._writing))[chosen]
+        near: Array = np.abs(ops - draw.random() * nops) < half
+        return near
 
 
 def _counted(budget_nbytes: int) -> int:

@@ -18,6 +18,8 @@ from memplan.search.rounds import (
     MOVES_PER_OP,
     ROUNDS,
     SHORT,
+    SHORT_HOT,
+    Excess,
     Round,
     Rounds,
     Rules,
@@ -47,6 +49,8 @@ PEAKS_SHARE = 0.5
 GREEDY_STEP = 0.9
 # A search has little work left if it is for fewer short rounds than these: from 3,000 ops on.
 FEW_ROUNDS = 4
+# What is too large where live bytes are not what counts is mended by so many rounds of this kind.
+MENDING, MENDINGS = Round(False, SHORT_HOT, 0.1), 4
 # A search without a number of rounds ends after so many that found nothing cheaper: one of each.
 PATIENCE = len(ROUNDS)
 
@@ -60,16 +64,36 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
             _greedy_start(search, budget_nbytes)
     if not search.match_ranges:
         _from_unplanned(search, budget_nbytes)
+    aim = _settled(search, budget_nbytes, budget_nbytes)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
     for kind in rounds_to_make(rounds):
         if search.is_enough() or search.stop.is_over():
             break
         match_range = search.nbytes(search.start_of(kind, search.found))[1]
-        search.round(kind, budget_nbytes, match_range=match_range)
+        search.round(kind, aim, match_range=match_range)
+        aim = _settled(search, aim, budget_nbytes)
         cheaper = search.found.figures[BEST_SECONDS] < seconds
         stalled, seconds = 0 if cheaper else stalled + 1, search.found.figures[BEST_SECONDS]
         if rounds is None and stalled == PATIENCE and math.isfinite(search.stop.work_left):
             break
+
+
+def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
+    """The live bytes to aim at, where the best was too large for the memory that counts.
+
+    Short rounds mend it, each in fewer bytes than the one before; what then fits leaves room for
+    a higher aim.
+    """
+    for _ in range(MENDINGS):
+        over = search.settle(budget_nbytes)
+        if not over:
+            return (aim + budget_nbytes + 1) // 2
+        aim -= over
+        if search.stop.is_over():
+            return aim
+        search.round(MENDING, aim, start=search.first)
+    search.settle(budget_nbytes)
+    return aim
 
 
 def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
@@ -192,9 +216,11 @@ def search(
     deadline: float | Stop,
     rounds: int | None,
     enough_seconds: float = 0.0,
+    excess: Excess | None = None,
 ) -> Schedule | None:
     """The best schedule found in this many rounds; None if none fits the budget.
 
+    With ``excess`` it fits only if that is 0: by how many bytes a schedule is over a budget.
     The same seed gives the same schedule on any machine, unless ``deadline`` (a time of
     time.monotonic(), or a stop, which says whether it did) has cut the search. Without ``rounds``
     it ends where the work of the stop is done, or where a cycle of rounds finds nothing cheaper; a
@@ -207,7 +233,8 @@ def search(
     if budget_nbytes is not None:
         budget_nbytes = max(-1, min(budget_nbytes, UNLIMITED))
     stop = Stop.at(deadline)
-    found = Rounds(graph, rules, seed=seed, stop=stop, enough_seconds=enough_seconds)
+    excess = None if budget_nbytes is None else excess
+    found = Rounds(graph, rules, seed=seed, stop=stop, enough_seconds=enough_seconds, excess=excess)
     try:
         for start in starts:
             found.start_from(start, budget_nbytes)
@@ -216,6 +243,7 @@ def search(
         else:
             cheapest(found, budget_nbytes, rounds)
     except KeyboardInterrupt:
+        found.settle(budget_nbytes or 0)
         if not found.found.figures[BEST_LENGTH]:
             raise
     return found.best()

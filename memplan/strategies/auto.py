@@ -35,8 +35,8 @@ QUICK_SHARE = 0.1
 # The usual work is for what `search` does, and as much again is for all the rest.
 TIMES_THE_WORK = 2.0
 
-# Part of the time left for schedules to begin a search with.
-BEGINNINGS_SHARE = 0.35
+# Part of the time left for schedules to begin a search with, then for one from nothing.
+BEGINNINGS_SHARE, ANEW_SHARE = 0.45, 0.4
 
 # The same for large graphs, where moves of the search gain more: an unrolled LSTM and a GAN.
 BEGINNINGS_SHARE_OF_LARGE = 0.1
@@ -117,6 +117,7 @@ class _Search:
     ) -> None:
         self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
         self.best = problem.cheapest(starts)
+        self.anew: Schedule | None = None
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
 
@@ -198,16 +199,16 @@ class _Search:
     def _search_anew(self) -> None:
         """What the strategy `search` does: from a start another order of ops is seldom reached."""
         usual = self.problem.stop(None, effort=self.options._search_effort).work_left
-        until = Stop(self.stop.share(0.5).deadline, work=usual, part_of=self.stop)
-        found = self.problem.space.improve(self.problem, None, until, self._search_moves())
-        self.best = self.problem.cheapest([self.best, found])
+        until = Stop(self.stop.share(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
+        self.anew = self.problem.space.improve(self.problem, None, until, self._search_moves())
+        self.best = self.problem.cheapest([self.best, self.anew])
 
     def _search(self) -> None:
         graph = self.problem.graph
         # From an expensive schedule the search does not get far: better without.
         start = self.best
         expensive = start is not None and start.seconds > graph.seconds + graph.forward_seconds
-        if expensive and not self._is_large:
+        if expensive and not self._is_large and start is not self.anew:
             start = None
         moves = self._search_moves()
         if start is None:  # as before, so with other moves

@@ -71,7 +71,7 @@ class CheckmateLP:
             return outcomes[-1].schedule
 
         share = 1.0 if problem.counts_live else 0.5
-        found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop, share=share)
+        found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, stop, share=share)
         return self._outcome(problem, outcomes[0], found, stop)
 
     def _outcome(

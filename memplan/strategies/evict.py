@@ -42,7 +42,7 @@ class Evict:
             found = aim_lower(
                 lambda aim, until: self._fitted(problem, aim, until),
                 problem.budget_nbytes,
-                problem.memory.nbytes,
+                problem.memory.excess,
                 stop,
                 share=1.0 if problem.counts_live else 0.5,
             )

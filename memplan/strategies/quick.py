@@ -85,7 +85,7 @@ def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
         del until
         return next((known[n] for _, peak, n in ranked if peak <= aim), None)
 
-    return aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, Stop(math.inf))
+    return aim_lower(solve, problem.budget_nbytes, problem.memory.excess, Stop(math.inf))
 
 
 def fewest_bytes(problem: Problem, known: list[Schedule]) -> Schedule:

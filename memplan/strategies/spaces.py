@@ -59,6 +59,9 @@ PATIENCE = 500
 # Drops are chosen for all of the budget, and of small graphs for these parts of it.
 SLACKS = (0.97, 0.93, 0.85)
 
+# What part of the time that is left a choice of drops gets, where live bytes are not what counts.
+EVICTING_SHARE = 0.7
+
 # What part of its time a bound gets in each aim, where live bytes are not what counts.
 REFINING_SHARE = 0.4
 
@@ -272,7 +275,7 @@ class Sequences:
         def solve(aim: int, until: Stop) -> Schedule | None:
             return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
 
-        found = aim_lower(solve, problem.budget_nbytes, problem.memory.nbytes, stop)
+        found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, stop)
         return [] if found is None else [found]
 
     def _evicted(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
@@ -282,28 +285,33 @@ class Sequences:
         repeated layers are easily packed.
         """
         assert problem.budget_nbytes is not None
+        backward = moves.recompute_backward
+        for_budget = Evictions(problem.graph, problem.budget_nbytes, recompute_backward=backward)
+        before: list[Found] = []
 
         def solve(aim: int, until: Stop) -> Schedule | None:
-            backward = moves.recompute_backward
-            evictions = Evictions(problem.graph, aim, recompute_backward=backward)
-            online = evictions.cheapest_online(until)
-            fitted = [evictions.first(online, until)]
-            if len(problem.graph.ops) <= LARGE:
-                fitted += [evictions.within(int(slack * aim)).fit((), until) for slack in SLACKS]
-            found = [start for start in fitted if start is not None]
-            # The one for all of the budget in any case: that is the strategy `evict`.
-            chosen = {id(start): start for start in (*found[:1], *sorted(found, key=_cost)[:1])}
-            improved = [
-                evictions.improve(start, until, patience=PATIENCE, seed=moves.seed).schedule
-                for start in chosen.values()
-            ]
-            known = [*improved, *([] if online is None else [online])]
-            return min(known, key=_seconds, default=None)
+            evictions = for_budget.within(aim)
+            # What was too large for memory that live bytes do not tell is mended, not made anew.
+            mended = evictions.fit(before[-1].drops, until) if before else None
+            online = None if mended else evictions.cheapest_online(until)
+            starts = [mended] if mended else self._starts(evictions, online, until)
+            if not starts:
+                return online
+            before.append(evictions.improve_best(starts, until, patience=PATIENCE, seed=moves.seed))
+            return min([before[-1].schedule, online or before[-1].schedule], key=_seconds)
 
-        share = 1.0 if problem.counts_live else 0.5
-        nbytes = problem.memory.nbytes
-        found = aim_lower(solve, problem.budget_nbytes, nbytes, stop, share=share)
+        share = 1.0 if problem.counts_live else EVICTING_SHARE
+        excess = problem.memory.excess
+        found = aim_lower(solve, problem.budget_nbytes, excess, stop, share=share)
         return [] if found is None else [found]
+
+    def _starts(self, evictions: Evictions, online: Schedule | None, stop: Stop) -> list[Found]:
+        """What eviction begins with; of large graphs one schedule."""
+        starts = [evictions.first(online, stop)]
+        if len(evictions.graph.ops) <= LARGE:
+            aims = (int(slack * evictions.budget_nbytes) for slack in SLACKS)
+            starts += [evictions.within(aim).fit((), stop) for aim in aims]
+        return [start for start in starts if start is not None]
 
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
@@ -332,7 +340,7 @@ class Sequences:
             return cheapest
 
         share = 1.0 if problem.counts_live else REFINING_SHARE
-        aim_lower(solve, budget_nbytes, problem.memory.nbytes, stop, share=share)
+        aim_lower(solve, budget_nbytes, problem.memory.excess, stop, share=share)
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         assert problem.budget_nbytes is not None
@@ -341,16 +349,7 @@ class Sequences:
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
     ) -> Schedule | None:
-        if problem.budget_nbytes is None:
-            found = _search(problem, None, start, stop, moves, blocks=True)
-        else:
-
-            def solve(aim: int, until: Stop) -> Schedule | None:
-                return _search(problem, aim, start, until, moves, blocks=True)
-
-            share = 1.0 if problem.memory.is_exact else 0.6
-            nbytes = problem.memory.nbytes
-            found = aim_lower(solve, problem.budget_nbytes, nbytes, stop, share=share)
+        found = _search(problem, problem.budget_nbytes, start, stop, moves, blocks=True)
         return problem.cheapest([found, start])
 
 
@@ -367,10 +366,6 @@ def _seconds(schedule: Schedule) -> float:
     return schedule.seconds
 
 
-def _cost(found: Found) -> float:
-    return found.schedule.seconds
-
-
 def _search(
     problem: Problem,
     aim: int | None,
@@ -382,6 +377,7 @@ def _search(
 ) -> Schedule | None:
     """The best schedule in ``aim`` bytes: of blocks, or alive, whichever the search can count."""
     ranges = problem.memory.match_ranges if blocks else ()
+    is_counted = problem.memory.is_exact or (problem.memory.match_ranges and not blocks)
     with _ending(stop):
         return search(
             problem.graph,
@@ -392,4 +388,5 @@ def _search(
             deadline=stop,
             rounds=moves.rounds,
             enough_seconds=moves.enough_seconds,
+            excess=None if is_counted else problem.memory.excess,
         )

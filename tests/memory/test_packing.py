@@ -19,6 +19,7 @@ from helpers.small_graphs import small_graphs
 from helpers.special_networks import transformer, unet
 from memplan.errors import ScheduleError
 from memplan.memory import packing
+from memplan.memory.memory import Packed
 from memplan.memory.packing import ALIGNMENT, Packing, check_packing, pack
 from memplan.planning.realisation import trace
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
@@ -123,6 +124,16 @@ def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPa
     assert all(found.proved for found in best)
     assert [found.proved for found in first].count(False) >= 3
     assert [found.bound_nbytes for found in first] == peaks
+
+
+def test_what_fits_by_the_shorter_search_fits() -> None:
+    for seed in range(8):
+        schedule = crowded(seed)
+        least, peak = Packed().nbytes(schedule), simulate(schedule).peak_nbytes
+        assert Packed().excess(schedule, peak - 1) > 0
+        first = peak + Packed().excess(crowded(seed), peak)
+        assert least <= first
+        assert Packed().excess(schedule, first) == 0
 
 
 def test_the_same_schedule_is_always_packed_the_same_way() -> None:

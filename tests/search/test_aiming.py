@@ -20,10 +20,10 @@ def test_a_schedule_that_fits_a_slightly_lower_aim_again_is_left_behind() -> Non
         aims.append(aim)
         return UNPLANNED if aim >= 950 else OTHER
 
-    found = aim_lower(solve, 1000, lambda s: 1001 if s is UNPLANNED else 800, Stop.after(1e6))
+    found = aim_lower(solve, 1000, lambda s, _: 1 if s is UNPLANNED else 0, Stop.after(1e6))
     assert found is OTHER
     assert aims[:4] == [1000, 999, 998, 997]
 
 
 def test_nothing_in_the_first_aim_is_nothing_at_all() -> None:
-    assert aim_lower(lambda *_: None, 10, lambda _: 0, Stop.after(1e6)) is None
+    assert aim_lower(lambda *_: None, 10, lambda *_: 0, Stop.after(1e6)) is None

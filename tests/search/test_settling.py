@@ -1,0 +1,80 @@
+"""Searches in live bytes that are held to another memory, and the better of several searches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from helpers.graphs import UNIT, unit_chain
+from helpers.held_out import held_out
+from memplan.memory.memory import Live
+from memplan.search.eviction import Evictions
+from memplan.search.sequence_search import Rules, search
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies.base import Problem
+from memplan.strategies.search import Search
+from memplan.util.stop import Stop
+
+RULES = Rules(recompute_backward=False, reorder=True, match_ranges=())
+
+
+@dataclass(frozen=True)
+class Larger(Live):
+    """What no live bytes tell: a tensor more than these."""
+
+    @property
+    def is_exact(self) -> bool:
+        return False
+
+    def nbytes(self, schedule: Schedule) -> int:
+        return super().nbytes(schedule) + UNIT
+
+
+def test_what_is_too_large_for_the_memory_that_counts_is_mended() -> None:
+    graph, memory, budget = unit_chain(16), Larger(), 7 * UNIT
+    found = search(
+        *(graph, budget),
+        rules=RULES,
+        starts=[],
+        seed=0,
+        deadline=Stop.after(1e6, work=2e5),
+        rounds=6,
+        excess=memory.excess,
+    )
+    assert found is not None
+    assert validate(found).valid
+    assert simulate(found).peak_nbytes == budget - UNIT
+    again = Search(rounds=6).solve(Problem(graph, budget, memory=memory)).schedule
+    assert again is not None
+    assert memory.nbytes(again) <= budget
+
+
+def test_where_nothing_fits_the_memory_that_counts_nothing_is_found() -> None:
+    found = search(
+        *(unit_chain(16), 7 * UNIT),
+        rules=RULES,
+        starts=[],
+        seed=0,
+        deadline=Stop.after(1e6, work=1e5),
+        rounds=3,
+        excess=lambda schedule, budget_nbytes: 1,
+    )
+    assert found is None
+
+
+def test_the_better_of_several_searches_goes_on() -> None:
+    """Each begins with the next one of the starts; the best start is never lost."""
+    graph = dict(held_out())["cells"]
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
+    evictions = Evictions(graph, budget)
+    starts = [evictions.within(int(part * budget)).fit((), math.inf) for part in (0.9, 1.0)]
+    fitting = [start for start in starts if start is not None]
+    assert len(fitting) == 2
+    found = evictions.improve_best(fitting, math.inf, patience=100)
+    assert simulate(found.schedule).peak_nbytes <= budget
+    alone = evictions.improve(
+        min(fitting, key=lambda s: s.schedule.seconds), math.inf, patience=100
+    )
+    assert found.schedule.seconds <= alone.schedule.seconds
