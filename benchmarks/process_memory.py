@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 
@@ -32,7 +33,8 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--budgets", default="0.75,0.5,0.35", help="shares of the unplanned step")
     parser.add_argument("--realisations", default="packed,explicit,mirror")
-    parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each plan")
+    parser.add_argument("--strategy", default="auto", help="such as auto:effort=0.1")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each plan")
     options = parser.parse_args()
     realisations = options.realisations.split(",")
     columns = ["network", "unplanned, MB", "growth / promise", "budget"]
@@ -47,7 +49,8 @@ def main() -> None:
             for budget in map(float, options.budgets.split(",")):
                 cells = [name, *unplanned.cells(), f"{budget:.0%}"]
                 for realisation in realisations:
-                    cells += unplanned.planned(realisation, budget, options.time_limit)
+                    search = {"strategy": options.strategy, "time_limit": options.time_limit}
+                    cells += unplanned.planned(realisation, budget, search)
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -67,7 +70,7 @@ class Unplanned:
         """Promise, and growth beside it."""
         return [f"{self.promised / 1e6:.0f}", f"{self.grown / self.promised:.2f}"]
 
-    def planned(self, realisation: str, budget: float, time_limit: float) -> list[str]:
+    def planned(self, realisation: str, budget: float, search: dict[str, Any]) -> list[str]:
         """The same of a plan, and both beside the unplanned step."""
         try:
             plan = memplan.plan(
@@ -75,7 +78,7 @@ class Unplanned:
                 budget=budget,
                 realisation=realisation,
                 ctx=mx.cpu(),
-                time_limit=time_limit,
+                **search,
                 **self.shapes,
             )
         except MemplanError as error:

@@ -10,6 +10,8 @@ import pytest
 
 from helpers.networks import residual_net
 from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.realise import packed_memory
+from memplan.mxnet.realise.packed import FIRST_STEPS
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -52,3 +54,17 @@ def test_a_packed_step_takes_one_workspace() -> None:
     convolutions = sum("Convolution" in op.kind for op in traced.graph.ops)
     assert sum(call.skips == 3 for call in calls) >= convolutions > 0
     assert np.isfinite(executor.outputs[0].asnumpy()).all()
+
+
+def test_the_first_steps_leave_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(packed_memory, "keep_large", kept.append)
+    symbol, shapes = residual_net(batch=2)
+    traced = trace(symbol, shapes=shapes, realisation="packed")
+    executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    counts = []
+    for _ in range(FIRST_STEPS + 2):
+        executor.forward(is_train=True)
+        counts.append(len(kept))
+    assert kept == [False, True]
+    assert counts == [1] * FIRST_STEPS + [2, 2]

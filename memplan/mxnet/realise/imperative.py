@@ -14,7 +14,14 @@ from mxnet import autograd
 
 # MXNet's own, whoever wraps the function of that module later.
 from mxnet.autograd import backward as backward_of_mxnet
-from mxnet.base import _LIB, NDArrayHandle, c_str, c_str_array, check_call
+from mxnet.base import (
+    _LIB,
+    NDArrayHandle,
+    c_str,
+    c_str_array,
+    check_call,
+    get_last_ffi_error,
+)
 from mxnet.ndarray.ndarray import (
     DLContext,
     DLDataType,
@@ -88,36 +95,53 @@ class Call:
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray],
     ) -> None:
-        self.written = list(outputs)
+        self.written = outputs
         self.is_alone = not isinstance(op, str)
-        self._run: Callable[[], Any]
+        self._run: Callable[[], int]
         if not isinstance(op, str):
-            self._run = functools.partial(op, *inputs, out=list(outputs))
+            self._run = functools.partial(_call, op, *inputs, out=list(outputs))
             # User code may go on reading.
-            self.written += inputs
+            self.written = [*outputs, *inputs]
             return
-        handle = ctypes.c_void_p()
-        check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-        self._held = (list(inputs), _handles(inputs), _handles(outputs))
+        handle, *given = _operator(op, tuple(attrs.items()))
+        self._held = (inputs, outputs)
         arguments = (
             handle,
             len(inputs),
-            self._held[1],
-            ctypes.byref(ctypes.c_int(len(outputs))),
-            ctypes.byref(ctypes.cast(self._held[2], ctypes.POINTER(NDArrayHandle))),
-            len(attrs),
-            c_str_array(list(attrs)),
-            c_str_array(list(attrs.values())),
-            ctypes.byref(ctypes.POINTER(ctypes.c_int)()),
+            _handles(inputs),
+            _number(len(outputs)),
+            ctypes.byref(ctypes.cast(_handles(outputs), ctypes.POINTER(NDArrayHandle))),
+            *given,
         )
-        self._run = functools.partial(_invoke, arguments)
+        self._run = functools.partial(_LIB.MXImperativeInvokeEx, *arguments)
 
     def __call__(self) -> None:
-        self._run()
+        if self._run():
+            raise get_last_ffi_error()
 
 
-def _invoke(arguments: tuple[Any, ...]) -> None:
-    check_call(_LIB.MXImperativeInvokeEx(*arguments))
+def _call(op: Callable[..., Any], *inputs: NDArray, out: list[NDArray]) -> int:
+    op(*inputs, out=out)
+    return 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _operator(op: str, attrs: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
+    """What MXImperativeInvokeEx is to know of an operator: calls that are alike share it.
+
+    The last part is where MXNet writes the storage types of outputs, which nobody reads.
+    """
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+    names, values = ([pair[part] for pair in attrs] for part in (0, 1))
+    types = ctypes.byref(ctypes.POINTER(ctypes.c_int)())
+    return handle, len(attrs), c_str_array(names), c_str_array(values), types
+
+
+@functools.cache
+def _number(outputs: int) -> Any:
+    """How many ``outputs`` a call is given: MXNet leaves the number as it is."""
+    return ctypes.byref(ctypes.c_int(outputs))
 
 
 class RecordedCall(Call):

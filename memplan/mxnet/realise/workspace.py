@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,13 +62,17 @@ class OneWorkspace:
         self._ctx = Context(ctx.device_typeid, ctx.device_id)
         self._last = 0
         if _MANAGER is not None and _REQUEST is not None:
+            self._ask = self._asking()
             first = self._next()
             while (number := self._next()) != first:
                 self._last = max(self._last, first, number)
 
     def begin(self) -> None:
-        """Whatever was called before in this thread: the next that asks gets the first copy."""
+        """Whatever was called before, in this thread or another: the next that asks gets the first
+        copy.
+        """
         if self._last:
+            self._ask = self._asking()
             self._skip()
 
     def call(self, call: Callable[[], None], skips: int | None) -> int:
@@ -78,7 +83,7 @@ class OneWorkspace:
             return self._skip() if self._last else 0
         call()
         for _ in range(skips):
-            self._next()
+            self._ask()
         return skips
 
     def _skip(self) -> int:
@@ -90,5 +95,8 @@ class OneWorkspace:
 
     def _next(self) -> int:
         """Which copy MXNet hands out now."""
-        resource = _REQUEST(_MANAGER(), self._ctx, ctypes.byref(_TEMPORARY_SPACE))
-        return int(resource.number)
+        return int(self._ask().number)
+
+    def _asking(self) -> Callable[[], _Resource]:
+        """Asks the manager of the calling thread."""
+        return functools.partial(_REQUEST, _MANAGER(), self._ctx, ctypes.byref(_TEMPORARY_SPACE))
