@@ -47,6 +47,9 @@ GREEDY_SHARE = 0.3
 # Of that, the share for drops where the peak is.
 PEAKS_SHARE = 0.5
 GREEDY_STEP = 0.9
+# Where no greedy plan fits, these shares of the budget give others, and bytes that are over it, in
+# budgets, cost so many steps. Set on networks that benchmarks/gaps.py calls tuned.
+LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # A search has little work left if it is for fewer short rounds than these: from 3,000 ops on.
 FEW_ROUNDS = 4
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind.
@@ -97,12 +100,26 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
 
 
 def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
-    """Begin with the cheapest that greedy eviction gives, at the peaks or online, if that fits."""
+    """Begin with the cheapest that greedy eviction gives, at the peaks or online, if that fits.
+
+    If none does, with the one that is cheapest for the little that it is too large.
+    """
     stop = search.stop.share(GREEDY_SHARE)
-    greedy = search.evict(budget_nbytes, stop.share(PEAKS_SHARE))
-    for sequence in (greedy, *search.evicted_online(budget_nbytes, stop)):
-        if sequence is not None:
-            search.offer(sequence, budget_nbytes)
+    at_peaks = search.evict(budget_nbytes, stop.share(PEAKS_SHARE))
+    made = [at_peaks, *search.evicted_online(budget_nbytes, stop)]
+    sequences = [sequence for sequence in made if sequence is not None]
+    for sequence in sequences:
+        search.offer(sequence, budget_nbytes)
+    if search.found.figures[BEST_LENGTH]:
+        return
+    larger = (search.evict(int(share * budget_nbytes), stop) for share in LARGER)
+    sequences += [sequence for sequence in larger if sequence is not None]
+
+    def cost(sequence: Array) -> float:
+        over = search.live_peak(sequence) / max(1, budget_nbytes) - 1.0
+        return search.seconds(sequence) / search.unit + EXCESS_SECONDS * over
+
+    search.first = min(sequences, key=cost, default=search.first)
 
 
 def _from_unplanned(search: Rounds, budget_nbytes: int) -> None:

@@ -9,7 +9,8 @@ from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
 from memplan.search.eviction import Evictions
-from memplan.search.sequence_search import Rules, search
+from memplan.search.rounds import Rounds
+from memplan.search.sequence_search import Rules, cheapest, search
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -78,3 +79,11 @@ def test_the_better_of_several_searches_goes_on() -> None:
         min(fitting, key=lambda s: s.schedule.seconds), math.inf, patience=100
     )
     assert found.schedule.seconds <= alone.schedule.seconds
+
+
+def test_where_no_greedy_plan_fits_one_that_is_a_little_too_large_is_begun_with() -> None:
+    graph = unit_chain(24)
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6))
+    cheapest(rounds, 4 * UNIT, 1)
+    assert rounds.first is not rounds.unplanned
+    assert rounds.live_peak(rounds.first) < rounds.live_peak(rounds.unplanned)
