@@ -27,6 +27,9 @@ from memplan.util.stop import Stop
 # benchmarks/gaps.py calls tuned.
 CANDIDATES, CANDIDATES_SIZE = 3, 6_000
 
+# Moments so many ops apart, in parts of all, tell each other nothing. Set on the same networks.
+FAR = 0.125
+
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
 PATIENCE = 3
 
@@ -148,7 +151,7 @@ def _next(
     def is_new(t: int) -> bool:
         return t not in bound.ops and all(t in before or t in after for before, after in ordered)
 
-    over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes)))
+    over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes, bound.ops)))
     others = list(filter(is_new, promising[: CANDIDATES * len(ordered) + CANDIDATES]))
     candidates = list(dict.fromkeys([*over[:CANDIDATES], *others[:CANDIDATES]]))
     size = len(stages) * (len(ordered) + 1)
@@ -167,13 +170,22 @@ def _next(
 
 
 def _over(
-    graph: TrainingGraph, stages: Sequence[Sequence[int]], budget_nbytes: int
+    graph: TrainingGraph,
+    stages: Sequence[Sequence[int]],
+    budget_nbytes: int,
+    known: Sequence[int],
 ) -> Iterator[int]:
-    """Ops whose stages are over the budget, the fullest first; at first executions before all."""
+    """Ops whose stages are over the budget, the fullest first; at first executions before all.
+
+    What is near a known moment says little more than that one does, so fullness counts by how far
+    away it is: an answer runs all again right after the last moment at which it had no room.
+    """
     live = simulate(Schedule.sequence(graph, chain.from_iterable(stages))).live_nbytes
     ends = list(accumulate(map(len, stages)))
     at_first = [live[end - 1] for end in ends]
     within = [max(live[end - len(stage) : end]) for end, stage in zip(ends, stages, strict=True)]
+    far = len(stages) * FAR
     for nbytes in (at_first, within):
         over = [t for t in range(len(stages)) if nbytes[t] > budget_nbytes]
-        yield from sorted(over, key=lambda t: -nbytes[t])
+        away = {t: min([far, *(abs(t - other) for other in known)]) for t in over}
+        yield from sorted(over, key=lambda t: -away[t] * (nbytes[t] - budget_nbytes))
