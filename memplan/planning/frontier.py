@@ -25,7 +25,11 @@ from memplan.util.nbytes import parse_budget
 
 POINTS = 8
 
-# A point that begins from its neighbours' plans needs less work than they had.
+# The part of the usual work that a point gets. Set on ResNet-50, where points of a curve of ten,
+# mirrored and packed, are within 0.1 point of what all of the work finds. One that begins from its
+# neighbours' plans needs less than they had, and so does the least memory, which only says where
+# the curve ends.
+SHARE_OF_WORK = 0.2
 SHARE_BETWEEN_NEIGHBOURS = 0.5
 
 
@@ -78,9 +82,10 @@ def frontier(
 
     ``budgets`` are those to plan for, or how many, spread evenly in bytes between the two ends
     (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit`` is that
-    of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. Every second
-    point begins from the plan of the next smaller budget, if the strategy can, with half of the
-    usual work; what was proved for a larger budget holds for a smaller one. ``executor`` (a process
+    of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. A point takes
+    a fifth of the usual work (for more: ``strategy=create("auto", effort=5)``). Every second one
+    begins from the plan of the next smaller budget, if the strategy can, with half of that; what
+    was proved for a larger budget holds for a smaller one. ``executor`` (a process
     pool, Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer
     does not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
 
@@ -138,9 +143,10 @@ class _Curve:
 
     def add(self, budgets: Sequence[int | None], *, between: bool) -> None:
         """Make a point for every budget; ``between`` points whose plans lead to theirs."""
-        job = self.job
-        if between and self.takes_start:
-            job = dataclasses.replace(job, effort=SHARE_BETWEEN_NEIGHBOURS * job.effort)
+        effort = SHARE_OF_WORK * self.job.effort
+        if (between and self.takes_start) or budgets == [None]:
+            effort *= SHARE_BETWEEN_NEIGHBOURS
+        job = dataclasses.replace(self.job, effort=effort)
         tasks = [
             Task(job, self.strategy, budget, self._start(budget), self._bound_seconds(budget))
             for budget in budgets

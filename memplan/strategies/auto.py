@@ -169,7 +169,7 @@ class _Search:
         options = Proving(
             self.options.solver,
             self.options.recompute_backward,
-            effort=self.options.effort,
+            effort=self.problem.effort * self.options.effort,
             gap_seconds=self._gap_seconds,
         )
         self.problem.space.prove(self.problem, self.stop.share(share), options, self.known)
