@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from typing import Any
 
@@ -22,6 +23,7 @@ def give_back_what_is_free() -> None:
         _library().malloc_trim(0)
 
 
+@functools.lru_cache(maxsize=1)  # nothing is to be done again
 def keep_large(keeps: bool) -> None:
     """From now on memory of 128 KiB or more goes back to the system when it is freed, or is kept.
 

@@ -43,10 +43,6 @@ NDArray = Any
 # So many calls are handed to the engine at once: it runs them while others are made ready.
 BUNDLE = 32
 
-# By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
-# in layouts that the first has left.
-FIRST_STEPS = 2
-
 
 @dataclass(frozen=True)
 class Packed(Explicit):
@@ -158,7 +154,6 @@ class PackedStep:
         self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
         self._monitor: Monitor | None = None
         self._is_unfinished = False
-        self._nsteps = 0
         self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
         self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
         self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
@@ -188,8 +183,7 @@ class PackedStep:
 
     def first(self) -> None:
         """Run the first half of a step."""
-        self.memory.begin(self._left, is_settled=self._nsteps >= FIRST_STEPS)
-        self._nsteps += 1
+        self.memory.begin(self._left)
         if self._is_unfinished:
             for _, call, _ in self._steps:
                 if isinstance(call, RecordedCall):
@@ -222,7 +216,7 @@ class PackedStep:
 
         Parameters must not be updated within the step.
         """
-        self.memory.begin(self._left, is_settled=True)
+        self.memory.begin(self._left)
         with self._calling():
             return [self.memory.timed(call) for _, call, _ in self._steps]
 

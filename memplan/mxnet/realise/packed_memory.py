@@ -19,7 +19,6 @@ from memplan.mxnet.realise.imperative import (
     wait_to_write,
 )
 from memplan.mxnet.realise.workspace import OneWorkspace
-from memplan.util.heap import keep_large
 
 NDArray = Any
 AnyCall = Call | BackwardCall | UpdateCall
@@ -42,7 +41,6 @@ class Memory:
         ]
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
-        self._is_settled: bool | None = None
         self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
         self.workspace = OneWorkspace(ctx)
 
@@ -58,14 +56,8 @@ class Memory:
         # A marker for each, for an array may be there twice.
         return [Marker([], [array, self.fence], self.ctx) for array in arrays]
 
-    def begin(self, left: Sequence[Marker], *, is_settled: bool) -> None:
-        """Begin a step, which will leave what these :meth:`fences` are of.
-
-        One that ``is_settled`` has run: what operators keep for good has been made.
-        """
-        if is_settled is not self._is_settled:
-            keep_large(is_settled)
-            self._is_settled = is_settled
+    def begin(self, left: Sequence[Marker]) -> None:
+        """Begin a step, which will leave what these :meth:`fences` are of."""
         hand_over(self._left)
         self._left = left
 

@@ -22,6 +22,7 @@ from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.step.schedule import Schedule
+from memplan.util.heap import keep_large
 
 
 def copy_params(values: Arrays, arrays: Arrays, allow_extra: bool) -> None:
@@ -31,6 +32,11 @@ def copy_params(values: Arrays, arrays: Arrays, allow_extra: bool) -> None:
             value.astype(arrays[name].dtype).copyto(arrays[name])
         elif not allow_extra:
             raise ArgumentError(f"{name!r} is no argument or state of the network")
+
+
+# By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
+# in layouts that the first has left.
+FIRST_STEPS = 2
 
 
 class TrainExecutor:
@@ -111,6 +117,7 @@ class TrainExecutor:
             )
             hidden = self.aux_arrays
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
+        self._nsteps = 0
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
@@ -236,6 +243,9 @@ class TrainExecutor:
 
     def _begin(self) -> None:
         """Before a step: the engine learns what the step reads and writes unknown to it."""
+        if self.ctx.device_type != "gpu":
+            keep_large(self._nsteps >= FIRST_STEPS)
+            self._nsteps += 1
         to_default_layout(self._matrices)
         self._hidden_writes.begin()
 
