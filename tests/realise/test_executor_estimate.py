@@ -147,3 +147,15 @@ def test_packed_steps_have_scratchpads_for_matrices_only(
         monkeypatch.setattr(workspace_estimate, "threads", lambda n=nthreads: n)
         scratchpads = 0 if channels == 16 else 2 * nthreads * rolled
         assert estimated_nbytes(traced.nodes) == 2 * largest_nbytes(traced.nodes) + scratchpads
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
+    net = mx.sym.Convolution(
+        _activation(mx.sym.Variable("data")), num_filter=12, kernel=(3, 3, 3), pad=(1, 1, 1)
+    )
+    shapes = {"data": (2, 12, depth, 8, 8)}
+    traced = trace(_loss(net), shapes=shapes, grad_req="write", realisation="packed")
+    rolled = 4 * 12 * 27 * 64
+    assert estimated_nbytes(traced.nodes) == 2 * largest_nbytes(traced.nodes) + 2 * rolled

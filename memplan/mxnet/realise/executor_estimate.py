@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from memplan.mxnet.realise.layout_copies import copies, wanted_layouts
-from memplan.mxnet.realise.workspace_estimate import largest_nbytes, threads
+from memplan.mxnet.realise.workspace_estimate import (
+    columns_nbytes,
+    largest_nbytes,
+    threads,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import TrainingGraph
@@ -61,7 +65,7 @@ def _scratchpad(node: Node, call: Node, is_read: bool) -> int:
         out = call.infos.inputs[0] or out
     of_data, of_output = wanted_layouts(call)
     is_pointwise = math.prod(weight.shape[2:]) == 1
-    columns = math.prod((*weight.shape[1:], *out.shape[2:])) * weight.itemsize
+    columns = columns_nbytes(weight, out)
     matrix = weight.nbytes if is_pointwise else columns
     if node is call:
         return 0 if of_output or is_pointwise else threads() * columns

@@ -89,7 +89,15 @@ def _scratchpads(call: Node) -> int:
     is_pointwise = math.prod(weight.shape[2:]) == 1
     if is_depthwise or is_pointwise or not any(size % BLOCK for size in channels):
         return 0
-    return 2 * nthreads * math.prod((*weight.shape[1:], *out.shape[2:])) * weight.itemsize
+    return 2 * nthreads * columns_nbytes(weight, out)
+
+
+def columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
+    """The columns of a picture of which ``out`` has that many places, or of a slice of a volume.
+
+    oneDNN multiplies volumes slice by slice (jit_gemm_convolution_utils.cpp: os, im2col_sz).
+    """
+    return math.prod((*weight.shape[1:], *out.shape[2:][-2:])) * weight.itemsize
 
 
 def threads() -> int:
