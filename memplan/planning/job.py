@@ -30,6 +30,7 @@ from memplan.planning.realisation import (
     trace_by,
 )
 from memplan.planning.refusal import refusal
+from memplan.search.eviction import lowest
 from memplan.step.costs import Costs, CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -38,7 +39,7 @@ from memplan.strategies import REALISATIONS, Problem, Strategy, create
 from memplan.strategies.base import check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Space
+from memplan.strategies.spaces import Sequences, Space
 from memplan.util.garbage import no_collections
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
@@ -54,6 +55,13 @@ STOCK = next(iter(REALISATIONS))
 # and how many seconds.
 LEAST_SHARE = 0.5
 LOWEST_SECONDS = 30.0
+
+# Of graphs with more ops, whose steps MXNet gets as a whole, the least memory is looked for by
+# eviction, in the time of this many steps at most, and so much work. On an LSTM of 2,000 ops that
+# takes seconds; a round of annealing takes a minute and found nothing lower, and what takes 35
+# steps half a minute to be packed and written.
+LARGE, LARGE_WORK = 1000, 20e3
+MOST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -259,7 +267,8 @@ class Job:
     def least(self) -> tuple[Schedule, Footprint]:
         """The schedule with the fewest bytes that memplan reaches, and what it holds.
 
-        At whatever cost, unless the job has a ``max_overhead``. It is found once for a job, by
+        At whatever cost, unless the job has a ``max_overhead`` or the graph is large. It is found
+        once for a job, by
         searches that end after a number of moves where they can: only where they take too much of
         the time limit does it depend on the clock.
         """
@@ -270,7 +279,16 @@ class Job:
             max_overhead=math.inf if self.max_overhead is None else self.max_overhead,
         )
         known = list(candidates(problem, stop.share(0.5)))
-        quick = fewest_bytes(problem, [s for s in known if s.seconds <= problem.most_seconds])
+        is_large = isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
+        most_seconds = problem.most_seconds
+        if is_large:
+            most_seconds = min(most_seconds, MOST_STEPS * self.graph.seconds)
+            until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
+            known.append(lowest(self.graph, until, most_seconds=most_seconds))
+        within = [s for s in known if s.seconds <= most_seconds]
+        quick = fewest_bytes(problem, within, by_live=is_large)
+        if is_large:
+            return quick, realise(self, quick).footprint
         seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
         found = Search(rounds=1, time_limit=seconds, start=quick).solve(problem)
         if found.cut_by_clock:

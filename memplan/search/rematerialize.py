@@ -41,13 +41,7 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
     Heads, tensors without bytes, those that cannot be recomputed and those that the first backward
     op reads and finds are carried in any case.
     """
-    again = repeatable(graph)
-    heads = frozenset(graph.heads)
-    always = {
-        a
-        for a, tensor in enumerate(graph.tensors)
-        if not again[graph.producer[a]] or a in heads or not tensor.nbytes
-    }
+    always = _always(graph)
     present: set[int] = set()
     sequence: list[int] = []
     for stage in range(len(graph.ops)):
@@ -57,6 +51,17 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
         sequence += stage_ops
         present.update(a for op in stage_ops for a in graph.ops[op].outputs)
     return Schedule.sequence(graph, sequence)
+
+
+def _always(graph: TrainingGraph) -> set[int]:
+    """The tensors that must be carried: heads, and what has no bytes or cannot be recomputed."""
+    again = repeatable(graph)
+    heads = frozenset(graph.heads)
+    return {
+        a
+        for a, tensor in enumerate(graph.tensors)
+        if not again[graph.producer[a]] or a in heads or not tensor.nbytes
+    }
 
 
 def retaining(graph: TrainingGraph, retained: Sequence[AbstractSet[int]]) -> Schedule:
@@ -94,16 +99,19 @@ def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedul
     a backward op needs it, it is recomputed from what is there, and what is recomputed on the way
     stays until its own last reader: the segment between two kept ops is recomputed as a whole.
     """
-    kept_ops = frozenset(kept)
+    kept_ops, always = frozenset(kept), _always(graph)
     nforward = graph.nforward
-    last_forward = [
-        max((reader for reader in readers if reader < nforward), default=-1)
-        for readers in graph.readers
-    ]
-
-    def keep(stage: int, a: int) -> bool:
-        if graph.producer[a] in kept_ops:
-            return True
-        return stage > nforward or (stage < nforward and last_forward[a] >= stage)
-
-    return rematerialize(graph, keep)
+    found = graph.ops[nforward].inputs if nforward < len(graph.ops) else ()
+    present = {
+        a
+        for op in range(nforward)
+        for a in graph.ops[op].outputs
+        if op in kept_ops or a in always or a in found
+    }
+    # The forward pass finds all that it reads, and the backward pass drops nothing.
+    sequence = list(range(nforward))
+    for stage in range(nforward, len(graph.ops)):
+        stage_ops = closure(graph, (stage,), present)
+        sequence += stage_ops
+        present.update(a for op in stage_ops for a in graph.ops[op].outputs)
+    return Schedule.sequence(graph, sequence)

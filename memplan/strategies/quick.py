@@ -88,8 +88,11 @@ def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
     return aim_lower(solve, problem.budget_nbytes, problem.memory.excess, Stop(math.inf))
 
 
-def fewest_bytes(problem: Problem, known: list[Schedule]) -> Schedule:
-    """Of ``known`` schedules, the one that takes about the fewest bytes."""
-    if not problem.memory.is_exact:
+def fewest_bytes(problem: Problem, known: list[Schedule], *, by_live: bool = False) -> Schedule:
+    """Of ``known`` schedules, the one that takes about the fewest bytes.
+
+    ``by_live`` and where memory takes long to count, of those with the fewest live bytes.
+    """
+    if by_live or not problem.memory.is_exact:
         known = sorted(known, key=Live().nbytes)[:COUNTED]
     return min(known, key=problem.memory.nbytes)

@@ -12,16 +12,19 @@ import mxnet as mx
 import pytest
 
 import memplan
+from helpers.buckets import network as unrolled
 from helpers.graphs import unit_chain
 from helpers.networks import residual_net, two_headed_net
 from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
+from memplan.planning import job as planning_job
 from memplan.programs.moments import Moments
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Problem, Status
+from memplan.strategies.search import Search
 from memplan.util.nbytes import format_nbytes
 from oracles.flags import BruteForceFlags
 
@@ -234,3 +237,17 @@ def test_without_a_budget_the_refusal_names_the_time() -> None:
     assert "Raise max_overhead" in str(caught.value)
     assert "budget" not in str(caught.value)
     assert memplan.plan(net, max_overhead=math.inf, **options, **shapes).overhead > 0
+
+
+def test_a_large_graph_is_refused_without_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of it takes a minute at 2,000 ops."""
+    monkeypatch.setattr(planning_job, "LARGE", 300)
+    net, _, _ = unrolled(6)
+    shapes: Any = {"data": (8, 6), "softmax_label": (8, 6)}
+    job = planning_job.Job.prepare(net, realisation="packed", **shapes)
+    assert len(job.graph.ops) > planning_job.LARGE
+    monkeypatch.setattr(Search, "solve", None)
+    schedule, footprint = job.least
+    assert schedule.seconds <= planning_job.MOST_STEPS * job.graph.seconds
+    assert footprint.total_nbytes < 0.5 * job.unplanned.total_nbytes
+    assert job.attempt("evict:patience=0", footprint.total_nbytes).plan is not None
