@@ -84,6 +84,6 @@ def test_the_better_of_several_searches_goes_on() -> None:
 def test_where_no_greedy_plan_fits_one_that_is_a_little_too_large_is_begun_with() -> None:
     graph = unit_chain(24)
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6))
-    cheapest(rounds, 4 * UNIT, 1)
+    cheapest(rounds, 29 * UNIT // 10, 1)
     assert rounds.first is not rounds.unplanned
     assert rounds.live_peak(rounds.first) < rounds.live_peak(rounds.unplanned)
