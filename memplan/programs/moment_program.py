@@ -23,14 +23,16 @@ class Bound:
 
     Because of the moments at which ``ops`` first run (none: nothing says more than that every
     op runs). ``dropped[k]`` are the tensors that are needed after moment k, but not there, in the
-    best answer for these moments alone; a good schedule drops much the same. ``exact``: no
-    integer answer for these moments is cheaper than this one.
+    best answer for these moments alone; a good schedule drops much the same. ``there[k]`` are the
+    buffers that are there, also such as only what runs again reads. ``exact``: no integer answer
+    for these moments is cheaper than this one.
     """
 
     seconds: float
     ops: tuple[int, ...]
     dropped: tuple[tuple[int, ...], ...]
     exact: bool
+    there: tuple[frozenset[int], ...] = ()
 
 
 class MomentProgram:
@@ -244,12 +246,17 @@ class MomentProgram:
         if solved.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops), False)
         extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
+        there: tuple[frozenset[int], ...] = ()
         dropped: tuple[tuple[int, ...], ...] = ((),) * len(self.ops)
         if solved.values is not None:
-            dropped = tuple(self._dropped(k, solved.values) for k in range(len(self.ops)))
-        return Bound(self.graph.seconds + extra, self.ops, dropped, solved.optimal and not relax)
+            there = tuple(self._all_there(k, solved.values) for k in range(len(self.ops)))
+            dropped = tuple(
+                tuple(a for a in crossing if self.class_of[a] not in buffers)
+                for crossing, buffers in zip(self.crossing, there, strict=True)
+            )
+        exact = solved.optimal and not relax
+        return Bound(self.graph.seconds + extra, self.ops, dropped, exact, there)
 
-    def _dropped(self, k: int, values: Sequence[float]) -> tuple[int, ...]:
+    def _all_there(self, k: int, values: Sequence[float]) -> frozenset[int]:
         there = {c for (moment, c), v in self.there.items() if moment == k and values[v] > 0.5}
-        there |= self.working[k] | {-1}
-        return tuple(a for a in self.crossing[k] if self.class_of[a] not in there)
+        return frozenset(there | self.working[k] | {-1})

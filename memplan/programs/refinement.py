@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
+from memplan.memory.memory import Live
+from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Program
-from memplan.search.eviction import Evictions
+from memplan.search.eviction import Evictions, Found
+from memplan.search.rematerialize import rematerialize
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -35,6 +38,9 @@ PATIENCE = 3
 
 # Moments that are added at most, times the effort.
 MOMENTS = 10
+
+# The schedule of an answer as it stands takes time by the square of the number of ops: up to this.
+ANSWERED = 2000
 
 # A program may leave this share of the gap that ends a search.
 PROGRAM_GAP = 0.1
@@ -115,9 +121,10 @@ def refine(
         }
         stages = evictions.stages(drops)
         found = evictions.fit(drops, stop)
-        yield Refined(None if found is None else found.schedule, highest)
-        if found is not None and found.schedule.seconds < cheapest:
-            stalled, cheapest = 0, found.schedule.seconds
+        best = cheapest_of(_schedules(moments, bound, found), budget_nbytes, Live())
+        yield Refined(best, highest)
+        if best is not None and best.seconds < cheapest:
+            stalled, cheapest = 0, best.seconds
         if len(graph.ops) * (len(bound.ops) + 1) > options.size:
             return
         op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
@@ -131,6 +138,27 @@ def refine(
         added += 1
         stalled = 0 if bound.seconds > highest else stalled + 1
         highest = max(highest, bound.seconds)
+
+
+def _schedules(moments: Moments, bound: Bound, found: Found | None) -> Iterator[Schedule]:
+    """That of an answer's drops, mended, and of small graphs that of the answer as it stands."""
+    if found is not None:
+        yield found.schedule
+    if bound.there and len(moments.graph.ops) <= ANSWERED:
+        yield _as_answered(moments, bound)
+
+
+def _as_answered(moments: Moments, bound: Bound) -> Schedule:
+    """The schedule that has at each moment what the answer has there, and else what it has made.
+
+    A choice of drops cannot say that something stays which only what runs again reads.
+    """
+    there, class_of = dict(zip(bound.ops, bound.there, strict=True)), moments.buffers.class_of
+
+    def keep(stage: int, a: int) -> bool:
+        return stage not in there or class_of[a] in there[stage]
+
+    return rematerialize(moments.graph, keep)
 
 
 def _next(

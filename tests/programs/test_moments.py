@@ -182,3 +182,23 @@ def test_refinement_proves_that_nothing_fits() -> None:
     (refined,) = refine(unit_chain(8), 2 * UNIT - 1, math.inf)
     assert refined.schedule is None
     assert math.isinf(refined.bound_seconds)
+
+
+def test_an_answer_keeps_what_only_recomputation_reads() -> None:
+    """For b1 f1 runs again, which needs what f0 has written: no backward op reads that."""
+    sizes = (1, 4, 4, 1, 4, 1)
+    ops = (
+        Op("f0", "op", (), (0,), 9.0),
+        Op("f1", "op", (0,), (1,), 1.0),
+        Op("f2", "op", (1,), (2,), 1.0),
+        Op("loss", "loss", (2,), (3,), 1.0),
+        Op("b2", "op", (2, 3), (4,), 1.0),
+        Op("b1", "op", (1, 4), (5,), 1.0),
+    )
+    tensors = tuple(Tensor(f"t{i}", size * 1024, size * 256) for i, size in enumerate(sizes))
+    graph = TrainingGraph(ops, tensors, (5,), 4)
+    first = next(refine(graph, 10 * 1024, math.inf))
+    assert first.schedule is not None
+    assert validate(first.schedule, 10 * 1024).valid
+    assert first.schedule.seconds == pytest.approx(15.0)
+    assert first.bound_seconds == pytest.approx(15.0, rel=1e-5)
