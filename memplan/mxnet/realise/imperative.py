@@ -104,13 +104,14 @@ class Call:
             self.written = [*outputs, *inputs]
             return
         handle, *given = _operator(op, tuple(attrs.items()))
-        self._held = (inputs, outputs)
+        written = _handles(outputs)
+        self._held = (inputs, outputs, written)
         arguments = (
             handle,
             len(inputs),
             _handles(inputs),
             _number(len(outputs)),
-            ctypes.byref(ctypes.cast(_handles(outputs), ctypes.POINTER(NDArrayHandle))),
+            ctypes.byref(ctypes.c_void_p(ctypes.addressof(written))),
             *given,
         )
         self._run = functools.partial(_LIB.MXImperativeInvokeEx, *arguments)

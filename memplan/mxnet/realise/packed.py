@@ -18,7 +18,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import Packing, check_packing, pack
-from memplan.mxnet.realise.explicit import Explicit
+from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
     BackwardCall,
     RecordedCall,
@@ -151,12 +151,11 @@ class PackedStep:
             if isinstance(call, BackwardCall) and call.touched is not None
         }
         self._in_turn = self._updates is None or self._updates.in_turn
-        self._steps = list(zip(writer.nodes, calls, writer.values, strict=True))
+        self._steps = list(zip(calls, writer.values, strict=True))
+        self._trace, self._schedule = trace, schedule
+        self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
         self._is_unfinished = False
-        self._lines = [f"Op:{node.op}, Name={node.name}" for node in writer.nodes]
-        self._lines.append(f"Total {packing.nbytes >> 20} MB allocated")
-        self._lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
         sources = iter(lowered.schedule.heads)
         self.outputs = [
             arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
@@ -185,7 +184,7 @@ class PackedStep:
         """Run the first half of a step."""
         self.memory.begin(self._left)
         if self._is_unfinished:
-            for _, call, _ in self._steps:
+            for call, _ in self._steps:
                 if isinstance(call, RecordedCall):
                     call.forget()
         self._is_unfinished = True
@@ -218,7 +217,7 @@ class PackedStep:
         """
         self.memory.begin(self._left)
         with self._calling():
-            return [self.memory.timed(call) for _, call, _ in self._steps]
+            return [self.memory.timed(call) for call, _ in self._steps]
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
@@ -235,11 +234,19 @@ class PackedStep:
         Ops then run one by one. UsageError for ``monitor_all``, which wants their inputs, too.
         """
         check_monitor(monitor_all)
-        self._monitor = Monitor(callback, self._steps)
+        nodes, (calls, arrays) = self._nodes(), zip(*self._steps, strict=True)
+        self._monitor = Monitor(callback, list(zip(nodes, calls, arrays, strict=True)))
 
     def debug_str(self) -> str:
         """The ops in order and the memory, as MXNet's executors describe theirs."""
-        return "\n".join(self._lines) + "\n"
+        lines = [f"Op:{node.op}, Name={node.name}" for node in self._nodes()]
+        lines.append(f"Total {self._mib} MB allocated")
+        lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
+        return "\n".join(lines) + "\n"
+
+    def _nodes(self) -> list[Node]:
+        """Those of the steps, which are made anew: they would take as much as the calls."""
+        return step_nodes(lower(self._trace, self._schedule))
 
 
 def _outside(
