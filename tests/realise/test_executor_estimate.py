@@ -159,3 +159,12 @@ def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, 
     traced = trace(_loss(net), shapes=shapes, grad_req="write", realisation="packed")
     rolled = 4 * 12 * 27 * 64
     assert estimated_nbytes(traced.nodes) == 2 * largest_nbytes(traced.nodes) + 2 * rolled
+
+
+@pytest.mark.parametrize(("shape", "copied"), [((2, 12, 8, 16), 0), ((2, 12, 2, 8, 8), 2)])
+def test_gradients_of_a_norm_of_volumes_copy_what_they_read(
+    shape: tuple[int, ...], copied: int
+) -> None:
+    found = _copies(_norm(_activation(mx.sym.Variable("data"))), shape)
+    assert max(found.temporary_nbytes) == copied * 4 * 2 * 12 * 128
+    assert not any(found.kept_nbytes)

@@ -61,6 +61,9 @@ class _Layouts:
         if node.op in KEEPS_LAYOUT:
             if own:
                 self.own.add(op.outputs[0])
+            if node.op == "_backward_BatchNorm" and _is_of_volumes(call):
+                # What it reads is brought into one layout, whatever that of the two arrays is.
+                return 0, 2 * self._size(op.outputs[0])
             sizes = {self._size(tensor) for tensor in own}
             unlike = [t for t in op.inputs if t not in own and self._size(t) in sizes]
             return 0, 0 if node.forward is None else self._nbytes(unlike)
@@ -121,6 +124,12 @@ def wanted_layouts(call: Node) -> tuple[bool, bool]:
     blocked = read % _BLOCK == 0 and written % _BLOCK == 0
     few = call.op == "Convolution" and read <= _FEW_CHANNELS and written % _BLOCK == 0
     return blocked, blocked or few
+
+
+def _is_of_volumes(call: Node) -> bool:
+    """Does a BatchNorm read volumes, or the like, and not pictures?"""
+    data = call.infos.inputs[0]
+    return data is not None and len(data.shape) > 4
 
 
 def _channels(info: EntryInfo, groups: int) -> int:
