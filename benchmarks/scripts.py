@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-MODULES = ("test_mxnet", "test_gluoncv", "test_gluonnlp")
+MODULES = ("test_mxnet", "test_examples", "test_gluoncv", "test_gluonnlp")
 
 
 def main() -> None:
