@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import mxnet as mx
@@ -93,6 +94,22 @@ def test_the_profiler_runs_a_packed_step_with_a_sparse_gradient() -> None:
     net = mx.sym.MakeLoss(mx.sym.sum(words * words))
     costs = profile(net, ctx=mx.cpu(), realisation="packed", data=(6, 2))
     assert costs.seconds
+
+
+def test_an_explicit_step_says_that_it_adds_rows_at_once() -> None:
+    words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=WORDS, output_dim=4, name="embed")
+    net = mx.sym.MakeLoss(mx.sym.sum(words * words))
+    told = {}
+    for request in ("write", "add"):
+        requests = {"embed_weight": request}
+        traced = trace(net, shapes={"data": (6, 2)}, grad_req=requests, realisation="explicit")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            TrainExecutor(traced, Schedule.unplanned(traced.graph))
+        told[request] = [str(one.message) for one in caught if "'embed_weight'" in str(one.message)]
+    assert not told["write"]
+    assert len(told["add"]) == 1
+    assert "the last bits may differ" in told["add"][0]
 
 
 def test_the_executors_gradients_are_the_arrays_given() -> None:

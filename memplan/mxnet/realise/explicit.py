@@ -120,6 +120,21 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     return to_symbol([node.inputs[0] if node.op == UPDATE else (node, k) for node, k in heads])
 
 
+def gradients_added_late(trace: Trace) -> list[str]:
+    """The arguments to whose gradients MXNet itself adds row by row, and an explicit step at once.
+
+    Their sums may differ from MXNet's in the last bits.
+    """
+    requests = trace.grad_req
+    wanted = [name for name in trace.symbol.list_arguments() if requests[name] != "null"]
+    gradients = trace.heads[len(trace.heads) - len(wanted) :]
+    return [
+        name
+        for name, (node, _) in zip(wanted, gradients, strict=True)
+        if requests[name] == "add" and node.op == "_backward_Embedding"
+    ]
+
+
 def step_nodes(lowered: Lowered) -> list[Node]:
     """The node of every step of a lowered schedule, which reads those of the steps it reads."""
     return _Writer(lowered).steps()

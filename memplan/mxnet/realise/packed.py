@@ -121,17 +121,9 @@ class PackedStep:
         Without an array the step makes one.
         """
         Packed().check_context(ctx)
-        if trace.updates and updates is None:
-            raise ArgumentError(
-                "a plan made with realisation='updating' updates the parameters within the step, "
-                "and nothing was given that does so; train by TrainStep with a trainer, or by "
-                "Module, or give updates"
-            )
+        _check_updates(trace, updates)
         lowered = lower(trace, schedule)
-        if packing is None:
-            packing = pack(lowered.schedule)
-        else:
-            check_packing(lowered.schedule, packing)
+        packing = _packing(lowered, packing)
         if memory is None or memory.nbytes < packing.nbytes:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
@@ -145,23 +137,14 @@ class PackedStep:
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._calls = (calls[:second], calls[second:])
         self._halves = _bundled(self._calls)
-        self._fences = {
-            call: memory.fences(call.touched)
-            for call in calls
-            if isinstance(call, BackwardCall) and call.touched is not None
-        }
+        self._fences = _fences(calls, memory)
         self._in_turn = self._updates is None or self._updates.in_turn
         self._steps = list(zip(calls, writer.values, strict=True))
         self._trace, self._schedule = trace, schedule
         self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
         self._is_unfinished = False
-        sources = iter(lowered.schedule.heads)
-        self.outputs = [
-            arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
-            for node, k in trace.heads
-            if node.op != UPDATE
-        ]
+        self.outputs = _outputs(trace, writer)
         self._left = memory.fences(self.outputs)
 
     def forward(self, is_train: bool = True) -> list[NDArray]:
@@ -247,6 +230,43 @@ class PackedStep:
     def _nodes(self) -> list[Node]:
         """Those of the steps, which are made anew: they would take as much as the calls."""
         return step_nodes(lower(self._trace, self._schedule))
+
+
+def _check_updates(trace: Trace, updates: Updates | None) -> None:
+    """ArgumentError for a plan that updates the parameters where nothing does so."""
+    if trace.updates and updates is None:
+        raise ArgumentError(
+            "a plan made with realisation='updating' updates the parameters within the step, "
+            "and nothing was given that does so; train by TrainStep with a trainer, or by "
+            "Module, or give updates"
+        )
+
+
+def _packing(lowered: Lowered, given: Packing | None) -> Packing:
+    """The packing ``given``, which must be that of the schedule, or a new one."""
+    if given is None:
+        return pack(lowered.schedule)
+    check_packing(lowered.schedule, given)
+    return given
+
+
+def _fences(calls: Iterable[AnyCall], memory: Memory) -> dict[AnyCall, Any]:
+    """What parts each call of autograd's from the calls in turn."""
+    return {
+        call: memory.fences(call.touched)
+        for call in calls
+        if isinstance(call, BackwardCall) and call.touched is not None
+    }
+
+
+def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:
+    """The arrays of the network's outputs, then of the gradients that the step leaves."""
+    sources = iter(writer.lowered.schedule.heads)
+    return [
+        writer.arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
+        for node, k in trace.heads
+        if node.op != UPDATE
+    ]
 
 
 def _outside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
-from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.explicit import gradients_added_late, training_symbol
 from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.lowering import lower
@@ -80,50 +81,59 @@ class TrainExecutor:
         shape or dtype, and for a ``match_range`` that is no whole number; UsageError for a trace
         with NumPy's shapes where MXNet has its own.
         """
-        if trace.numpy_shapes and not mx.util.is_np_shape():
-            raise UsageError(
-                "the plan was made with NumPy semantics, where () is the shape of a scalar; call "
-                "mx.npx.set_np() before you train by it"
-            )
+        _check_semantics(trace)
         self.trace, self.schedule = trace, schedule
         self.ctx = mx.context.current_context() if ctx is None else ctx
-        symbol = trace.symbol
-        self._arguments = symbol.list_arguments()
+        self._arguments = trace.symbol.list_arguments()
         self.arg_dict = self._arrays("args", self._arguments, args)
-        self.aux_dict = self._arrays("aux_states", symbol.list_auxiliary_states(), aux_states)
+        states = trace.symbol.list_auxiliary_states()
+        self.aux_dict = self._arrays("aux_states", states, aux_states)
         self._matrices = [array for n, array in self.arg_dict.items() if len(trace.shapes[n]) > 1]
         self.head_grads = self._head_grads()
         self._kept = self._kept_gradients(args_grad or {})
-        arrays = {**self.arg_dict, **self.head_grads}
         self._training: PackedStep | mx.executor.Executor
-        hidden: list[NDArray] = []
         if trace.in_one_array:
-            arrays |= self.aux_dict
-            self._training = PackedStep(
-                trace,
-                schedule,
-                ctx=self.ctx,
-                arrays=arrays,
-                memory=memory,
-                keeps_operators=keeps_operators,
-                updates=updates,
-                packing=packing,
-                gradients={n: a for n, a in self._kept.items() if trace.grad_req[n] == "add"},
+            self._training = self._packed(
+                memory=memory, keeps_operators=keeps_operators, updates=updates, packing=packing
             )
         else:
-            symbol_of_step = training_symbol(trace, schedule)
-            self._training = bind_as_it_stands(
-                symbol_of_step, self.ctx, arrays, self.aux_dict, pool, match_range
-            )
-            hidden = self.aux_arrays
+            self._training = self._in_blocks(pool, match_range)
+        hidden = [] if trace.in_one_array else self.aux_arrays
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
         self._inference: mx.executor.Executor | None = None
-        self._noutputs = len(symbol.list_outputs())
+        self._noutputs = len(trace.symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
         wanted = self._wanted()
         self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
         self.grad_dict = {name: self._kept.get(name, self._computed[name]) for name in wanted}
+
+    def _packed(self, **options: Any) -> PackedStep:
+        """The step in one array; ``options`` are those of PackedStep."""
+        return PackedStep(
+            self.trace,
+            self.schedule,
+            ctx=self.ctx,
+            arrays={**self.arg_dict, **self.head_grads, **self.aux_dict},
+            gradients={n: a for n, a in self._kept.items() if self.trace.grad_req[n] == "add"},
+            **options,
+        )
+
+    def _in_blocks(
+        self, pool: mx.executor.Executor | None, match_range: int | None
+    ) -> mx.executor.Executor:
+        """The step in MXNet's blocks; a warning where it cannot add gradients as MXNet does."""
+        added_late = gradients_added_late(self.trace)
+        if added_late:
+            warnings.warn(
+                f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
+                f"behind the explicit step, where MXNet adds it row by row: the last bits may "
+                f"differ from an unplanned loop; packed steps have equal ones",
+                stacklevel=4,
+            )
+        arrays = {**self.arg_dict, **self.head_grads}
+        symbol = training_symbol(self.trace, self.schedule)
+        return bind_as_it_stands(symbol, self.ctx, arrays, self.aux_dict, pool, match_range)
 
     def _wanted(self) -> list[str]:
         """The arguments of which the step leaves gradients."""
@@ -291,3 +301,12 @@ class TrainExecutor:
     def debug_str(self) -> str:
         """MXNet's description of the training step: its ops in order, and what it allocates."""
         return self._training.debug_str()
+
+
+def _check_semantics(trace: Trace) -> None:
+    """UsageError for a trace with NumPy's shapes where MXNet has its own."""
+    if trace.numpy_shapes and not mx.util.is_np_shape():
+        raise UsageError(
+            "the plan was made with NumPy semantics, where () is the shape of a scalar; call "
+            "mx.npx.set_np() before you train by it"
+        )
