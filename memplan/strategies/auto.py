@@ -20,7 +20,7 @@ from memplan.strategies.base import (
 )
 from memplan.strategies.least import least
 from memplan.strategies.quick import quick_schedule
-from memplan.strategies.spaces import LARGE, Moves
+from memplan.strategies.spaces import LARGE, Flags, Moves
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -91,10 +91,8 @@ class Auto:
         stop = problem.stop(self.time_limit, effort=TIMES_THE_WORK * self._search_effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
-        if not starts:
-            backward, until = self.recompute_backward, stop.share(QUICK_SHARE)
-            starts = [quick_schedule(problem, until, recompute_backward=backward)]
         if problem.budget_nbytes is None:
+            starts = starts or [self.quick(problem, stop)]
             best = least(problem, starts, stop.share(LEAST_SHARE), moves)
             if not stop.is_over():
                 held = problem.within(problem.memory.nbytes(best))
@@ -102,6 +100,11 @@ class Auto:
                 best = held.cheapest([best, cheaper]) or best
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, moves, starts).run()
+
+    def quick(self, problem: Problem, stop: Stop) -> Schedule:
+        """The best schedule of quick strategies."""
+        backward, until = self.recompute_backward, stop.share(QUICK_SHARE)
+        return quick_schedule(problem, until, recompute_backward=backward)
 
 
 class _Search:
@@ -118,16 +121,25 @@ class _Search:
         self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
         self.best = problem.cheapest(starts)
         self.anew: Schedule | None = None
+        self.is_begun = bool(starts)
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
+        # In live bytes of graphs that are not large, a proof begins with nothing, and gives plans.
+        self.has_plans_of_proof = not (
+            self._is_large or self._in_blocks or isinstance(problem.space, Flags)
+        )
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
         try:
+            if not self.has_plans_of_proof:
+                self._begin_quickly()
             if not self._is_enough():
                 self._prove()
             if math.isinf(self.bound):
                 return Outcome(Status.INFEASIBLE)
+            if not self._is_enough():
+                self._begin_quickly()
             if not self._is_enough():
                 self._begin()
             if not self._is_large and not self._is_enough() and not self.stop.is_over():
@@ -136,6 +148,8 @@ class _Search:
                 self._search()
         except KeyboardInterrupt:
             self._take()
+            if self.best is None:
+                self._begin_quickly()
             if self.best is None:
                 raise
         return self._outcome()
@@ -163,9 +177,20 @@ class _Search:
         """Can no schedule be cheaper than the best one by more than the gap?"""
         return self.problem.is_closed(self.best, self.bound + self._gap_seconds)
 
+    @property
+    def _in_blocks(self) -> bool:
+        return bool(self.problem.memory.match_ranges)
+
+    def _begin_quickly(self) -> None:
+        """The schedule of quick strategies, where none was known before."""
+        if not self.is_begun:
+            self.is_begun = True
+            quick = self.options.quick(self.problem, self.stop)
+            self.known.append(Refined(quick, 0.0))
+            self.best = self.problem.cheapest([self.best, quick])
+
     def _prove(self) -> None:
-        in_blocks = bool(self.problem.memory.match_ranges)
-        share = PROOF_SHARE_IN_BLOCKS if in_blocks else PROOF_SHARE
+        share = PROOF_SHARE_IN_BLOCKS if self._in_blocks else PROOF_SHARE
         options = Proving(
             self.options.solver,
             self.options.recompute_backward,
