@@ -63,7 +63,7 @@ SLACKS = (0.97, 0.93, 0.85)
 EVICTING_SHARE = 0.7
 
 # What part of its time a bound gets in each aim, where live bytes are not what counts.
-REFINING_SHARE = 0.4
+REFINING_SHARE = 0.65
 
 # What part of the usual effort a program gets whose live bytes are not what counts: for less than
 # the budget, where it proves nothing, or for blocks, which its schedules seldom fit.
