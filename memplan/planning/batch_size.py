@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
+from memplan.planning.attempt import moments_of
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
 from memplan.planning.job import Job
@@ -20,10 +21,11 @@ from memplan.planning.realisation import Symbol, usable
 from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
 from memplan.step.schedule import Schedule
-from memplan.strategies import Status, Strategy, configured, create
+from memplan.strategies import Status, Strategy, configured, create, options_of
 from memplan.strategies.base import check_overhead
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.stop import Stop
 
 MARK = "N"
 
@@ -33,6 +35,13 @@ FIRST_SIZE = 8
 
 # A size is searched for at most this share of the time: halving an interval takes several.
 SHARE_OF_TIME = 0.125
+
+# The part of the usual work for a size of which is proved that every plan takes more than the most
+# recomputation: its plan is only shown.
+HOPELESS_SHARE = 0.05
+
+# What part of the usual effort a program gets that may prove it.
+BOUND_EFFORT = 0.25
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,10 @@ def max_batch_size(
     In the input shapes "N" stands for the batch size: ``data=("N", 3, 224, 224)``. ``budget`` are
     bytes, or a string such as "4GiB"; ``max_overhead`` is the most recomputation to accept, as a
     share of the unplanned step. Bytes grow about evenly with the batch, which gives a first guess;
-    then intervals are halved, every size by a plan of its own. ``time_limit`` are seconds for the
-    whole search, one plan getting an eighth of them at most. ``executor`` (a process pool, Dask's
+    then intervals are halved, every size by a plan of its own, which begins with that of the next
+    larger size, if there is one. A size of which is proved that ``max_overhead`` is too little for
+    it gets little work. ``time_limit`` are seconds for the whole search, one plan getting an eighth
+    of them at most. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) tries three sizes at a time; ``cache`` is a folder for plans.
     ``gap``, ``seed`` and the other ``options`` are those of :func:`memplan.plan`.
 
@@ -164,6 +175,14 @@ class _Sizes:
             given = {**self.options, **shapes, "time_limit": self.seconds}
             self.jobs[size] = Job.prepare(self.net, **given)
         return self.jobs[size]
+
+
+def _on(job: Job, schedule: Schedule) -> Schedule | None:
+    """``schedule`` on the network with another batch; None where MXNet builds another graph."""
+    try:
+        return Schedule.from_json(job.graph, schedule.to_json())
+    except ScheduleError:
+        return None
 
 
 class _Search:
@@ -255,12 +274,12 @@ class _Search:
                     raise
                 self._note(n, Attempt(self.name, self.budget_nbytes, Status.INFEASIBLE, None, 0.0))
                 continue
-            start = self._carried_over(job)
+            start = self._carried_over(job, n)
             if start is not None and start.overhead <= self.most and self._holds(job, start):
                 self._note(n, job.attempt(Known(Status.FEASIBLE, start), self.budget_nbytes))
                 self.carried.add(n)
             if n not in self.trials or not self.trials[n].fits:
-                tasks[n] = Task(job, self.strategy, self.budget_nbytes, start, since=begin)
+                tasks[n] = self._task(job, start, begin)
         made = run(tasks.values(), executor=self.executor, cache=self.cache)
         for n, attempt in zip(tasks, made, strict=True):
             if attempt is not None:
@@ -268,14 +287,38 @@ class _Search:
         if size not in self.trials:
             raise KeyboardInterrupt
 
-    def _carried_over(self, job: Job) -> Schedule | None:
-        """The schedule of the least memory, on the network with another batch."""
-        if self.least is None:
-            return None
-        try:
-            return Schedule.from_json(job.graph, self.least.schedule.to_json())
-        except ScheduleError:  # MXNet builds another graph for that size
-            return None
+    def _task(self, job: Job, start: Schedule | None, since: float) -> Task:
+        """The search for a plan of ``job``, short where any plan is proved to take too long."""
+        bound = 0.0
+        problem, solver = job.problem(self.budget_nbytes), self._solver
+        if math.isfinite(self.most) and "start" in options_of(solver):
+            assert problem.budget_nbytes is not None
+            stop = Stop(min(self.deadline, since + job.time_limit))
+            moments = moments_of(job, solver)
+            if problem.budget_nbytes >= moments.floor.nbytes:
+                found = moments.bound(problem.budget_nbytes, stop, effort=BOUND_EFFORT)
+                is_known = math.isfinite(found.seconds) and not stop.cut_by_clock
+                bound = found.seconds if is_known else 0.0
+        if bound > job.graph.seconds * (1.0 + self.most):
+            job = dataclasses.replace(job, effort=HOPELESS_SHARE * job.effort)
+        return Task(job, self.strategy, self.budget_nbytes, start, bound, since=since)
+
+    @property
+    def _solver(self) -> Strategy:
+        realisation = usable(self.sizes.options.get("realisation", "mirror"))
+        return create(self.strategy, realisation=realisation)
+
+    def _carried_over(self, job: Job, size: int) -> Schedule | None:
+        """Of the least memory and of the plan of the next larger size, on this network: the cheaper
+        one that fits, or the first.
+        """
+        larger = [n for n in sorted(self.trials) if n > size and self.trials[n].attempt.plan]
+        plans = (self.least, *(self.trials[n].attempt.plan for n in larger[:1]))
+        known = [_on(job, plan.schedule) for plan in plans if plan is not None]
+        schedules = [schedule for schedule in known if schedule is not None]
+        fitting = [schedule for schedule in schedules if self._holds(job, schedule)]
+        first = next(iter(schedules), None)
+        return min(fitting, key=lambda schedule: schedule.seconds, default=first)
 
     def _holds(self, job: Job, schedule: Schedule) -> bool:
         return job.holds(schedule) <= self.budget_nbytes

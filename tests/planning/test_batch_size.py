@@ -17,6 +17,8 @@ import memplan
 from helpers.networks import dropout_net, residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError
+from memplan.planning.batch_size import HOPELESS_SHARE
+from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, create
 from memplan.strategies.base import Problem
 
@@ -137,6 +139,33 @@ def test_time_may_end_before_the_search_does() -> None:
     assert found.plan.total_nbytes <= 64 << 20
     assert found.too_large is None or found.too_large > found.batch_size
     assert len(found.tried) <= 9
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Chen's segments, or the schedule to start from if that is cheaper."""
+
+    start: Schedule | None = None
+
+    def solve(self, problem: Problem) -> Outcome:
+        asked.append(problem)
+        return problem.best_of([problem.start, create("chen_greedy").solve(problem).schedule])
+
+
+asked: list[Problem] = []
+
+
+def test_what_is_known_of_other_sizes_is_used() -> None:
+    asked.clear()
+    found = largest(strategy=Recorded(), realisation="packed", max_overhead=0.02)
+    of_sizes = [problem for problem in asked if problem.budget_nbytes is not None]
+    hopeless = [p for p in of_sizes if p.bound_seconds > 1.02 * p.graph.seconds]
+    assert 0 < len(hopeless) < len(of_sizes)
+    for problem in of_sizes:
+        assert problem.effort == (HOPELESS_SHARE if problem in hopeless else 1.0)
+    made = [trial.attempt.plan for trial in found.tried]
+    of_larger = {plan.schedule.ops for plan in made[1:] if plan is not None}
+    assert any(problem.start is not None and problem.start.ops in of_larger for problem in asked)
 
 
 @dataclass(frozen=True)
