@@ -69,7 +69,7 @@ def profile(
     profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` or
     "packed" such a step is measured as well: the table has the ops of both graphs, those of its own
     as they run there. With "packed" it also has the workspace of operators, measured in a process
-    of its own.
+    of its own; what an executor keeps instead depends on the schedule, and stays an estimate.
 
     An op costs the median over the repeats; a signature, the mean over its ops, so that the sum
     over the step stays true where one of several equal ops pays for a change of layout. Ops of a
