@@ -68,11 +68,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         plan: Plan | None = None,
         unseen: str = "plan",
     ) -> None:
-        if not isinstance(symbol, mx.sym.Symbol):
-            raise ArgumentError(
-                f"Module trains a Symbol, got {type(symbol).__name__}; for a Gluon block there is "
-                f"memplan.mxnet.gluon.TrainStep"
-            )
+        _check_symbol(symbol)
         super().__init__(
             symbol,
             data_names=data_names,
@@ -204,6 +200,15 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         for executor in self._exec_group.execs if self.binded else ():
             if isinstance(executor, Executor):
                 executor.check_gradients()
+
+
+def _check_symbol(symbol: Any) -> None:
+    """ArgumentError for what is no Symbol."""
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise ArgumentError(
+            f"Module trains a Symbol, got {type(symbol).__name__}; for a Gluon block there is "
+            f"memplan.mxnet.gluon.TrainStep"
+        )
 
 
 class _Binder:

@@ -124,18 +124,7 @@ class Job:
         stock = stock._with_unplanned()
         if not runs_whole_steps(realisation):
             return stock
-        job = traced(realisation)
-        unplanned = stock.unplanned
-        if job.beside.workspace_nbytes > stock.beside.workspace_nbytes:
-            # It runs the same ops: their workspace is the least that it takes.
-            everything = Schedule.unplanned(job.graph)
-            unplanned = dataclasses.replace(unplanned, **job.beside.parts(everything))
-        return dataclasses.replace(
-            job,
-            unplanned=unplanned,
-            realising_seconds=stock.realising_seconds,
-            max_overhead=max_overhead,
-        )
+        return traced(realisation)._compared_with(stock)
 
     @classmethod
     def _of_trace(
@@ -174,6 +163,20 @@ class Job:
             figures = self.realised(everything).footprint
         seconds = time.monotonic() - begin
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
+
+    def _compared_with(self, stock: Job) -> Job:
+        """With the unplanned step and the options of ``stock``, the same network without a plan."""
+        unplanned = stock.unplanned
+        if self.beside.workspace_nbytes > stock.beside.workspace_nbytes:
+            # It runs the same ops: their workspace is the least that it takes.
+            everything = Schedule.unplanned(self.graph)
+            unplanned = dataclasses.replace(unplanned, **self.beside.parts(everything))
+        return dataclasses.replace(
+            self,
+            unplanned=unplanned,
+            realising_seconds=stock.realising_seconds,
+            max_overhead=stock.max_overhead,
+        )
 
     @property
     def space(self) -> Space:

@@ -17,7 +17,7 @@ from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Program
-from memplan.search.eviction import Evictions, Found
+from memplan.search.eviction import Drop, Evictions, Found
 from memplan.search.rematerialize import rematerialize
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -114,11 +114,7 @@ def refine(
         if highest == float("inf"):
             yield Refined(None, highest)
             return
-        drops = {
-            (a, evictions.next_read(a, t) or t)
-            for t, dropped in zip(bound.ops, bound.dropped, strict=True)
-            for a in dropped
-        }
+        drops = _drops(bound, evictions)
         stages = evictions.stages(drops)
         found = evictions.fit(drops, stop)
         best = cheapest_of(_schedules(moments, bound, found), budget_nbytes, Live())
@@ -159,6 +155,15 @@ def _as_answered(moments: Moments, bound: Bound) -> Schedule:
         return stage not in there or class_of[a] in there[stage]
 
     return rematerialize(moments.graph, keep)
+
+
+def _drops(bound: Bound, evictions: Evictions) -> set[Drop]:
+    """What is dropped at the moments of a bound, each until it is read next."""
+    return {
+        (a, evictions.next_read(a, t) or t)
+        for t, dropped in zip(bound.ops, bound.dropped, strict=True)
+        for a in dropped
+    }
 
 
 def _next(

@@ -70,11 +70,10 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
     end = 0
-
     for step, index in enumerate(schedule.ops):
-        op, base, begin = ops[index], first[step], end
+        op, base = ops[index], first[step]
+        step_sources = sources[end : end + len(op.inputs)]
         end += len(op.inputs)
-        step_sources = sources[begin:end]
         if op.handovers:
             taken = set()
             for source_place, place, alias in op.handovers:

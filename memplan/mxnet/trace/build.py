@@ -126,10 +126,7 @@ def trace(
     full = form.ended(full, len(merged), requests)
     order = form.ordered(_checked(full))
     outside = form.outside(full, len(merged), requests)
-    # Gradients that are outputs of the step are no arrays beside it, but those added to.
-    gradients = zip(wanted, full[len(merged) :], strict=True)
-    held = [name for name, (n, k) in gradients if requests[name] == "add" or (id(n), k) in outside]
-    fixed = _fixed_nbytes(full, held)
+    fixed = _fixed_nbytes(full, _held(wanted, full[len(merged) :], requests, outside))
     graph = form.finished(_build(order, full, len(merged), fixed, form, outside), order)
     return Trace(
         symbol=symbol,
@@ -291,6 +288,23 @@ def _signature(op: str, attrs: Attrs, infos: Infos) -> str:
 
 def _traffic_nbytes(infos: Sequence[EntryInfo | None]) -> int:
     return sum(info.nbytes for info in infos if info is not None)
+
+
+def _held(
+    wanted: Sequence[str],
+    gradients: Sequence[Entry],
+    requests: Mapping[str, str],
+    outside: set[tuple[int, int]],
+) -> list[str]:
+    """The arguments with an array for the gradient beside the step.
+
+    Gradients that are outputs of the step are none, but for those that are added to.
+    """
+    return [
+        name
+        for name, (node, k) in zip(wanted, gradients, strict=True)
+        if requests[name] == "add" or (id(node), k) in outside
+    ]
 
 
 def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:

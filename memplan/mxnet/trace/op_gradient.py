@@ -103,15 +103,8 @@ def _zeros(ninputs: int) -> Template:
 def _gradient(
     op: str, attrs: Attrs, subgraphs: str, ninputs: int, noutputs: int, zero: tuple[bool, ...]
 ) -> Template:
-    variables = [Node(VARIABLE, f"in{i}") for i in range(ninputs)]
-    call = Node(
-        op,
-        CALL,
-        dict(attrs),
-        [(v, 0) for v in variables],
-        noutputs=noutputs,
-        subgraphs=json.loads(subgraphs),
-    )
+    inputs: list[Entry] = [(Node(VARIABLE, f"in{i}"), 0) for i in range(ninputs)]
+    call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=json.loads(subgraphs))
     ys = to_symbol([(call, k) for k in range(noutputs)])
     xs = _inputs_of(ys)
     # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.

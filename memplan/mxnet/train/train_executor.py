@@ -91,13 +91,12 @@ class TrainExecutor:
         self._matrices = [array for n, array in self.arg_dict.items() if len(trace.shapes[n]) > 1]
         self.head_grads = self._head_grads()
         self._kept = self._kept_gradients(args_grad or {})
-        self._training: PackedStep | mx.executor.Executor
-        if trace.in_one_array:
-            self._training = self._packed(
-                memory=memory, keeps_operators=keeps_operators, updates=updates, packing=packing
-            )
-        else:
-            self._training = self._in_blocks(pool, match_range)
+        options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
+        self._training: PackedStep | mx.executor.Executor = (
+            self._packed(packing=packing, **options)
+            if trace.in_one_array
+            else self._in_blocks(pool, match_range)
+        )
         hidden = [] if trace.in_one_array else self.aux_arrays
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
