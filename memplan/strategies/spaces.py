@@ -65,6 +65,9 @@ EVICTING_SHARE = 0.7
 # What part of its time a bound gets in each aim, where live bytes are not what counts.
 REFINING_SHARE = 0.65
 
+# The same for large graphs, whose first program takes seconds.
+REFINING_SHARE_OF_LARGE = 0.8
+
 # What part of the usual effort a program gets whose live bytes are not what counts: for less than
 # the budget, where it proves nothing, or for blocks, which its schedules seldom fit.
 REPEATED_EFFORT = 0.1
@@ -339,7 +342,8 @@ class Sequences:
                         break
             return cheapest
 
-        share = 1.0 if problem.counts_live else REFINING_SHARE
+        share = REFINING_SHARE_OF_LARGE if len(graph.ops) > LARGE else REFINING_SHARE
+        share = 1.0 if problem.counts_live else share
         aim_lower(solve, budget_nbytes, problem.memory.excess, stop, share=share)
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:

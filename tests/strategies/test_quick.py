@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from helpers.graphs import unit_chain
 from memplan.memory.memory import Blocks
+from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import keep_more
+from memplan.search.online import online_schedules
 from memplan.search.segments import threshold_cuts
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
@@ -31,6 +36,30 @@ def test_large_graphs_begin_with_cuts_of_memonger(
     assert {schedule.ops for schedule in found} <= few
     best = quick.quick_schedule(problem, Stop.after(1e6))
     assert simulate(best).peak_nbytes < 0.5 * simulate(unplanned).peak_nbytes
+
+
+@pytest.mark.parametrize(("share", "is_dear"), [(0.7, False), (0.1, True)])
+def test_huge_graphs_begin_with_drops_and_run_online_where_these_are_dear(
+    monkeypatch: pytest.MonkeyPatch, share: float, is_dear: bool
+) -> None:
+    graph = unit_chain(100)
+    budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
+    problem, stop = Problem(graph, budget), Stop.after(1e6)
+    for limit in ("LARGE", "HUGE"):
+        monkeypatch.setattr(quick, limit, len(graph.ops) - 1)
+    online: list[Schedule] = []
+
+    def counted(*arguments: Any, **options: Any) -> Iterator[Schedule]:
+        online.extend(online_schedules(*arguments, **options))
+        yield from online
+
+    monkeypatch.setattr(quick, "online_schedules", counted)
+    best = quick.quick_schedule(problem, stop)
+    assert bool(online) == is_dear
+    assert simulate(best).peak_nbytes <= budget
+    dropped = Evictions(graph, budget).fit((), stop)
+    assert dropped is not None
+    assert best.seconds <= dropped.schedule.seconds
 
 
 @pytest.mark.parametrize("share", [None, 0.3, 0.6, 0.01])
