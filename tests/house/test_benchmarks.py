@@ -94,7 +94,7 @@ def test_without_matplotlib_the_extra_is_named(
 @pytest.mark.long
 def test_growth_of_a_process_is_compared_with_its_promise() -> None:
     options = ("--networks", "lstm", "--budgets", "0.9", "--realisations", "packed,mirror")
-    printed = _run("benchmarks/process_memory.py", *options, "--time-limit", "1")
+    printed = _run("benchmarks/process_memory.py", *options, "--strategy", "auto:effort=0.1")
     [row] = [line.strip("| ").split(" | ") for line in printed.splitlines()[2:]]
     assert (row[0], row[3], len(row)) == ("lstm", "90%", 10)
     for ratio in (row[2], row[5], row[8]):
