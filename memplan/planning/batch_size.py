@@ -236,8 +236,10 @@ class _Search:
                     return size, larger
                 size = larger
             return size, size
-        while size > 1 and self._time_is_left():
-            smaller, step = max(1, size - step), 2 * step
+        while size > 1 and (self._time_is_left() or size > FIRST_SIZE):
+            # Without time the first size is left, of which the least memory is known.
+            smaller = max(1, size - step) if self._time_is_left() else FIRST_SIZE
+            step *= 2
             self._try(smaller, max(1, smaller - step))
             if self.trials[smaller].fits:
                 return smaller, size
