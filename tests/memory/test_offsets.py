@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.memory.offsets import placement
 from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
@@ -194,3 +195,13 @@ def test_without_placements_to_spend_nothing_is_proved() -> None:
 def test_nothing_to_place() -> None:
     found = place(arrays([]))
     assert (len(found.offsets), found.nbytes, found.bound_nbytes) == (0, 0, 0)
+
+
+def test_disturbed_orders_find_what_few_placements_of_the_complete_search_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffers = cut(1, 150, 60, 1000)
+    found = place(arrays(buffers), nnodes=3200)
+    assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
+    monkeypatch.setattr(placement, "MOST_DISTURBED", 0)
+    assert found.nbytes < place(arrays(buffers), nnodes=3200).nbytes

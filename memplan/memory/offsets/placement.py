@@ -38,6 +38,12 @@ FIRST_NNODES = 500
 RESTART_NNODES = 2000
 NOISE = 0.3
 
+# Before the complete search so many passes in disturbed orders are made, each for as many of its
+# placements as cost as much, and of many buffers fewer, as a pass takes time by the square of their
+# number. Set on DenseNet-121 in its least memory: 1.086 of the peak without, 1.008 in a fifth of a
+# second.
+MOST_DISTURBED, NNODES_OF_PASS, MOST_SQUARES = 100, 32, 5_000_000_000
+
 # Sizes that are tried after the first, and the part of its placements that each one gets.
 MOST_SIZES = 6
 SHARE = 0.25
@@ -82,6 +88,7 @@ def place(
     bound = buffers.peak_nbytes
     target = bound if capacity_nbytes is None else max(bound, capacity_nbytes)
     best = _quick(buffers, segment_nbytes, target)
+    best = _disturbed(buffers, best, segment_nbytes, target, nnodes // NNODES_OF_PASS)
     if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
         return best
     unit = math.gcd(segment_nbytes, int(np.gcd.reduce(buffers.sizes)))
@@ -120,6 +127,22 @@ def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
         order = np.argsort(_ranks(buffers, name))
         found = lowest_first(*arguments, order, segment_nbytes)
         best = min(best, _placement(buffers, found, bound), key=lambda option: option.nbytes)
+    return best
+
+
+def _disturbed(
+    buffers: Buffers, best: Placement, segment_nbytes: int, enough: int, npasses: int
+) -> Placement:
+    """The best of it and of passes in disturbed orders, or the first that takes no more."""
+    noise = np.random.default_rng(0)
+    most = min(MOST_DISTURBED, npasses, MOST_SQUARES // max(1, len(buffers) ** 2))
+    for name in islice(cycle(SEARCHED), most):
+        if best.nbytes <= enough:
+            break
+        order = np.argsort(_ranks(buffers, name, noise))
+        found = lowest_first(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
+        made = _placement(buffers, found, best.bound_nbytes)
+        best = min(best, made, key=lambda option: option.nbytes)
     return best
 
 
