@@ -3,8 +3,8 @@
     python benchmarks/published.py [--time-limit SECONDS] [--seed SEED] [GRAPH ...]
 
 Graphs are those of ../shared/graphs, any op may run again, the order may change. The budget is a
-percentage of the peak of the given order. `auto` counts live bytes here, and does twice its usual work
-in the time given, on one core, unless it proves an optimum.
+percentage of the peak of the given order. `auto` counts live bytes here, and does twice its usual
+work in the time given, on one core, unless it proves an optimum.
 Printed as Markdown: the extra cost in percent, whether it is proved to be optimal (for any order)
 or how far the proved bound is, the time taken, and in brackets the reference and who has it.
 """
