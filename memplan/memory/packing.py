@@ -122,9 +122,15 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     same schedule is always packed the same way. Tensors must not be larger than
     ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
-    return remembered(
-        schedule, (pack, segment_nbytes), lambda: _placed(schedule, segment_nbytes, WORK)
-    )
+    return remembered(schedule, (pack, segment_nbytes), lambda: _packed(schedule, segment_nbytes))
+
+
+def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
+    # More work looks at other sizes, and may end in more bytes: so what a short search says holds.
+    quick = _placed(schedule, segment_nbytes, QUICK_WORK)
+    if quick.proved:
+        return quick
+    return min(quick, _placed(schedule, segment_nbytes, WORK), key=lambda packing: packing.nbytes)
 
 
 def packed_quickly(schedule: Schedule, budget_nbytes: int) -> int:

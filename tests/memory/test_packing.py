@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
-from helpers.graphs import schedules, tensors, training_graphs
+from helpers.graphs import schedules, tensors, training_graphs, unit_chain
 from helpers.networks import Network, hinted_resnet, unrolled_lstm
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
@@ -117,7 +117,8 @@ def crowded(seed: int) -> Schedule:
 def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [crowded(seed) for seed in range(8)]
     best = [pack(schedule) for schedule in made]
-    monkeypatch.setattr(packing, "WORK", 0)
+    for name in ("WORK", "QUICK_WORK"):
+        monkeypatch.setattr(packing, name, 0)
     first = [pack(crowded(seed)) for seed in range(8)]
     peaks = [simulate(schedule).peak_nbytes for schedule in made]
     assert [found.nbytes for found in best] == peaks
@@ -205,3 +206,14 @@ def test_a_tensor_that_is_moved_is_noticed(
 def test_a_packing_of_another_schedule_is_refused() -> None:
     with pytest.raises(ScheduleError, match="packing"):
         check_packing(crowded(3), pack(crowded(4)))
+
+
+def test_more_work_never_ends_in_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a short search says within a budget is the packing that a plan gets."""
+
+    def placed(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
+        return Packing(10 if work == packing.QUICK_WORK else 12, {}, 8)
+
+    monkeypatch.setattr(packing, "_placed", placed)
+    schedule = Schedule.unplanned(unit_chain(3))
+    assert packing.packed_quickly(schedule, 9) == pack(schedule).nbytes == 10
