@@ -148,10 +148,10 @@ def test_inference_is_that_of_mxnet() -> None:
         {n: arrays[n] for n in stock.arg_dict}, {n: arrays[n] for n in stock.aux_dict}
     )
     executor.forward(is_train=True)
-    mx.nd.waitall()
+    outputs = executor.forward(data=arrays["data"] * 2)
     stock.forward(is_train=True)
     stock.backward()
-    outputs = executor.forward(data=arrays["data"] * 2)
+    mx.nd.waitall()  # MXNet lets moving statistics be read before they are written
     stock.forward(is_train=False, data=arrays["data"] * 2)
     assert np.array_equal(outputs[0].asnumpy(), stock.outputs[0].asnumpy())
 

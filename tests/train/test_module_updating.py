@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.fitting import wait
 from helpers.module_runs import module_steps
 from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
@@ -81,6 +82,7 @@ def test_fit_with_a_schedule_and_resume(tmp_path: Path) -> None:
                 initializer=mx.init.Xavier(),
                 optimizer_params={"learning_rate": 0.01, "wd": 0.1, "lr_scheduler": schedule},
                 eval_metric="ce",
+                batch_end_callback=wait,
             )
             prefix = str(tmp_path / "saved")
             module.save_checkpoint(prefix, begin + 2, save_optimizer_states=True)
