@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from helpers.fitting import wait
 from memplan.mxnet import Module
 
 pytestmark = pytest.mark.long
@@ -40,6 +41,11 @@ def pictures() -> Any:
 def fitted(make: Any, folder: Path) -> dict[str, Any]:
     """What two runs of the script leave, the second of which goes on after the first's epochs."""
     prefix, seen = str(folder / "net"), []
+
+    def note(given: Any) -> None:
+        wait()
+        seen.append(dict(given.eval_metric.get_name_value()))
+
     for begin, end in ((0, 2), (2, 3)):
         mx.random.seed(5)
         module, params = make(), (None, None)
@@ -62,7 +68,7 @@ def fitted(make: Any, folder: Path) -> dict[str, Any]:
             begin_epoch=begin,
             num_epoch=end,
             monitor=monitor,
-            batch_end_callback=lambda given: seen.append(dict(given.eval_metric.get_name_value())),
+            batch_end_callback=note,
             epoch_end_callback=mx.callback.do_checkpoint(prefix),
         )
     _, arguments, states = mx.model.load_checkpoint(prefix, 3)
