@@ -15,8 +15,9 @@ test: $(STAMP)
 test-all: $(STAMP) $(SCRIPTS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile random
 
-# Processes that run the tests.
+# Processes that run the tests. Each has a thread per core, which are not to wait at each other's cost.
 WORKERS ?= 2
+test test-all: export OMP_WAIT_POLICY := passive
 
 # What trains, with MXNet's wheel for CUDA, on CPU contexts: no GPU is needed, but 5 GB. CUDA's
 # libraries are where the loader does not look, and those of a driver are not there at all.

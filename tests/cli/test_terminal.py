@@ -70,6 +70,7 @@ STUCK = """
 """
 
 
+@pytest.mark.long
 def test_the_second_interrupt_ends_even_a_solver_in_c() -> None:
     Path("stuck.py").write_text(textwrap.dedent(STUCK), encoding="utf-8")
     arguments = ["plan", "stuck:net", "--shape", "data=2,6", "--strategy", "stuck", "-o", "out"]

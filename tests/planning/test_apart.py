@@ -240,6 +240,7 @@ memplan.plan(net, strategy="mine", **shapes)
 """
 
 
+@pytest.mark.long
 def test_a_script_that_plans_and_trains_loads_no_search() -> None:
     process = script("import memplan.mxnet.module\n" + TRAINS)
     assert process.communicate(timeout=600)[0] == "False False\nTrue\nTrue\n"

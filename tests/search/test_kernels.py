@@ -42,6 +42,7 @@ def run_in(folder: Path) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.long
 def test_an_edit_in_another_file_is_seen(tmp_path: Path) -> None:
     head = "from memplan.util.compiled import compiled\n"
     source = head + "@compiled\ndef add(x):\n    return x + {}\n"
@@ -208,6 +209,7 @@ def test_more_places_that_read_than_a_word_has_bits() -> None:
     assert Replayer.of(graph)(schedule.ops, 1).peak_nbytes == 4 * (ninputs + 1)
 
 
+@pytest.mark.long
 def test_numba_is_loaded_when_something_compiled_is_called() -> None:
     code = """
 import sys

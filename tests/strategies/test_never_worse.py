@@ -21,7 +21,7 @@ from memplan.strategies.search import Search
 PLENTY = 1e5
 EFFORT = 0.1
 GRAPHS = dict(held_out())
-QUICK = ("chain", "tree", "cells", "tangle")
+QUICK = ("chain", "cells")
 
 
 def others() -> dict[str, Strategy]:

@@ -98,6 +98,7 @@ print(json.dumps({"rests": rests, "answers": found}))
 """
 
 
+@pytest.mark.long
 def test_a_slow_process_finds_the_same() -> None:
     processes = [
         subprocess.Popen(

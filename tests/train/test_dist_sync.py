@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from helpers.fitting import differing
 
@@ -50,6 +51,7 @@ kvstore._barrier()
 """
 
 
+@pytest.mark.long
 def test_dist_sync(tmp_path: Path) -> None:
     """Two workers on different data hold the same weights, those of mx.mod.Module."""
     with socket.socket() as found:

@@ -72,6 +72,7 @@ def test_weights_are_those_of_the_unplanned_run(api: str, tmp_path: Path) -> Non
     assert_equal(*planned)
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_ends_all() -> None:
     code, output = launch(["--timeout", "600", "--", "--api", "neither"])
     assert code == 1
