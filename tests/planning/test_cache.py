@@ -45,7 +45,7 @@ def nothing_solved_yet() -> None:
 
 
 def network() -> Network:
-    return residual_net(batch=16, size=32, units=4, filters=16)
+    return residual_net(batch=16, size=32, units=2, filters=16)
 
 
 def plan(folder: Path, **options: Any) -> memplan.Plan:

@@ -48,9 +48,9 @@ import memplan
 import memplan.planning.apart
 from helpers.networks import residual_net
 memplan.planning.apart.IN_A_CHILD = False  # there they are hidden from nobody
-net, shapes = residual_net()
+net, shapes = residual_net(units=1)
 for realisation in ("mirror", "explicit"):
-    options = {"budget": 0.7, "time_limit": 600, "realisation": realisation, **shapes}
+    options = {"budget": 0.9, "time_limit": 600, "realisation": realisation, **shapes}
     for solver in ("HIGHS", "CBC"):
         strategy = memplan.strategies.create("checkmate", realisation=realisation, solver=solver)
         try:
