@@ -86,15 +86,12 @@ class _Search:
             if state in done:
                 continue
             done.add(state)
-            if state.t == len(self.graph.ops):
-                there = frozenset[int]().union(*state.live)
-                if all(a in there or not self.graph.tensors[a].nbytes for a in self.graph.heads):
-                    # What dies, and so who writes into whose buffer, follows from the ops alone: it
-                    # need not be what was chosen on this way.
-                    true_peak = simulate(Schedule.sequence(self.graph, ops)).peak_nbytes
-                    if true_peak <= (peak if budget_nbytes is None else budget_nbytes):
-                        return true_peak, ops
-                continue
+            if state.t == len(self.graph.ops) and self._holds_the_heads(state.live):
+                # What dies, and so who writes into whose buffer, follows from the ops alone: it
+                # need not be what was chosen on this way.
+                true_peak = simulate(Schedule.sequence(self.graph, ops)).peak_nbytes
+                if true_peak <= (peak if budget_nbytes is None else budget_nbytes):
+                    return true_peak, ops
             for nbytes, op, following in self._steps(state):
                 if budget_nbytes is not None and nbytes > budget_nbytes:
                     continue
@@ -105,10 +102,18 @@ class _Search:
                 heapq.heappush(queue, (longer, next(order), high, following, ran))
         return None
 
+    def _holds_the_heads(self, live: Live) -> bool:
+        there = frozenset[int]().union(*live)
+        return all(a in there or not self.graph.tensors[a].nbytes for a in self.graph.heads)
+
     def _steps(self, state: _State) -> Iterator[tuple[int, int | None, _State]]:
-        """What may come next: (bytes alive, the op that runs or None, the state after it)."""
+        """What may come next: (bytes alive, the op that runs or None, the state after it).
+
+        With ``any_order`` ops may run again even after the last one, for the heads.
+        """
         t, k, live = state.t, state.k, state.live
-        for op in range(t + 1) if self.any_order else (k,):
+        last = t == len(self.graph.ops)
+        for op in range(t + (not last)) if self.any_order else () if last else (k,):
             following = (t + 1, 0) if op == t else (t, 0 if self.any_order else k + 1)
             if op < t and not self.any_order:
                 yield 0, None, _State(*following, live)

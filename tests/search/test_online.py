@@ -48,6 +48,13 @@ def test_nothing_is_dropped_where_all_fits() -> None:
     assert set(made(graph, enough)) == {Schedule.unplanned(graph)}
 
 
+def test_ops_may_take_no_time() -> None:
+    graph = unit_chain(12)
+    timeless = graph.with_seconds([0.0] * len(graph.ops))
+    assert made(timeless, 6 * UNIT)
+    assert not any(schedule.seconds for schedule in made(timeless, 6 * UNIT))
+
+
 def test_a_long_chain_in_the_root_of_its_memory() -> None:
     """Without the seconds of what was dropped around a tensor it is recomputed in square time."""
     graph = unit_chain(400)

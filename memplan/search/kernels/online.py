@@ -303,7 +303,7 @@ def run_online(arrays, state, budget_nbytes, age, most_seconds):  # type: ignore
     state.counts[:] = 0
     state.marks[:] = 0
     state.clock[0] = 0.0
-    tick = TICK * most_seconds
+    tick = TICK * most_seconds if most_seconds > 0.0 else 1.0
     seconds = 0.0
     for stage in range(len(arrays.seconds)):
         state.stack[0] = stage
