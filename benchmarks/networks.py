@@ -8,6 +8,8 @@ from collections.abc import Callable
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
+from process_networks import NETWORKS, SMALL, Shapes
+
 SHAPE = (32, 3, 224, 224)
 
 # memonger's own code on these networks (CPU wheel of MXNet 1.9.1, MB of MXNet's total for
@@ -42,6 +44,12 @@ def network(name: str) -> mx.sym.Symbol:
     net = mx.sym.SoftmaxOutput(block(mx.sym.Variable("data")), name="softmax")
     hinted = _HINTED_OPS.get(name, ())
     return with_hints(net, lambda node: node["op"] in hinted)
+
+
+def network_and_shapes(name: str, shape: tuple[int, ...]) -> tuple[mx.sym.Symbol, Shapes]:
+    """A network for inputs of ``shape``, or one that has its own."""
+    known = NETWORKS | SMALL
+    return known[name]() if name in known else (network(name), {"data": shape})
 
 
 def with_hints(net: mx.sym.Symbol, is_stage: Callable[[dict], bool]) -> mx.sym.Symbol:

@@ -1,7 +1,7 @@
 """What does planning leave in the process that then trains?
 
     python benchmarks/planning_memory.py
-    python benchmarks/planning_memory.py --networks resnext,lstm --realisation mirror
+    python benchmarks/planning_memory.py --networks resnext,densenet121 --realisation mirror
 
 Every figure is of a process of its own: by how many MB its resident set has grown when there is a
 plan, since before memplan was imported. MXNet was loaded then, and had run an operator. "searched
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import mxnet as mx
 
+from networks import SHAPE, network_and_shapes
 from process_networks import NETWORKS
 
 
@@ -52,7 +53,7 @@ def measured(name: str, where: str, options: argparse.Namespace) -> tuple[int, i
 
 def left_behind(options: argparse.Namespace) -> tuple[int, int]:
     """The ops of a step, and by how much this process grows as it plans."""
-    net, shapes = NETWORKS[options.networks]()
+    net, shapes = network_and_shapes(options.networks, SHAPE)
     mx.nd.ones((1,)).asnumpy()
     before = resident_nbytes()
     import memplan

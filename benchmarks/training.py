@@ -29,7 +29,7 @@ from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
-from networks import MEMONGER_MB, SHAPE, network
+from networks import MEMONGER_MB, SHAPE, network, network_and_shapes
 from process_networks import NETWORKS, SMALL
 from profiled_step import step_seconds
 
@@ -83,12 +83,6 @@ def explicit_step(
         match_range=match_range,
     )
     return lambda: step_seconds(executor)
-
-
-def network_and_shapes(name: str, shape: Shape) -> tuple[mx.sym.Symbol, dict[str, Shape]]:
-    """A network for inputs of ``shape``, or one that has its own."""
-    known = NETWORKS | SMALL
-    return known[name]() if name in known else (network(name), {"data": shape})
 
 
 def measure_unplanned(name: str, shape: Shape, pairs: int, realisation: str) -> None:

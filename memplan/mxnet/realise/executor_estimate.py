@@ -13,7 +13,6 @@ from memplan.mxnet.realise.workspace_estimate import (
     threads,
 )
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import TrainingGraph
 
 
@@ -32,8 +31,7 @@ def executor_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[int, t
     The factors are set on the networks of benchmarks/process_networks.py, at AVX-512.
     """
     found = copies(graph, nodes)
-    others = [node for node in nodes if not reads_any_layout(node)]
-    temporary = 2 * max(max(found.temporary_nbytes, default=0), largest_nbytes(others))
+    temporary = 2 * max(max(found.temporary_nbytes, default=0), largest_nbytes(nodes))
     nbytes = sum(found.kept_nbytes) + temporary + _scratchpads(graph, nodes)
     return nbytes, found.kept_nbytes
 

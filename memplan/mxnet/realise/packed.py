@@ -75,7 +75,9 @@ class Packed(Explicit):
 
     def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
         """An estimate for a CPU, where all calls find one workspace."""
-        return (estimated_nbytes(trace.nodes), ()) if device_type == "cpu" else None
+        if device_type != "cpu":
+            return None
+        return estimated_nbytes(trace.graph, trace.nodes), ()
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

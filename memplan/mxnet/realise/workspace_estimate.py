@@ -13,28 +13,29 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memplan.mxnet.realise.layout_copies import copies, wanted_layouts
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
-
-# Channels that oneDNN's own kernels of convolutions take at once (AVX-512). Others are multiplied
-# as matrices, for which pictures are rolled out: x64:gemm by DNNL_VERBOSE=1.
-BLOCK = 16
+from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.step.graph import UPDATE, TrainingGraph
 
 # A convolution is prepared anew for every combination of layouts that it meets: no more than this
 # many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
 
+# What a call and its arrays take beside memory: an LSTM of 1,292 calls grows by so much more.
+CALL_NBYTES = 4096
 
-def estimated_nbytes(nodes: Iterable[Node]) -> int:
-    """The workspace of a step of these ops that run in turn, in bytes.
 
-    Twice what the largest op reads and writes: temporary space for copies in other layouts
-    (TmpMemMgr of MXNet's mkldnn_base-inl.h), and the copies of inputs for operators without oneDNN
-    (CreateDefaultInputs of src/common/exec_utils.h), which do not lie in it. For every convolution
-    that differs the scratchpads of its two gradients, which are kept (:func:`_scratchpads`). Set on
-    the networks of benchmarks/process_networks.py and of Gluon's zoo. MXNet's code as it is first
-    used, 13 MB, comes on top, whatever runs.
+def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
+    """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
+
+    Twice what the largest op needs of temporary space, or for the copies of what it reads and
+    writes if it is none of oneDNN's (CreateDefaultInputs of MXNet's src/common/exec_utils.h): the C
+    library keeps some of what comes and goes. For every convolution that differs the scratchpads of
+    its two gradients, which are kept (:func:`_scratchpads`). What calls themselves take. Set on the
+    networks of benchmarks/process_networks.py and of Gluon's zoo. MXNet's code as it is first used,
+    13 MB, comes on top, whatever runs.
     """
-    nodes = list(nodes)
     kinds: Counter[Any] = Counter()
     scratchpads: dict[Any, int] = {}
     for node in nodes:
@@ -44,21 +45,23 @@ def estimated_nbytes(nodes: Iterable[Node]) -> int:
             kinds[kind] += 1
             scratchpads[kind] = _scratchpads(call)
     layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
-    return 2 * largest_nbytes(nodes) + layouts
+    found = copies(graph, nodes)
+    copied = max((*found.kept_nbytes, *found.temporary_nbytes), default=0)
+    return 2 * max(copied, largest_nbytes(nodes)) + layouts + CALL_NBYTES * len(nodes)
 
 
-def largest_nbytes(nodes: Sequence[Node]) -> int:
-    """The most that an op reads and writes; parameters and their gradients only in convolutions.
+def largest_nbytes(nodes: Iterable[Node]) -> int:
+    """The most that an op without oneDNN reads and writes, parameters and their gradients left out.
 
-    No other operator makes copies of those.
+    Sums of gradients, and updates, read and write in place.
     """
-    return max(map(_read_and_written, nodes), default=0)
+    in_place = (UPDATE, "_grad_add")
+    others = (node for node in nodes if node.op not in in_place and not reads_any_layout(node))
+    return max(map(_read_and_written, others), default=0)
 
 
 def _read_and_written(node: Node) -> int:
     call = node if node.forward is None else node.forward
-    if call.op in ("Convolution", "Deconvolution"):
-        return _sizes(node.infos.inputs) + _sizes(node.infos.outputs)
     read = zip(node.inputs, node.infos.inputs, strict=False)
     written = list(node.infos.outputs)
     if call is not node:  # what it writes are gradients of what the forward op reads
@@ -74,7 +77,8 @@ def _scratchpads(call: Node) -> int:
     """The bytes of oneDNN's scratchpads for the gradients of a convolution, of data and of weights.
 
     As matrices: the columns of a picture for each thread (jit_gemm_convolution_utils.cpp: im2col).
-    Its own kernels were seen to take none, with 1, 4 and 8 threads.
+    Its own kernels, which write in layouts of their own, were seen to take none, with 1, 4 and 8
+    threads.
     """
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
@@ -83,13 +87,11 @@ def _scratchpads(call: Node) -> int:
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    nthreads = min(threads(), data.shape[0] * groups)
-    channels = (data.shape[1] // groups, out.shape[1] // groups)
-    is_depthwise = channels[0] == 1
+    is_depthwise = data.shape[1] == groups
     is_pointwise = math.prod(weight.shape[2:]) == 1
-    if is_depthwise or is_pointwise or not any(size % BLOCK for size in channels):
+    if is_depthwise or is_pointwise or any(wanted_layouts(call)):
         return 0
-    return 2 * nthreads * columns_nbytes(weight, out)
+    return 2 * min(threads(), data.shape[0] * groups) * columns_nbytes(weight, out)
 
 
 def columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
