@@ -11,6 +11,8 @@ there" is how memplan plans, with the search in a child process; "searched here"
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -54,7 +56,10 @@ def measured(name: str, where: str, options: argparse.Namespace) -> tuple[int, i
 def left_behind(options: argparse.Namespace) -> tuple[int, int]:
     """The ops of a step, and by how much this process grows as it plans."""
     net, shapes = network_and_shapes(options.networks, SHAPE)
+    gc.collect()  # a block of Gluon, of which the network was made, goes before
     mx.nd.ones((1,)).asnumpy()
+    mx.nd.waitall()
+    ctypes.CDLL(None).malloc_trim(0)
     before = resident_nbytes()
     import memplan
     from memplan.planning import apart

@@ -11,7 +11,7 @@ import pytest
 from memplan.mxnet.realise import executor_estimate, workspace_estimate
 from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.layout_copies import Copies, copies
-from memplan.mxnet.realise.workspace_estimate import CALL_NBYTES, estimated_nbytes, largest_nbytes
+from memplan.mxnet.realise.workspace_estimate import estimated_nbytes, largest_nbytes
 from memplan.planning.realisation import load, trace
 
 Symbol = mx.sym.Symbol
@@ -132,8 +132,7 @@ def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     found = copies(traced.graph, traced.nodes)
     copied = max(*found.kept_nbytes, *found.temporary_nbytes)
     temporary = 2 * max(copied, largest_nbytes(traced.nodes))
-    calls = CALL_NBYTES * len(traced.nodes)
-    return estimated_nbytes(traced.graph, traced.nodes) - temporary - calls
+    return estimated_nbytes(traced.graph, traced.nodes) - temporary
 
 
 # Of so few, or so many, channels oneDNN has kernels of its own, which need no columns.
@@ -166,7 +165,6 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
         net = _loss(activation(_conv(mx.sym.Variable("data"))))
         traced = trace(net, shapes={"data": (2, 16, 32, 32)}, realisation="packed")
         estimates[name] = estimated_nbytes(traced.graph, traced.nodes)
-        estimates[name] -= CALL_NBYTES * len(traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
     # The picture, the weight and its gradient, brought into oneDNN's layout; what relu's backward
     # op reads and writes.

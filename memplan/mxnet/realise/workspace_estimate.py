@@ -22,9 +22,6 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
 
-# What a call and its arrays take beside memory: an LSTM of 1,292 calls grows by so much more.
-CALL_NBYTES = 4096
-
 
 def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
@@ -32,9 +29,9 @@ def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     Twice what the largest op needs of temporary space, or for the copies of what it reads and
     writes if it is none of oneDNN's (CreateDefaultInputs of MXNet's src/common/exec_utils.h): the C
     library keeps some of what comes and goes. For every convolution that differs the scratchpads of
-    its two gradients, which are kept (:func:`_scratchpads`). What calls themselves take. Set on the
-    networks of benchmarks/process_networks.py and of Gluon's zoo. MXNet's code as it is first used,
-    13 MB, comes on top, whatever runs.
+    its two gradients, which are kept (:func:`_scratchpads`). Set on the networks of
+    benchmarks/process_networks.py and of Gluon's zoo. MXNet's code as it is first used, 13 MB,
+    comes on top, whatever runs.
     """
     kinds: Counter[Any] = Counter()
     scratchpads: dict[Any, int] = {}
@@ -47,7 +44,7 @@ def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
     found = copies(graph, nodes)
     copied = max((*found.kept_nbytes, *found.temporary_nbytes), default=0)
-    return 2 * max(copied, largest_nbytes(nodes)) + layouts + CALL_NBYTES * len(nodes)
+    return 2 * max(copied, largest_nbytes(nodes)) + layouts
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
