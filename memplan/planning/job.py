@@ -257,6 +257,11 @@ class Job:
         return attempt(self, strategy, budget_nbytes, problem, since=since, name=name)
 
     @property
+    def _is_large(self) -> bool:
+        """Is the least memory looked for in a few steps' time only?"""
+        return isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
+
+    @property
     def knows_least(self) -> bool:
         """Is :attr:`least` known already?"""
         return "least" in self.__dict__
@@ -282,8 +287,7 @@ class Job:
             max_overhead=math.inf if self.max_overhead is None else self.max_overhead,
         )
         known = list(candidates(problem, stop.share(0.5)))
-        is_large = isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
-        most_seconds = problem.most_seconds
+        is_large, most_seconds = self._is_large, problem.most_seconds
         if is_large:
             most_seconds = min(most_seconds, MOST_STEPS * self.graph.seconds)
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
@@ -310,7 +314,11 @@ class Job:
         floor = moments_of(self, solver).floor
         least = self.least
         whatever = dataclasses.replace(least[1], workspace_nbytes=self.beside.workspace_nbytes)
-        return refusal(self.graph, attempt, floor, least, whatever, self.max_overhead, better)
+        most_steps = MOST_STEPS if self._is_large and self.max_overhead is None else None
+        return refusal(
+            *(self.graph, attempt, floor, least, whatever, self.max_overhead, better),
+            most_steps=most_steps,
+        )
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

@@ -24,12 +24,15 @@ def refusal(
     whatever: Footprint,
     max_overhead: float | None,
     better: str,
+    *,
+    most_steps: int | None = None,
 ) -> BudgetError:
     """The error for an ``attempt`` without a plan.
 
     ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
     ``max_overhead`` at most. What ``whatever`` has beside activations is held by every plan.
-    ``better`` is a sentence on another realisation, or empty.
+    ``better`` is a sentence on another realisation, or empty. With ``most_steps`` what is reached
+    takes no more than the time of this many steps, and less memory was not looked for in more.
     """
     proved = attempt.status is Status.INFEASIBLE
     budget_nbytes, held = attempt.budget_nbytes, whatever.beside_nbytes
@@ -46,7 +49,7 @@ def refusal(
     sentences.append(_beside(whatever))
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
-    sentences.append(_reached(*least))
+    sentences.append(_reached(*least, most_steps))
     sentences += [better] if better else []
     lowest = least[1].total_nbytes
     if budget_nbytes is None:
@@ -89,9 +92,11 @@ def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:
     )
 
 
-def _reached(schedule: Schedule, footprint: Footprint) -> str:
+def _reached(schedule: Schedule, footprint: Footprint, most_steps: int | None) -> str:
     """What memplan can reach, and what holds the peak then."""
     size = f"{format_nbytes(footprint.total_nbytes)} ({footprint.total_nbytes} bytes)"
+    if most_steps is not None:
+        size += f" at no more than {most_steps} times the step's time, as the network is large"
     alive = [(tensor.tensor, tensor.nbytes) for tensor in at_peak(schedule)]
     if not alive:
         return f"The lowest that memplan reaches is {size}"

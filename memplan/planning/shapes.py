@@ -19,7 +19,7 @@ from memplan.planning.realisation import Symbol
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
+from memplan.strategies import Outcome, Status, Strategy, create, options_of
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Moves
 from memplan.util.nbytes import format_nbytes, parse_budget
@@ -31,17 +31,14 @@ if TYPE_CHECKING:
 #: What to do with shapes that come after the first: see :class:`ShapePlanner`.
 UNSEEN = ("plan", "nearest", "unplanned")
 
-# What part of the time limit, and of the usual work, a plan gets that begins with another one.
-SHARE = 0.1
+# What part of the time limit, and of the usual work, a plan gets that begins with another one. In
+# blocks, where a move takes ten times as much work on an unrolled LSTM, less found no plan for it.
+SHARE, SHARE_IN_BLOCKS = 0.1, 0.2
 
 # What part of that goes into mending the other plan's schedule, and how many attempts in a row may
-# make it no cheaper. Set on ResNet-50 at other batch sizes and on unrolled LSTMs. In blocks as much
-# goes into a search that begins with that schedule as it is.
+# make it no cheaper. Set on ResNet-50 at other batch sizes and on unrolled LSTMs.
 MENDING_SHARE = 0.3
 PATIENCE = 300
-
-# In blocks, what part of what is left goes into other schedules to begin with, where none fits yet.
-BEGINNINGS_SHARE = 0.5
 
 # The options of a strategy that its search takes over, and the least effort that it makes.
 SEARCH_OPTIONS = {"seed", "reorder", "recompute_backward"}
@@ -56,16 +53,15 @@ class ShapePlanner:
 
     The first plan takes the strategy's whole time. Another one begins with the schedule of the plan
     whose step is nearest in size, if that has the same ops, drops more or less until the budget is
-    met, and is searched on from there with a tenth of the usual work, in a tenth of the time at
-    most; where that finds none, the strategy begins anew. Strategies that cannot begin with a
-    schedule plan each step as if it were the first.
+    met, and is searched on from there with a tenth of the usual work (in MXNet's blocks a fifth),
+    in a tenth of the time at most; where that finds none, the strategy begins anew. Strategies that
+    cannot begin with a schedule plan each step as if it were the first.
 
     ``unseen`` says what is done with shapes after the first: "plan" them so; take the "nearest"
     schedule, with more drops if it does not fit, and without a search; or run them "unplanned",
     whatever they hold. The latter two warn, a line for each. A ``budget`` given as a share is one
     of the unplanned step that comes first, or of each without ``share_of_first``. Without one, the
-    first plan has the least memory, and
-    the others may hold as much as the largest.
+    first plan has the least memory, and the others may hold as much as the largest.
     """
 
     def __init__(
@@ -168,18 +164,27 @@ class ShapePlanner:
 
 def _followed(
     job: Job, solver: Strategy, limit: int, start: Schedule | None, *, name: str
-) -> Attempt:
-    """What the strategy finds with little work, from the ``start`` on."""
+) -> Attempt | None:
+    """What the strategy finds with little work, from the ``start`` on; None if that never fits."""
     begin = time.monotonic()
     quick = dataclasses.replace(job, time_limit=SHARE * job.time_limit)
     problem = quick.problem(limit)
-    stop = problem.stop(None, effort=SHARE * getattr(solver, "effort", 1.0))
-    found = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
-    if problem.memory.match_ranges:
-        found = _in_blocks(problem, start, found, stop)
+    share = SHARE_IN_BLOCKS if problem.memory.match_ranges else SHARE
+    stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
+    found: Schedule | None
+    if (unplanned := problem.unplanned()) is not None:
+        found = unplanned.schedule
+    elif problem.memory.match_ranges:
+        # What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
+        problem.space.prepare()
+        found = problem.space.improve(problem, start, stop, Moves())
+    else:
+        found = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
+    if found is None:
+        return None
     effort = stop.work_left / problem.stop(None, effort=1.0).work_left
     following = _following(solver, max(effort, LEAST_EFFORT))
-    return quick.attempt(following, limit, start=found or start, since=begin, name=name)
+    return quick.attempt(following, limit, start=found, since=begin, name=name)
 
 
 def _fitted(
@@ -197,22 +202,6 @@ def _fitted(
         name = "store_all"
     outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)
     return plan_of(job, name, outcome, realised, limit, time.monotonic() - begin)
-
-
-def _in_blocks(
-    problem: Problem, start: Schedule | None, found: Schedule | None, stop: Stop
-) -> Schedule | None:
-    """The cheapest of what is ``found``, and of quick searches that count blocks.
-
-    What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
-    """
-    if start is not None:
-        begun = problem.space.improve(problem, start, stop.share(MENDING_SHARE), Moves())
-        found = problem.cheapest([found, begun])
-    if found is None:
-        others = problem.space.beginnings(problem, stop.share(BEGINNINGS_SHARE), Moves())
-        found = problem.cheapest(others)
-    return found
 
 
 def _following(solver: Strategy, effort: float) -> Strategy:

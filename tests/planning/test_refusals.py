@@ -251,3 +251,5 @@ def test_a_large_graph_is_refused_without_annealing(monkeypatch: pytest.MonkeyPa
     assert schedule.seconds <= planning_job.MOST_STEPS * job.graph.seconds
     assert footprint.total_nbytes < 0.5 * job.unplanned.total_nbytes
     assert job.attempt("evict:patience=0", footprint.total_nbytes).plan is not None
+    missed = job.attempt("evict:patience=0", 1)
+    assert "at no more than 4 times the step's time" in str(job.budget_error(missed, "evict"))

@@ -149,6 +149,16 @@ def test_another_plan_is_as_good_as_one_of_its_own(size: int) -> None:
     assert other.overhead <= own(size, first.budget_nbytes).overhead + 0.01
 
 
+def test_where_the_other_schedule_never_fits_the_strategy_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memplan.planning.shapes.mended", lambda *_, **__: None)
+    by = planner(time_limit=30)
+    planned(by, 16)
+    planned(by, 18)
+    assert [problem.time_limit > 3 for problem in Noted.asked] == [True, True]
+
+
 def test_without_a_budget_others_hold_what_the_largest_does() -> None:
     by = planner(budget=None)
     first, smaller = planned(by, 16), planned(by, 12)
@@ -198,10 +208,11 @@ def test_what_to_do_with_new_shapes_is_checked() -> None:
         planner(unseen="skip")
 
 
-@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+@pytest.mark.parametrize(("realisation", "share"), [("packed", 0.1), ("explicit", 0.2)])
 def test_another_plan_takes_a_tenth_of_the_work(
-    monkeypatch: pytest.MonkeyPatch, realisation: str
+    monkeypatch: pytest.MonkeyPatch, realisation: str, share: float
 ) -> None:
+    """In blocks a fifth."""
     spent: list[float] = []
     spend = Stop.spend
 
@@ -218,6 +229,6 @@ def test_another_plan_takes_a_tenth_of_the_work(
     spent.clear()
     other = planned(by, 18)
     # Every round of a search makes some moves, however little work is left.
-    assert 0.0 < sum(spent) <= 0.13 * usual
+    assert 0.0 < sum(spent) <= 1.3 * share * usual
     assert not other.cut_by_clock
     assert other.total_nbytes <= other.budget_nbytes

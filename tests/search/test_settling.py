@@ -52,6 +52,19 @@ def test_what_is_too_large_for_the_memory_that_counts_is_mended() -> None:
     assert memory.nbytes(again) <= budget
 
 
+def test_what_fits_takes_less_work_to_pack_than_what_does_not() -> None:
+    """Quick placements tell that it fits; counted as much, they took all work of large graphs."""
+    graph, budget = unit_chain(16), 40 * UNIT
+    spent = []
+    for over in (0, 1):
+        stop = Stop.after(1e6, work=1e6)
+        rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=lambda *_, over=over: over)
+        rounds.offer(rounds.unplanned, budget)
+        assert rounds.settle(budget) == over
+        spent.append((1e6 - stop.work_left) / len(graph.ops))
+    assert 0 < spent[0] < 5 < spent[1]
+
+
 def test_where_nothing_fits_the_memory_that_counts_nothing_is_found() -> None:
     found = search(
         *(unit_chain(16), 7 * UNIT),
