@@ -30,7 +30,7 @@ def executor_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[int, t
 
     The factors are set on the networks of benchmarks/process_networks.py, at AVX-512.
     """
-    found = copies(graph, nodes)
+    found = copies(graph, nodes, of_weight_gradients=False)  # those are among the scratchpads
     temporary = 2 * max(max(found.temporary_nbytes, default=0), largest_nbytes(nodes))
     nbytes = sum(found.kept_nbytes) + temporary + _scratchpads(graph, nodes)
     return nbytes, found.kept_nbytes

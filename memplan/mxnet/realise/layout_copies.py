@@ -32,9 +32,12 @@ class Copies:
     temporary_nbytes: tuple[int, ...]
 
 
-def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
-    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
-    layouts = _Layouts(graph, nodes)
+def copies(graph: TrainingGraph, nodes: Sequence[Node], *, of_weight_gradients: bool) -> Copies:
+    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
+
+    The gradient of a convolution's weight is one only ``of_weight_gradients``.
+    """
+    layouts = _Layouts(graph, nodes, 2 if of_weight_gradients else 1)
     pairs = [layouts.run(op) for op in range(len(nodes))]
     return Copies(tuple(kept for kept, _ in pairs), tuple(temporary for _, temporary in pairs))
 
@@ -42,8 +45,8 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
 class _Layouts:
     """Which tensors are in a layout of oneDNN's."""
 
-    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node]) -> None:
-        self.graph, self.nodes = graph, nodes
+    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], nweights: int) -> None:
+        self.graph, self.nodes, self.nweights = graph, nodes, nweights
         self.own: set[int] = set()
 
     def run(self, index: int) -> tuple[int, int]:
@@ -77,7 +80,7 @@ class _Layouts:
         of_data, of_output = wanted_layouts(call)
         wanted = [of_data, of_data] if call is node else [of_output, of_data, of_data]
         is_own = self._are_own(index)
-        weight = 1 if call is node else 2
+        weight = 1 if call is node else self.nweights
         temporary = 0
         for place, (wants, info) in enumerate(zip(wanted, node.infos.inputs, strict=False)):
             if info is not None and wants != is_own[place]:

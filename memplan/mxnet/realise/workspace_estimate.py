@@ -42,7 +42,7 @@ def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
             kinds[kind] += 1
             scratchpads[kind] = _scratchpads(call)
     layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
-    found = copies(graph, nodes)
+    found = copies(graph, nodes, of_weight_gradients=True)
     copied = max((*found.kept_nbytes, *found.temporary_nbytes), default=0)
     return 2 * max(copied, largest_nbytes(nodes)) + layouts
 
