@@ -38,10 +38,9 @@ def to_default_layout(arrays: Sequence[NDArray]) -> None:
     matters to nag_mom_update, which reads the weight again after writing it: it computes something
     else where MXNet gives it a copy to read.
     """
-    if _TO_DEFAULT_LAYOUT is not None:
-        for array in arrays:
-            if array.context.device_type != "gpu":
-                _TO_DEFAULT_LAYOUT(array.handle)
+    if _TO_DEFAULT_LAYOUT is not None and arrays and arrays[0].context.device_type != "gpu":
+        for array in arrays:  # all of them are on one context
+            _TO_DEFAULT_LAYOUT(array.handle)
 
 
 class Marker:
