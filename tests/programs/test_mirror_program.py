@@ -98,9 +98,17 @@ def tame(graph: TrainingGraph) -> TrainingGraph:
     """``graph`` without the hand-overs of which the program does not know whether they are taken.
 
     Two that compete for an input or an output, gradients that are aliases of forward tensors,
-    and those to outputs that nobody reads, or only backward ops that may read copies.
+    those of what has an alias, and those to outputs that nobody reads, or only backward ops that
+    may read copies.
     """
     ops = []
+    aliases = [
+        (op.inputs[h.input], op.outputs[h.output])
+        for op in graph.ops
+        for h in op.handovers
+        if h.alias
+    ]
+    shared = {tensor for pair in aliases for tensor in pair}
     for index, op in enumerate(graph.ops):
         kept: list[Handover] = []
         for handover in op.handovers:
@@ -109,6 +117,7 @@ def tame(graph: TrainingGraph) -> TrainingGraph:
             if not (
                 any(handover.input == h.input or handover.output == h.output for h in kept)
                 or (handover.alias and graph.producer[source] < graph.nforward <= index)
+                or (not handover.alias and source in shared)
                 or not (
                     target in graph.heads
                     or any(r < graph.nforward or index >= graph.nforward for r in readers)
