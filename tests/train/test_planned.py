@@ -151,6 +151,21 @@ def test_a_backward_that_fails_leaves_nothing_behind() -> None:
     assert another.grad.asnumpy().tolist() == [3, 3]
 
 
+def test_autograd_s_grad_of_a_parameter_is_an_error() -> None:
+    """Where the loss reads the parameter, too, it would be a part of the gradient."""
+    net, (x, y) = started()
+    weight = next(iter(net.collect_params(".*weight").values())).data(CPU)
+    with autograd.record():
+        loss = SOFTMAX(net(x), y).mean() + (weight**2).sum()
+    with pytest.raises(UsageError, match=r"does not reach parameter .*weight.*backward\(\)"):
+        autograd.grad(loss, [weight])
+    loss.backward()
+    with autograd.record():
+        penalty = (weight**2).sum()
+    [gradient] = autograd.grad(penalty, [weight])
+    assert np.array_equal(gradient.asnumpy(), 2 * weight.asnumpy())
+
+
 def test_inputs_that_want_gradients_are_an_error() -> None:
     net, (x, _) = started()
     before = nn.Conv2D(3, 3, padding=1, in_channels=3)
