@@ -89,8 +89,9 @@ def _check_array(array: NDArray) -> None:
         )
     if array.grad is not None:
         raise ArgumentError(
-            "an input has a gradient attached (attach_grad), but TrainStep computes those of "
-            "parameters only; make it a Parameter, or detach() it"
+            "an input has a gradient attached (attach_grad), or is what a planned block has "
+            "returned, but TrainStep computes gradients of parameters only; make one block of "
+            "both, or detach() the input if nobody needs its gradient"
         )
 
 
