@@ -49,6 +49,25 @@ def test_what_is_refused() -> None:
         module.backward([mx.nd.ones((8, CLASSES))])
 
 
+def test_a_training_step_without_backward() -> None:
+    """Gradients and statistics are those of it: MXNet's would be those of the step before."""
+    network = NETWORKS["residual"]
+    module = planned(network[0])
+    data = batches(network)
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params()
+    module.init_optimizer()
+    batch = data.next()
+    module.forward_backward(batch)
+    module.forward(batch, is_train=True)
+    with pytest.raises(UsageError, match=r"backward\(\) was not called"):
+        module.update()
+    with pytest.warns(UserWarning, match="BatchNorm's statistics"):
+        module.forward(batch, is_train=True)
+    module.backward()
+    module.update()
+
+
 def test_only_symbols_are_trained() -> None:
     with pytest.raises(ArgumentError, match=r"HybridSequential.*TrainStep"):
         planned(mx.gluon.nn.HybridSequential())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,7 +78,7 @@ class Executor:
         self._device.executors.add(self)
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
-        self._trained = -1
+        self._trained, self._lacks_backward = -1, False
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
         inputs, gradients = self._device.inputs, self._device.gradients
@@ -195,6 +196,15 @@ class Executor:
 
     def forward(self, is_train: bool = False) -> list[NDArray]:
         """Run a training step, gradients included, or inference; the outputs."""
+        if is_train:
+            if self._lacks_backward and (self._added or self.aux_dict):
+                warnings.warn(
+                    "a step trained without backward() being called: BatchNorm's statistics, and "
+                    "gradients that are added up, changed within forward, where MXNet changes them "
+                    "in backward; call forward(is_train=False) for outputs only",
+                    stacklevel=2,
+                )
+            self._lacks_backward = True
         executor = self.train() if is_train else self.infer()
         self._device.nruns += 1
         self._trained = self._device.nruns if is_train else -1
@@ -204,6 +214,7 @@ class Executor:
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Nothing: forward has computed the gradients. ArgumentError for ``out_grads``."""
         del is_train
+        self._lacks_backward = False
         if out_grads:
             raise ArgumentError(
                 "backward takes no out_grads: the gradients were computed within forward, and all "
@@ -212,6 +223,12 @@ class Executor:
 
     def check_gradients(self) -> None:
         """Raises UsageError where the gradients are no longer, or not yet, there."""
+        if self._lacks_backward:
+            raise UsageError(
+                "backward() was not called after the last forward(is_train=True), within which the "
+                "gradients were computed anew: call backward() before update(), or "
+                "forward(is_train=False) for outputs only"
+            )
         held = {name for name, request in self._request.grad_req.items() if request == "write"}
         if held and self._trained != self._device.nruns:
             raise UsageError(
