@@ -237,25 +237,33 @@ class Evictions:
         descent.go_on(None, patience, Stop.at(deadline))
         return descent.found()
 
-    def improve_best(
-        self, starts: Sequence[Found], deadline: float | Stop, *, patience: int, seed: int = 0
-    ) -> Found:
-        """The same from several ``starts`` in turn, and again until there are enough searches.
 
-        A single search depends on its luck: the better half of them goes on, until one is left.
-        """
-        stop, attempts = Stop.at(deadline), ATTEMPTS
-        ranked = sorted(starts, key=lambda start: start.schedule.seconds)
-        chosen = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
-        descents = [_Descent(self, start, seed + k) for k, start in enumerate(chosen)]
-        while len(descents) > 1:
-            for descent in descents:
-                descent.go_on(attempts, patience, stop)
-            descents.sort(key=lambda descent: descent.best.seconds)
-            del descents[(len(descents) + 1) // 2 :]
-            attempts *= 2
-        descents[0].go_on(None, patience, stop)
-        return descents[0].found()
+class Start(NamedTuple):
+    """What a search begins with: a schedule, and what has made it."""
+
+    evictions: Evictions
+    found: Found
+
+
+def improve_best(
+    starts: Sequence[Start], deadline: float | Stop, *, patience: int, seed: int = 0
+) -> Start:
+    """Searches from several ``starts`` in turn, and again until there are enough; the best.
+
+    A single search depends on its luck: the better half of them goes on, until one is left.
+    """
+    stop, attempts = Stop.at(deadline), ATTEMPTS
+    ranked = sorted(starts, key=lambda start: start.found.schedule.seconds)
+    chosen = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
+    descents = [_Descent(*start, seed + k) for k, start in enumerate(chosen)]
+    while len(descents) > 1:
+        for descent in descents:
+            descent.go_on(attempts, patience, stop)
+        descents.sort(key=lambda descent: descent.best.seconds)
+        del descents[(len(descents) + 1) // 2 :]
+        attempts *= 2
+    descents[0].go_on(None, patience, stop)
+    return Start(descents[0].evictions, descents[0].found())
 
 
 class _Descent:

@@ -41,7 +41,7 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
     Heads, tensors without bytes, those that cannot be recomputed and those that the first backward
     op reads and finds are carried in any case.
     """
-    always = _always(graph)
+    always = carried_always(graph)
     present: set[int] = set()
     sequence: list[int] = []
     for stage in range(len(graph.ops)):
@@ -53,7 +53,7 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
     return Schedule.sequence(graph, sequence)
 
 
-def _always(graph: TrainingGraph) -> set[int]:
+def carried_always(graph: TrainingGraph) -> set[int]:
     """The tensors that must be carried: heads, and what has no bytes or cannot be recomputed."""
     again = repeatable(graph)
     heads = frozenset(graph.heads)
@@ -99,7 +99,7 @@ def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedul
     a backward op needs it, it is recomputed from what is there, and what is recomputed on the way
     stays until its own last reader: the segment between two kept ops is recomputed as a whole.
     """
-    kept_ops, always = frozenset(kept), _always(graph)
+    kept_ops, always = frozenset(kept), carried_always(graph)
     nforward = graph.nforward
     found = graph.ops[nforward].inputs if nforward < len(graph.ops) else ()
     present = {

@@ -6,10 +6,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from memplan.search.eager import reordered
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.annealing import (
     BEST_LENGTH,
@@ -28,6 +30,7 @@ from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP, sequence_state
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
+from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
@@ -155,11 +158,16 @@ class Rounds:
         self.arrays = graph_arrays(graph)
         self.memory = replay_memory(self.arrays, self.capacity)
         self.room = np.zeros(self.capacity, dtype=np.int64)
-        self.evictions = Evictions(graph, 0, recompute_backward=rules.recompute_backward)
+        # What MXNet allocates in blocks depends on its own order.
+        self.reordered = reordered(graph, reorder=rules.reorder and not rules.match_ranges)
+        dropped = self.reordered.graph
+        self.evictions = Evictions(dropped, 0, recompute_backward=rules.recompute_backward)
         self.found = self.nothing()
         self.settled = self.nothing()
         self.fitting: Schedule | None = None
-        self.first = self.unplanned = np.arange(self.nops)
+        unplanned = self._grouped(self.reordered.back(Schedule.unplanned(dropped)))
+        self.unplanned = unplanned if self._legal(unplanned) else np.arange(self.nops)
+        self.first = self.unplanned
         self.unit = max(graph.seconds, 1e-300)
         self.weight = 1.0
         self.speeds: dict[int, Speed] = {}
@@ -267,22 +275,22 @@ class Rounds:
         """The first sequence, with drops until its live bytes are within the budget."""
         drops = set()
         if self.first is not self.unplanned:
-            drops = self.evictions.drops_in(self.schedule(self.first))
+            drops = self.evictions.drops_in(self.reordered.there(self.schedule(self.first)))
         found = self.evictions.within(budget_nbytes).fit(drops, stop)
         if found is None:
             return None
-        sequence = self._grouped(found.schedule)
+        sequence = self._grouped(self.reordered.back(found.schedule))
         return sequence if self._legal(sequence) else None
 
     def evicted_online(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
         """Sequences of online eviction of about this many live bytes."""
-        backward = self.rules.recompute_backward
-        for schedule in online_schedules(
-            self.graph, budget_nbytes, stop, recompute_backward=backward
-        ):
-            sequence = self._grouped(schedule)
-            if self._legal(sequence):
-                yield sequence
+        run = partial(online_schedules, recompute_backward=self.rules.recompute_backward)
+        return filter(self._legal, map(self._grouped, run(self.graph, budget_nbytes, stop)))
+
+    def sliced(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
+        """Sequences that recompute slices, of about this many live bytes."""
+        run = partial(sliced_schedules, reorder=self.rules.reorder)
+        return filter(self._legal, map(self._grouped, run(self.graph, budget_nbytes, stop)))
 
     def start_of(self, kind: Round, best: Best) -> Array:
         """What a round begins with."""

@@ -112,6 +112,11 @@ def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
         search.offer(sequence, budget_nbytes)
     if search.found.figures[BEST_LENGTH]:
         return
+    for sequence in search.sliced(budget_nbytes, stop):
+        search.offer(sequence, budget_nbytes)
+        sequences.append(sequence)
+    if search.found.figures[BEST_LENGTH]:
+        return
     larger = (search.evict(int(share * budget_nbytes), stop) for share in LARGER)
     sequences += [sequence for sequence in larger if sequence is not None]
 

@@ -112,8 +112,8 @@ class Auto:
 
     def quick(self, problem: Problem, stop: Stop) -> Schedule:
         """The best schedule of quick strategies."""
-        backward, until = self.recompute_backward, stop.share(QUICK_SHARE)
-        return quick_schedule(problem, until, recompute_backward=backward)
+        rules = {"recompute_backward": self.recompute_backward, "reorder": self.reorder}
+        return quick_schedule(problem, stop.share(QUICK_SHARE), **rules)
 
 
 class _Search:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import comb
 
 from memplan.errors import ArgumentError
 from memplan.search.rematerialize import rematerialize
+from memplan.search.revolve import first_sweep, stored_at
 from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -26,8 +26,8 @@ class Griewank:
     Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
     What lies between two points is recomputed as a whole when the backward pass arrives there.
     Numbers of slots up to ``max_slots`` are tried. On a chain of n equal ops and a loss, s slots
-    give a peak of s + 2 tensors and :func:`forward_steps` executions of the n ops, the least
-    possible for that peak.
+    give a peak of s + 2 tensors and :func:`~memplan.search.revolve.forward_steps` executions of the
+    n ops, the least possible for that peak.
     """
 
     linear: bool = False
@@ -49,29 +49,14 @@ class Griewank:
         return problem.best_of(self.candidates(problem))
 
 
-def forward_steps(npoints: int, slots: int) -> int:
-    """The least executions that visit ``npoints`` points of a chain from the last to the first.
-
-    The value at each point is computed from the one before it, that at the first from what is
-    always there; ``slots`` values can be held. With l = npoints + 1 and the smallest r for which
-    C(slots + r, slots) >= l it is r l - C(slots + r, r - 1) (Griewank & Walther 2000).
-    """
-    if npoints == 0:
-        return 0
-    length, r = npoints + 1, 1
-    while comb(slots + r, slots) < length:
-        r += 1
-    return r * length - comb(slots + r, r - 1)
-
-
 def _revolve(graph: TrainingGraph, points: Sequence[int], slots: int) -> Schedule:
     """The schedule that stores at most ``slots`` of ``points`` at a time."""
     # Segment q are the forward ops after point q - 1, up to and with point q.
     segment_of = [bisect_left(points, op) for op in range(graph.nforward)]
     stored: list[frozenset[int]] = [frozenset()] * len(points)
-    for q, path in _stored(0, len(points), slots, frozenset()):
+    for q, path in stored_at(0, len(points), slots, frozenset()):
         stored[q] = frozenset(points[p] for p in path)
-    stored.append(frozenset(points[p] for p in _first_sweep(len(points), slots)))
+    stored.append(frozenset(points[p] for p in first_sweep(len(points), slots)))
     arrived = _arrivals(graph, segment_of, len(points))
 
     def keep(stage: int, a: int) -> bool:
@@ -100,35 +85,3 @@ def _arrivals(graph: TrainingGraph, segment_of: Sequence[int], last: int) -> lis
             reached = min(reached, max(segment_of[p] for p in read))
         result[stage] = reached
     return result
-
-
-def _split(npoints: int, slots: int) -> int:
-    """How many steps to advance before storing, so that all takes the fewest steps."""
-    if slots == 1:
-        return npoints
-    return min(
-        range(1, npoints + 1),
-        key=lambda m: m + forward_steps(npoints - m, slots - 1) + forward_steps(m - 1, slots),
-    )
-
-
-def _stored(
-    low: int, high: int, slots: int, held: frozenset[int]
-) -> Iterator[tuple[int, frozenset[int]]]:
-    """For each point from ``low`` to ``high`` - 1, what is there when it is to be visited."""
-    while high > low:
-        split = low + _split(high - low, slots) - 1
-        later = split + 1 < high
-        yield split, held | {split} if later else held
-        if later:
-            yield from _stored(split + 1, high, slots - 1, held | {split})
-        high = split
-
-
-def _first_sweep(npoints: int, slots: int) -> Iterator[int]:
-    """The points that are stored as the forward pass arrives at the end."""
-    low = 0
-    while low < npoints and slots > 0:
-        low += _split(npoints - low, slots)
-        slots -= 1
-        yield low - 1

@@ -10,6 +10,7 @@ from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions
 from memplan.search.online import online_schedules
 from memplan.search.segments import stages
+from memplan.search.slices import sliced_schedules
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import OneOf, Problem
 from memplan.strategies.checkpoint_last import CheckpointLast
@@ -19,7 +20,8 @@ from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
-# On graphs with more ops than this they are not quick, but for greedy eviction and memonger's cuts.
+# On graphs with more ops than this most are not quick: greedy eviction, slices and memonger's cuts
+# are.
 LARGE = 3000
 
 # Part of the time for greedy eviction.
@@ -35,11 +37,12 @@ COUNTED = 5
 
 
 def candidates(
-    problem: Problem, stop: Stop, *, recompute_backward: bool = False
+    problem: Problem, stop: Stop, *, recompute_backward: bool = False, reorder: bool = False
 ) -> Iterator[Schedule]:
     """Schedules of quick strategies, as many as are made in time; first the unplanned.
 
-    With ``recompute_backward`` greedy eviction may run backward ops again.
+    With ``recompute_backward`` greedy eviction may run backward ops again, with ``reorder`` ops may
+    change their order.
     """
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     yield Schedule.unplanned(graph)
@@ -53,6 +56,7 @@ def candidates(
             yield from online_schedules(
                 graph, budget_nbytes, until, recompute_backward=recompute_backward
             )
+            yield from sliced_schedules(graph, budget_nbytes, stop, reorder=reorder)
     if len(graph.ops) > LARGE:
         yield from problem.space.cut(problem, stages(graph), stop)
         return
@@ -77,13 +81,15 @@ def _dropped(problem: Problem, stop: Stop, recompute_backward: bool) -> Iterator
                 yield found.schedule
 
 
-def quick_schedule(problem: Problem, stop: Stop, *, recompute_backward: bool = False) -> Schedule:
+def quick_schedule(
+    problem: Problem, stop: Stop, *, recompute_backward: bool = False, reorder: bool = False
+) -> Schedule:
     """The better one of the known schedule and the cheapest of quick strategies that fits.
 
     If none does, the one that is least over the budget in at most one extra forward pass.
     Candidates that are not made in time are left out, which ``stop`` then says.
     """
-    made = candidates(problem, stop, recompute_backward=recompute_backward)
+    made = candidates(problem, stop, recompute_backward=recompute_backward, reorder=reorder)
     known = [*problem.starts(), *made]
     if problem.budget_nbytes is not None:
         found = _cheapest(problem, known)

@@ -18,7 +18,8 @@ from memplan.programs.flag_refinement import refine_flags
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.aiming import aim_lower
-from memplan.search.eviction import Evictions, Found, lowest
+from memplan.search.choosing import Choosing
+from memplan.search.eviction import lowest
 from memplan.search.flag_annealing import (
     anneal,
     best_flags,
@@ -52,12 +53,6 @@ MIRRORED_RANGES = (2, 16)
 
 # A round of annealing over flags makes this many moves: some seconds on a network of 500 ops.
 MOVES_PER_ROUND = 5000
-
-# Of choosing what to drop: this many attempts in a row may find nothing cheaper.
-PATIENCE = 500
-
-# Drops are chosen for all of the budget, and of small graphs for these parts of it.
-SLACKS = (0.97, 0.93, 0.85)
 
 # What part of the time that is left a choice of drops gets, where live bytes are not what counts.
 EVICTING_SHARE = 0.7
@@ -288,33 +283,17 @@ class Sequences:
         repeated layers are easily packed.
         """
         assert problem.budget_nbytes is not None
-        backward = moves.recompute_backward
-        for_budget = Evictions(problem.graph, problem.budget_nbytes, recompute_backward=backward)
-        before: list[Found] = []
-
-        def solve(aim: int, until: Stop) -> Schedule | None:
-            evictions = for_budget.within(aim)
-            # What was too large for memory that live bytes do not tell is mended, not made anew.
-            mended = evictions.fit(before[-1].drops, until) if before else None
-            online = None if mended else evictions.cheapest_online(until)
-            starts = [mended] if mended else self._starts(evictions, online, until)
-            if not starts:
-                return online
-            before.append(evictions.improve_best(starts, until, patience=PATIENCE, seed=moves.seed))
-            return min([before[-1].schedule, online or before[-1].schedule], key=_seconds)
-
+        choosing = Choosing(
+            problem.graph,
+            recompute_backward=moves.recompute_backward,
+            reorder=moves.reorder,
+            seed=moves.seed,
+            few=len(problem.graph.ops) > LARGE,
+        )
         share = 1.0 if problem.counts_live else EVICTING_SHARE
         excess = problem.memory.excess
-        found = aim_lower(solve, problem.budget_nbytes, excess, stop, share=share)
+        found = aim_lower(choosing.solve, problem.budget_nbytes, excess, stop, share=share)
         return [] if found is None else [found]
-
-    def _starts(self, evictions: Evictions, online: Schedule | None, stop: Stop) -> list[Found]:
-        """What eviction begins with; of large graphs one schedule."""
-        starts = [evictions.first(online, stop)]
-        if len(evictions.graph.ops) <= LARGE:
-            aims = (int(slack * evictions.budget_nbytes) for slack in SLACKS)
-            starts += [evictions.within(aim).fit((), stop) for aim in aims]
-        return [start for start in starts if start is not None]
 
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
-from memplan.search.eviction import Evictions
+from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.rounds import Rounds
 from memplan.search.sequence_search import Rules, cheapest, search
 from memplan.step.schedule import Schedule
@@ -83,10 +83,11 @@ def test_the_better_of_several_searches_goes_on() -> None:
     graph = dict(held_out())["cells"]
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
     evictions = Evictions(graph, budget)
-    starts = [evictions.within(int(part * budget)).fit((), math.inf) for part in (0.9, 1.0)]
-    fitting = [start for start in starts if start is not None]
+    made = [evictions.within(int(part * budget)).fit((), math.inf) for part in (0.9, 1.0)]
+    fitting = [found for found in made if found is not None]
     assert len(fitting) == 2
-    found = evictions.improve_best(fitting, math.inf, patience=100)
+    starts = [Start(evictions, start) for start in fitting]
+    found = improve_best(starts, math.inf, patience=100).found
     assert simulate(found.schedule).peak_nbytes <= budget
     alone = evictions.improve(
         min(fitting, key=lambda s: s.schedule.seconds), math.inf, patience=100

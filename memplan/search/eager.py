@@ -1,0 +1,104 @@
+"""Another order of the backward pass: every op runs as soon as what it depends on has run.
+
+MXNet's own order comes from the gradients that are asked for. In a recurrent network the gradients
+of all cells may then wait until the last one is there, when those of weights are computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memplan.step.graph import Op, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A graph whose ops have another base order: ``order`` has their numbers in ``original``."""
+
+    original: TrainingGraph
+    order: Sequence[int]
+    graph: TrainingGraph
+
+    def there(self, schedule: Schedule) -> Schedule:
+        """A schedule of the original graph as one of this."""
+        if self.graph is self.original:
+            return schedule
+        place = {op: k for k, op in enumerate(self.order)}
+        return Schedule.sequence(self.graph, [place[op] for op in schedule.ops])
+
+    def back(self, schedule: Schedule) -> Schedule:
+        """The same schedule of the original graph."""
+        if schedule.graph is self.original:
+            return schedule
+        return Schedule.sequence(self.original, [self.order[op] for op in schedule.ops])
+
+
+def reordered(graph: TrainingGraph, *, reorder: bool = True) -> Reordered:
+    """The graph in its better order, which may be the one that it has, as it is without leave."""
+    if not reorder:
+        return Reordered(graph, range(len(graph.ops)), graph)
+    return remembered(graph, reordered, lambda: _reordered(graph, better_order(graph)))
+
+
+def _reordered(graph: TrainingGraph, order: Sequence[int]) -> Reordered:
+    if isinstance(order, range):
+        return Reordered(graph, order, graph)
+    place = {op: k for k, op in enumerate(order)}
+
+    def moved(op: Op) -> Op:
+        twin = None if op.differentiates is None else place[op.differentiates]
+        after = tuple(place[other] for other in op.after)
+        return dataclasses.replace(op, after=after, differentiates=twin)
+
+    ops = tuple(moved(graph.ops[op]) for op in order)
+    return Reordered(graph, order, dataclasses.replace(graph, ops=ops))
+
+
+def better_order(graph: TrainingGraph) -> Sequence[int]:
+    """The base order, or the eager one if what the backward pass writes then waits less."""
+
+    def derive() -> Sequence[int]:
+        base, eager = range(len(graph.ops)), _eager(graph)
+        return min(base, eager, key=lambda order: _waiting(graph, order))
+
+    return remembered(graph, better_order, derive)
+
+
+def _eager(graph: TrainingGraph) -> list[int]:
+    """The forward pass as it is; then an op, what it makes ready, and so on, before the next.
+
+    Of what is ready, what leads least far comes first: so do gradients of weights.
+    """
+    depth = [0] * len(graph.ops)
+    for op in range(len(graph.ops) - 1, -1, -1):
+        depth[op] = max((depth[follower] + 1 for follower in graph.followers[op]), default=0)
+    missing = [len(set(needed)) for needed in graph.dependencies]
+    order: list[int] = []
+    ran = [False] * len(graph.ops)
+    for first in range(len(graph.ops)):
+        stack = [] if ran[first] else [first]
+        while stack:
+            op = stack.pop()
+            ran[op] = True
+            order.append(op)
+            for follower in graph.followers[op]:
+                missing[follower] -= 1
+            if op >= graph.nforward:
+                ready = [follower for follower in graph.followers[op] if not missing[follower]]
+                stack += sorted(ready, key=lambda follower: -depth[follower])
+    return order
+
+
+def _waiting(graph: TrainingGraph, order: Sequence[int]) -> int:
+    """The bytes that backward ops write, each for as many steps as it waits for its last reader."""
+    step = {op: place for place, op in enumerate(order)}
+    heads = frozenset(graph.heads)
+    return sum(
+        graph.tensors[a].nbytes * (max((step[r] for r in readers), default=step[p]) - step[p])
+        for a, (p, readers) in enumerate(zip(graph.producer, graph.readers, strict=True))
+        if p >= graph.nforward and a not in heads
+    )

@@ -1,0 +1,105 @@
+"""Slices between cuts, and the eager order: valid, within the budget where there is no point."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.amounts import examples
+from helpers.graphs import UNIT, tensors, training_graphs
+from memplan.memory.memory import Live
+from memplan.search.eager import better_order, reordered
+from memplan.search.rounds import Rounds, Rules
+from memplan.search.segments import articulation_points
+from memplan.search.slices import sliced_schedules
+from memplan.step.graph import Op, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.strategies.auto import Auto
+from memplan.strategies.base import Problem
+from memplan.util.stop import Stop
+
+
+def made(graph: TrainingGraph, budget_nbytes: int, *, reorder: bool = True) -> list[Schedule]:
+    return sliced_schedules(graph, budget_nbytes, Stop.after(1e5), reorder=reorder)
+
+
+def braid(nsteps: int) -> TrainingGraph:
+    """Two states, each of which reads both before it: no op by itself cuts the forward pass.
+
+    The backward pass reads what the forward pass wrote; its gradients of weights, of no bytes, come
+    last, and until then what they read waits.
+    """
+    ops = [Op(f"f{n}", "f", tuple(range(n - n % 2 - 2, n - n % 2)) if n > 1 else (), (n,), 1.0)
+           for n in range(2 * nsteps)]  # fmt: skip
+    last = 2 * nsteps - 1
+    ops.append(Op("loss", "loss", (last - 1, last), (last + 1,), 1.0))
+    for n in range(last, -1, -1):
+        above = (len(ops) - 1,) if n == last else (len(ops) - 1, len(ops) - 2)
+        inputs = (*above, n)
+        ops.append(Op(f"b{n}", "b", inputs, (len(ops),), 1.0, False, differentiates=n))
+    for op in range(last + 2, len(ops)):
+        ops.append(Op(f"w{op}", "w", (op,), (len(ops),), 0.0, False))
+    names = {op.name: 0 if op.kind == "w" else 1 for op in ops}
+    heads = tuple(n for n, op in enumerate(ops) if op.kind == "w")
+    return TrainingGraph(tuple(ops), tensors(**names), heads=heads, nforward=last + 2)
+
+
+@examples(100)
+@given(training_graphs(), st.floats(0.3, 1.0), st.booleans())
+def test_schedules_are_valid(graph: TrainingGraph, share: float, reorder: bool) -> None:
+    budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
+    for schedule in made(graph, budget, reorder=reorder):
+        verdict = validate(schedule, simulate(schedule).peak_nbytes)
+        assert verdict.valid, verdict.reason
+        backward = [op for op in schedule.ops if op >= graph.nforward]
+        assert sorted(backward) == list(range(graph.nforward, len(graph.ops)))
+        if not reorder:
+            assert backward == sorted(backward)
+
+
+def test_the_eager_order_lets_nothing_wait() -> None:
+    graph = braid(20)
+    order = better_order(graph)
+    assert list(order[: graph.nforward]) == list(range(graph.nforward))
+    kinds = [graph.ops[op].kind for op in order[graph.nforward :]]
+    assert kinds == ["b", "w"] * 40
+
+
+def test_a_schedule_of_another_order_is_one_of_the_original() -> None:
+    graph = braid(20)
+    other = reordered(graph)
+    assert other.graph.nforward == graph.nforward
+    schedule = other.back(Schedule.unplanned(other.graph))
+    assert schedule.graph is graph
+    assert list(schedule.ops) == list(better_order(graph))
+    assert other.there(schedule).ops == Schedule.unplanned(other.graph).ops
+    assert simulate(schedule).live_nbytes == simulate(other.there(schedule)).live_nbytes
+
+
+@pytest.mark.parametrize("reorder", [True, False])
+def test_a_search_begins_in_the_better_order_if_it_may(reorder: bool) -> None:
+    graph = braid(4)
+    rules = Rules(recompute_backward=False, reorder=reorder, match_ranges=())
+    rounds = Rounds(graph, rules, seed=0, stop=Stop.after(1e5))
+    ops = rounds.schedule(rounds.first).ops
+    assert list(ops) == (list(better_order(graph)) if reorder else list(range(len(graph.ops))))
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(24, 0.25), (12, 0.7)])
+def test_a_braid_fits_where_only_slices_do(nbytes: int, most: float) -> None:
+    """In its base order no schedule fits: 40 gradients wait for those of weights."""
+    graph, budget = braid(20), nbytes * UNIT
+    assert not articulation_points(graph)
+    fitting = [s for s in made(graph, budget) if simulate(s).peak_nbytes <= budget]
+    assert min(schedule.overhead for schedule in fitting) <= most
+    assert all(simulate(s).peak_nbytes > budget for s in made(graph, budget, reorder=False))
+
+
+def test_auto_finds_a_plan_in_the_better_order() -> None:
+    """In the base order there is none in these bytes, however much is recomputed."""
+    outcome = Auto(effort=0.01).solve(Problem(braid(20), 14 * UNIT, memory=Live()))
+    assert outcome.schedule is not None
+    assert outcome.schedule.overhead <= 0.7
