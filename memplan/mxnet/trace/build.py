@@ -36,6 +36,7 @@ from memplan.mxnet.trace.nnvm import (
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.sizes import check_op
+from memplan.mxnet.trace.sums import chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
@@ -120,9 +121,10 @@ def trace(
     _check_sizes(depth_first(heads))
     merged = merge_equal_nodes(list(heads))
     wanted = [name for name, request in requests.items() if request != "null"]
-    full = training_graph(merged, heads, wanted, chain_sums=form.spells_out_backward)
-    full = form.rewritten(full, device_type)
+    full = form.rewritten(training_graph(merged, heads, wanted), device_type)
     _infer_step(full, known_shapes, known_dtypes)
+    if form.spells_out_backward:
+        chain_sums(full, len(merged), device_type)
     full = form.ended(full, len(merged), requests)
     order = form.ordered(_checked(full))
     outside = form.outside(full, len(merged), requests)

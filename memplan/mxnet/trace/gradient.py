@@ -28,10 +28,6 @@ ZERO_OPS = frozenset({"_zeros", "zeros_like"})
 
 _UNSHAPED_ZEROS = "_zeros_without_dtype"
 
-# add_n adds from left to right from this many terms on; 3 or 4 the other way round, unless oneDNN
-# does it (src/operator/tensor/elemwise_sum.h).
-LEFT_TO_RIGHT = 5
-
 
 @dataclass
 class _Gradients:
@@ -45,16 +41,12 @@ def training_graph(
     outputs: Sequence[Entry],
     losses: Sequence[Entry],
     wanted: Collection[str],
-    *,
-    chain_sums: bool = False,
 ) -> list[Entry]:
     """Heads of the full graph: ``outputs``, then the gradient of each variable in ``wanted``.
 
     ``losses`` are the entries to differentiate, one per output: MXNet takes those of the network
     before equal nodes were merged. The gradients come in the order of the network's arguments.
-    The forward nodes are used, not copied. With ``chain_sums`` a sum that MXNet computes by one
-    op is a chain of sums of two where that is equal to the last bit: so each term can be dropped
-    as soon as it is added.
+    The forward nodes are used, not copied.
     """
     order = depth_first(losses)
     arguments = [node for node in order if node.is_variable and node.name in wanted]
@@ -68,7 +60,7 @@ def training_graph(
     for node in reversed(order):
         if node.is_variable or not node.inputs:
             continue
-        ograds = [_sum(grads[id(node), k], chain_sums) for k in range(node.noutputs)]
+        ograds = [_sum(grads[id(node), k]) for k in range(node.noutputs)]
         template = gradient(node, [source.op in ZERO_OPS for source, _ in ograds])
         if is_made_of_symbol(node):
             ograds = [_with_shape(ograd, (node, k)) for k, ograd in enumerate(ograds)]
@@ -76,7 +68,7 @@ def training_graph(
             node.inputs, _instantiate(template, node, ograds), strict=True
         ):
             grads[id(source), k].parts.append(part)
-    totals = [_sum(grads[id(node), 0], chain_sums) for node in arguments]
+    totals = [_sum(grads[id(node), 0]) for node in arguments]
     return [*outputs, *copy_repeats(totals, first=1)]
 
 
@@ -115,29 +107,21 @@ def _with_shape(ograd: Entry, output: Entry) -> Entry:
     return (Node("zeros_like", f"{output[0].name}_zeros{output[1]}", inputs=[output]), 0)
 
 
-def _sum(gradients: _Gradients, chain: bool) -> Entry:
+def _sum(gradients: _Gradients) -> Entry:
     """Aggregate as GraphExecutor's AggregateGradient does; once."""
     if gradients.total is None:
-        gradients.total = _aggregate(gradients.parts, chain)
+        gradients.total = _aggregate(gradients.parts)
     return gradients.total
 
 
-def _aggregate(parts: list[Entry], chain: bool) -> Entry:
+def _aggregate(parts: list[Entry]) -> Entry:
     if not parts:
         return (Node(_UNSHAPED_ZEROS, "zeros_without_dtype"), 0)
     parts = [part for part in parts if part[0].op not in ZERO_OPS] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     if len(parts) < int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", 8)):
-        if chain and len(parts) >= LEFT_TO_RIGHT:
-            total = parts[0]
-            for i, part in enumerate(parts[1:], 1):
-                total = (Node("elemwise_add", f"sum_grad_{i}", inputs=[total, part]), 0)
-            return total
-        return (
-            Node("add_n", "sum_grad", {"num_args": str(len(parts))}, list(parts)),
-            0,
-        )
+        return (Node("add_n", "sum_grad", {"num_args": str(len(parts))}, list(parts)), 0)
     total = parts[0]
     for i, part in enumerate(parts[1:], 1):
         if parts[i - 1][0] is not part[0]:

@@ -1,0 +1,118 @@
+"""Sums of gradients, added in the order in which MXNet's own executor adds them.
+
+Its add_n adds 3 or 4 terms from right to left, more from left to right (the kernel Sum of
+src/operator/tensor/elemwise_sum.h, tag 1.9.1). On a CPU oneDNN adds from left to right where all
+terms are in a layout of its own (ElementWiseSumComputeExCPU). Which are so depends on what is
+written in place, and that differs in other memory, or in another order of the same ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.nnvm import Entry, Infos, Node, depth_first
+from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
+from memplan.mxnet.trace.probe import handovers
+
+# add_n adds from left to right from this many terms on.
+_LEFT_TO_RIGHT = 5
+
+# Operators of oneDNN that write in the usual layout, where they write at all.
+_COPIES = frozenset("_copy _backward_copy _backward_add".split())
+
+# Those that write in the layout of their first input, in its place or not.
+_LIKE_FIRST = frozenset("_backward_Activation _backward_LeakyReLU".split())
+
+
+def chain_sums(heads: Sequence[Entry], noutputs: int, device_type: str) -> None:
+    """Spell out sums of gradients in MXNet's full graph term by term, to equal bits.
+
+    ``heads`` are the ``noutputs`` outputs, then the gradients; the shapes are known. A sum of 5
+    terms or more becomes a chain from left to right, so that each term can be dropped as soon as
+    it is added; one of 3 or 4 becomes a chain from right to left where MXNet's executor adds so for
+    certain, and a step with other hand-overs may not.
+    """
+    order = depth_first(heads)
+    forward = set(depth_first(heads[:noutputs]))
+    sums = [node for node in order if node.op == "add_n" and node not in forward]
+    few = [node for node in sums if 2 < len(node.inputs) < _LEFT_TO_RIGHT]
+    if few and device_type == "cpu" and onednn_is_enabled():
+        in_stock, in_any = _Usual(order, heads), _Usual(order)
+        for node in few:
+            if in_stock.any_of(node) and not in_any.any_of(node):
+                _chain(node, node.inputs[::-1])
+    for node in sums:
+        if len(node.inputs) >= _LEFT_TO_RIGHT:
+            _chain(node, node.inputs)
+
+
+def _chain(node: Node, terms: Sequence[Entry]) -> None:
+    """Make ``node`` the last of sums of two, from the first of its ``terms`` on."""
+    info = node.infos.outputs[0]
+    infos = Infos((info, info), (info,))
+    total = terms[0]
+    for i, term in enumerate(terms[1:-1], 1):
+        total = (Node("elemwise_add", f"sum_grad_{i}", inputs=[total, term], infos=infos), 0)
+    node.op, node.name, node.attrs = "elemwise_add", f"sum_grad_{len(terms) - 1}", {}
+    node.inputs, node.infos = [total, terms[-1]], infos
+
+
+class _Usual:
+    """The arrays that are in the usual layout for certain, not in one of oneDNN's.
+
+    In MXNet's executor, where ``heads`` are its graph's; without, whatever is written in place.
+    """
+
+    def __init__(self, order: Sequence[Node], heads: Sequence[Entry] | None = None) -> None:
+        self.is_stock = heads is not None
+        self.kept = {(id(node), k) for node, k in heads or ()}
+        self.readers: dict[tuple[int, int], list[int]] = {}
+        for index, node in enumerate(order):
+            for place, (source, k) in enumerate(node.inputs):
+                if place not in ignored_inputs(node):
+                    self.readers.setdefault((id(source), k), []).append(index)
+        self.usual: set[tuple[int, int]] = set()
+        for index, node in enumerate(order):
+            outputs = ((id(node), k) for k in range(node.noutputs))
+            self.usual.update(entry for entry in outputs if self._writes(index, node, entry[1]))
+
+    def any_of(self, node: Node) -> bool:
+        """Is any input of ``node`` in the usual layout?"""
+        return any((id(source), k) in self.usual for source, k in node.inputs)
+
+    def _writes(self, index: int, node: Node, output: int) -> bool:
+        if node.is_variable:
+            return True
+        usual = [(id(source), k) in self.usual for source, k in node.inputs]
+        if node.op in _LIKE_FIRST:
+            return usual[0]
+        if node.op == "add_n":
+            # Chains of many terms are sums of two, and so may this be in a step of memplan's.
+            return any(usual) if self.is_stock or len(usual) < _LEFT_TO_RIGHT else all(usual)
+        if node.op in _COPIES or not reads_any_layout(node):
+            # A fallback writes where it is told, in the layout of what lay there.
+            return all(usual[place] for place in self._places(index, node, output))
+        if node.op == "_backward_Pooling" and self.is_stock:
+            # In the place of the zeros that are the gradient of its workspace, whose only reader
+            # it is: so MXNet copies what oneDNN writes.
+            return any(usual[place] for place in self._places(index, node, output))
+        return False
+
+    def _places(self, index: int, node: Node, output: int) -> list[int]:
+        """The inputs in whose place ``node`` may write an output."""
+        found: list[int] = []
+        taken: set[int] = set()
+        for place, other, alias in handovers(node, node.infos.inputs, node.infos.outputs):
+            if other == output and place not in taken:
+                if alias or self._may_die(index, node.inputs[place]):
+                    found.append(place)
+            elif self.is_stock and other < output and (id(node), other) in self.readers:
+                taken.add(place)  # of several outputs, by the first that is read
+        return found
+
+    def _may_die(self, index: int, entry: Entry) -> bool:
+        key = (id(entry[0]), entry[1])
+        if not self.is_stock:
+            return True
+        return not entry[0].is_variable and key not in self.kept and self.readers[key] == [index]

@@ -1,0 +1,88 @@
+"""Sums of 3 or 4 gradients are added in the order of MXNet's own executor, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mxnet as mx
+import pytest
+
+from helpers.explicit import identical
+from helpers.networks import Network
+from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
+
+
+def convolution(data: mx.sym.Symbol, size: int = 1) -> mx.sym.Symbol:
+    pad = size // 2
+    return mx.sym.Convolution(
+        data, num_filter=16, kernel=(size, size), pad=(pad, pad), no_bias=True
+    )
+
+
+def body() -> mx.sym.Symbol:
+    return convolution(mx.sym.Variable("data"), 3)
+
+
+def joined(*branches: mx.sym.Symbol) -> Network:
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.Concat(*branches) ** 2))
+    return loss, {"data": (2, 16, 12, 12)}
+
+
+def pooled(pool_type: str = "max", stride: int = 1) -> Network:
+    """An inception block: three convolutions, and a pooling of the same size."""
+    whole = body()
+    small = mx.sym.Pooling(
+        whole, kernel=(3, 3), pad=(1, 1), stride=(stride, stride), pool_type=pool_type
+    )
+    if stride == 2:
+        small = mx.sym.UpSampling(small, scale=2, sample_type="nearest")
+    return joined(*(convolution(whole) for _ in range(3)), convolution(small))
+
+
+def of_a_wide_gradient() -> Network:
+    """A relu, an upsampling and a residual whose gradients meet."""
+    whole = body()
+    active = mx.sym.relu(whole)
+    branches = [convolution(active) for _ in range(2)]
+    resized = mx.sym.UpSampling(active, scale=2, sample_type="nearest")
+    large = mx.sym.Pooling(resized, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    return joined(*branches, mx.sym.Activation(large + whole, act_type="relu"), whole)
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "max": pooled,
+    "average": lambda: pooled("avg"),
+    "strided": lambda: pooled(stride=2),
+    "wide": of_a_wide_gradient,
+    "convolutions": lambda: joined(*map(convolution, [body()] * 3)),
+}
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bits_are_those_of_mxnet(name: str, realisation: str) -> None:
+    symbol, shapes = NETWORKS[name]()
+    traced = trace(symbol, shapes=shapes, realisation=realisation)
+    again = [op for op, call in enumerate(traced.graph.ops) if call.recomputable]
+    nforward = traced.graph.nforward
+    steps = [*range(nforward), *again, *range(nforward, len(traced.nodes))]
+    assert identical(traced, Schedule.unplanned(traced.graph))
+    assert identical(traced, Schedule.sequence(traced.graph, steps))
+
+
+@pytest.mark.parametrize(
+    ("name", "device_type", "kinds"),
+    [
+        ("max", "cpu", {"elemwise_add"}),
+        ("max", "gpu", {"add_n"}),
+        ("average", "cpu", {"add_n"}),
+        ("convolutions", "cpu", {"add_n"}),
+    ],
+)
+def test_sums_are_chains_where_mxnet_adds_from_the_right_for_certain(
+    name: str, device_type: str, kinds: set[str]
+) -> None:
+    symbol, shapes = NETWORKS[name]()
+    traced = trace(symbol, shapes=shapes, realisation="packed", device_type=device_type)
+    assert {op.kind for op in traced.graph.ops if op.name.startswith("sum_grad")} == kinds
