@@ -41,12 +41,10 @@ MOVES_PER_OP = 2000
 # Temperatures of a round are in units of the mean time of an op; each falls to this share.
 COLD = 0.1
 # A short round first; then again and again these, each time longer.
-FIRST_ROUND = 0.05
-LENGTHEN = 1.5
+FIRST_ROUND, LENGTHEN = 0.05, 1.5
 # In the search for the fewest bytes: what the overhead counts in units of relative bytes, and
 # the temperature, over the number of ops.
-SECONDS_AT_LEAST = 0.02
-LEAST_HOT = 0.1
+SECONDS_AT_LEAST, LEAST_HOT = 0.02, 0.1
 # What MXNet allocates changes by jumps: annealing in blocks is so much hotter.
 BLOCKS_HOTTER = 4.0
 # What is left when there is too little for a round improves the best at this temperature.
