@@ -1,8 +1,8 @@
-"""A U-Net that marks shapes in pictures of high resolution, trained in 60% of its memory.
+"""A U-Net that marks shapes in pictures of high resolution, trained in 40% of its memory.
 
 The shortcuts of a U-Net, as large as the picture, wait for the way up; few of its values are cheap
 to hold and many are cheap to compute again. ``memplan.mxnet.Module`` is used like ``mx.mod.Module``
-and runs the whole planned step as one Symbol. The pictures are generated: bright discs in noise.
+and runs the planned step in one array. The pictures are generated: bright discs in noise.
 ``python examples/unet.py --help``
 """
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, default=8, help="of the highest level")
     parser.add_argument("--size", type=int, default=256, help="of a picture, a power of 2")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--budget", default="85%", help="of the unplanned step, or bytes")
+    parser.add_argument("--budget", default="40%", help="of the unplanned step, or bytes")
     parser.add_argument("--seconds", type=float, default=20, help="for planning, at most")
     parser.add_argument("--updates", type=int, default=10)
     options = parser.parse_args()
