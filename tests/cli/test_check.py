@@ -63,6 +63,7 @@ def test_a_broken_promise_is_told(
     assert "+100.0% measured" in printed
 
 
+@pytest.mark.long
 def test_what_a_process_holds_is_seen() -> None:
     """64 MiB of activations more are 64 MiB of growth more."""
     x = mx.sym.Variable("data")

@@ -236,6 +236,7 @@ def _graph(costs: memplan.CostTable) -> memplan.TrainingGraph:
     return made.schedule.graph
 
 
+@pytest.mark.long
 def test_profile_gives_costs_to_plan_by(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     said = result("profile", *NET, "--repeats", "1", "--warmup", "0", "-o", "costs.json")
     table = memplan.CostTable.load("costs.json")

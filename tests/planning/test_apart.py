@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import memplan
+from helpers.amounts import long_except
 from helpers.networks import Network, residual_net
 from helpers.odd_strategies import Changing, Odd
 from helpers.paths import ROOT
@@ -52,7 +53,7 @@ def told(plan: memplan.Plan) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+@pytest.mark.parametrize("realisation", long_except(["mirror", "explicit", "packed"], ["packed"]))
 def test_the_child_makes_the_plan_that_is_made_here(
     realisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_refusal_is_that_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert there.lowest_nbytes is not None
 
 
+@pytest.mark.long
 def test_plans_for_further_shapes_are_those_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     first = quick(network(), strategy="search:effort=0.02", realisation="packed", budget=0.8)
     net, shapes = network()

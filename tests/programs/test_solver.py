@@ -60,6 +60,7 @@ for realisation in ("mirror", "explicit"):
 """
 
 
+@pytest.mark.long
 def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN],

@@ -110,6 +110,7 @@ def in_a_fresh_process(measure: Any) -> Any:
         return fresh.submit(measure).result()
 
 
+@pytest.mark.long
 def test_mxnet_shares_as_modelled() -> None:
     shared, grown, alone = in_a_fresh_process(shared_and_grown_mib)
     assert 10 < shared < alone - 20, "nothing to tell"
