@@ -157,6 +157,7 @@ def test_what_cannot_be_true_is_noticed(
         scripts.table2.measure(graph, budget, ["liar"], {})
 
 
+@pytest.mark.long
 def test_gaps_between_plans_and_bounds(tmp_path: Path) -> None:
     graph = unit_chain(8)
     file = tmp_path / "chain.json"

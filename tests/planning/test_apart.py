@@ -249,6 +249,7 @@ def test_a_script_that_plans_and_trains_loads_no_search() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_the_child_ends_with_the_process_that_trains(tmp_path: Path) -> None:
     path = tmp_path / "process"
     process = script(
