@@ -38,7 +38,7 @@ TIMES_THE_WORK = 2.0
 
 # Part of the work left for schedules to begin a search with, so that as much is left as `search`
 # does; part of the time left for them, and then for a search from nothing. Where time is short,
-# they gain more: set on networks of Gluon CV in 3 and in 10 seconds.
+# they gain more: set on networks of GluonCV and of benchmarks/gaps.py in 3 and in 10 seconds.
 BEGINNINGS_SHARE, BEGINNINGS_TIME_SHARE, ANEW_SHARE = 0.45, 0.7, 0.4
 
 # The same for large graphs, where moves of the search gain more: an unrolled LSTM and a GAN.

@@ -192,9 +192,14 @@ def test_times_belong_to_their_ops() -> None:
     body = mx.sym.Custom(body, op_type="memplan_slow", name="slow")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=2), name="softmax")
     graph = costed((net, {"data": (2, 3)}), repeats=3)
-    *others, forward, backward = sorted(graph.ops, key=lambda op: op.seconds)
-    assert (forward.kind, backward.kind) == ("Custom", "_backward_Custom")
-    assert len(others) > 5
+    least = 0.95  # what a wait takes is subtracted, which on a busy machine is milliseconds
+    for op in graph.ops:
+        if op.kind == "Custom":
+            assert least * FORWARD_SECONDS <= op.seconds < BACKWARD_SECONDS
+        elif op.kind == "_backward_Custom":
+            assert least * BACKWARD_SECONDS <= op.seconds < 2 * BACKWARD_SECONDS
+        else:
+            assert op.seconds < FORWARD_SECONDS / 2
 
 
 def test_an_op_costs_its_lower_quartile_and_equal_ops_their_mean(
