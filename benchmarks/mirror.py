@@ -1,6 +1,6 @@
 """Plans by MXNet's mirroring against memonger's own code, on its six networks.
 
-    python benchmarks/mirror.py                 # all, about 12 minutes on 2 cores
+    python benchmarks/mirror.py                 # all, about two minutes
     python benchmarks/mirror.py resnet50_v1     # one
 
 Batch 32 at 224 x 224, roofline of a V100. "MB" are MXNet's own total for activations, as its
@@ -17,10 +17,10 @@ from memplan.planning.plan import Plan
 from networks import MEMONGER_MB, SHAPE, network
 
 COSTS = "roofline:v100"
-# Seconds for `auto` at most; it does twice its usual work.
-LIMITS = {"resnet152_v2": 60.0, "memonger-resnet": 60.0}
-LIMIT = 10.0
-STRATEGY = "auto:effort=2"
+# Seconds for `auto` at most.
+LIMITS = {"resnet152_v2": 30.0, "memonger-resnet": 30.0}
+LIMIT = 5.0
+STRATEGY = "auto"
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
 from memplan.search.kernels.arrays import Array
-from memplan.search.kernels.mirroring import Cost, Evaluator
+from memplan.search.kernels.mirroring import Evaluator
+from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.rematerialize import inner_forward
 from memplan.search.segments import (
     articulation_points,
@@ -29,10 +29,17 @@ from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
 from memplan.util.stop import Pace, Stop
 
-# Cost is overhead (extra seconds / unplanned seconds) plus this for every 100% over the budget.
-PENALTY = 1.0
-# Temperatures, in units of that cost, from the first to the last step.
+# Cost is overhead (extra seconds / unplanned seconds) plus one of these for every 100% over the
+# budget, in turn: with the lower one annealing gets further where tensors are many and small (the
+# zoo's DenseNet-121 and ResNet-152), and stays over the budget where they are few (ResNet-18).
+PENALTIES = (0.5, 1.0)
+# Temperatures, in units of that cost, from the first to the last step of a chain, and at the first
+# of one that begins with the best of those before.
 HOT, COLD = 0.01, 0.0001
+REHEATED = 0.003
+# A chain makes this many moves for every flag: more chains find more than longer ones. Set on the
+# zoo's ResNet-50 and MobileNet.
+MOVES_BY_FLAG = 160
 
 MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 16
 
@@ -40,11 +47,11 @@ MOVES_BETWEEN_LOOKS_AT_THE_CLOCK = 16
 CUTS = 24
 
 # What a move costs in work: so much for every op, as the step is replayed, and this at least.
-# Measured on the zoo's ResNet-50.
-WORK_BY_OPS, LEAST_WORK = 0.055, 20.0
+# Measured on the zoo's ResNet-50 and memonger's ResNet.
+WORK_BY_OPS, LEAST_WORK = 0.03, 30.0
 # With fewer moves for every flag than this, annealing finds hardly anything. Set on memonger's LSTM
 # over 100 steps, where half as many found nothing cheaper than a cut.
-FEWEST_BY_FLAGS = 1.0
+FEWEST_BY_FLAGS = 1.5
 # Where neither moves nor work are bounded.
 MOST_MOVES = 1 << 40
 
@@ -73,22 +80,28 @@ def anneal(
     Without a budget: the one with the fewest bytes. Makes this many ``moves`` in at most
     ``seconds``: the same seed gives the same schedule, unless the clock has hurried it, which a
     stop says. Without ``moves`` it makes as many as the stop has work for, or takes all of the
-    time; none where those are too few to find more than ``start``. An interrupt ends it, and is
-    raised only if no schedule was met yet.
+    time; none where those are too few to find more than ``start``. Many moves are made in several
+    chains: half of them begin with ``start``, the others with the best so far. An interrupt ends
+    it, and is raised only if no schedule was met yet.
     """
     stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
     evaluate = Evaluator(graph)
     if not evaluate.flaggable:
         return None
-    search = _Search(evaluate, start, budget_nbytes, graph.seconds, seed)
+    search = _Search(evaluate, evaluate.flags(start), budget_nbytes, graph.seconds, seed)
     work = max(LEAST_WORK, WORK_BY_OPS * len(graph.ops))
     if moves is None:
         moves = int(min(MOST_MOVES, max(1.0, stop.work_left / work)))
         if moves < FEWEST_BY_FLAGS * len(evaluate.flaggable):
             moves = 0
     try:
-        for temperature in _temperatures(moves, work, stop):
-            search.move(temperature)
+        for made, most in _moves(moves, work, stop):
+            nchains = max(1, most // (MOVES_BY_FLAG * len(evaluate.flaggable)))
+            chain, place = divmod(nchains * made / most, 1.0)
+            if chain != search.chain:
+                hot = HOT if 2 * chain < nchains else REHEATED
+                search.begin(int(chain), hot, PENALTIES[int(nchains - chain - 1) % 2])
+            search.move(place)
     except KeyboardInterrupt:
         if search.best is None:
             raise
@@ -97,13 +110,12 @@ def anneal(
     return mirror(graph, frozenset(int(op) for op in search.best.nonzero()[0]))
 
 
-def _temperatures(moves: int, work: float, stop: Stop) -> Iterator[float]:
-    """The temperature of each move: it falls with the moves that there is time for."""
+def _moves(moves: int, work: float, stop: Stop) -> Iterator[tuple[int, int]]:
+    """Before each move: how many are made, and for how many in all there is time."""
     pace, made = Pace(stop, moves), 0
     while (left := pace.left(made)) > 0:
-        temperature = HOT * (COLD / HOT) ** (made / (made + left))
         count = min(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, left)
-        yield from itertools.repeat(temperature, count)
+        yield from ((made + more, made + left) for more in range(count))
         stop.spend(work * count)
         made += count
 
@@ -193,47 +205,74 @@ class _Search:
     def __init__(
         self,
         evaluate: Evaluator,
-        start: frozenset[int],
+        start: Array,
         budget_nbytes: int | None,
         unplanned_seconds: float,
         seed: int,
     ) -> None:
-        self.evaluate, self.budget_nbytes = evaluate, budget_nbytes
+        self.evaluate, self.start, self.budget_nbytes = evaluate, start, budget_nbytes
         self.unplanned_seconds = unplanned_seconds
         self.random = random.Random(seed)
-        self.current = evaluate.flags(start)
-        self.cost, fits = self._cost(self.current)
-        self.best: Array | None = self.current if fits else None
-        self.best_cost = self.cost if fits else math.inf
+        self.chain, self.hot, self.penalty = -1, HOT, PENALTIES[0]
+        self.current, self.cost = start, math.inf
+        self.best: Array | None = None
+        self.best_cost = math.inf
+        self._take(start, math.inf)
 
-    def _cost(self, flags: Array) -> tuple[float, bool]:
-        return _cost(self.evaluate(flags), self.unplanned_seconds, self.budget_nbytes)
+    def begin(self, chain: int, hot: float, penalty: float) -> None:
+        """Begin a chain: with the start if it is as hot as the first one, else with the best.
 
-    def move(self, temperature: float) -> None:
-        """Try a random change."""
-        other = _neighbour(self.current, self.evaluate.flaggable, self.random)
-        cost, fits = self._cost(other)
-        if fits and cost < self.best_cost:
-            self.best, self.best_cost = other, cost
+        As long as nothing fits the budget a chain goes on from the flags of the one before.
+        """
+        self.chain, self.hot, self.penalty = chain, hot, penalty
+        first = self.current if self.best is None else self.start if hot == HOT else self.best
+        self._take(first, math.inf)
+
+    def move(self, place: float) -> None:
+        """Try a random change; this part of the chain is made."""
+        temperature = self.hot * (COLD / self.hot) ** place
+        # A rise that is taken with probability exp(-rise / temperature) is one up to this: what
+        # rises more need not be replayed to its end.
+        most = self.cost - temperature * math.log(1.0 - self.random.random())
+        self._take(_neighbour(self.current, self.evaluate.flaggable, self.random), most)
+
+    def _take(self, flags: Array, most: float) -> None:
+        """Make ``flags`` those of now if they cost at most this."""
+        steps, seconds = self.evaluate.order(flags)
+        overhead = seconds / self.unplanned_seconds - 1.0 if self.unplanned_seconds else 0.0
+        enough = self._enough_nbytes(most, overhead)
+        if enough < 0.0:
+            return
+        nbytes = self.evaluate.allocated_nbytes(steps, enough)
+        if nbytes > enough:
+            return
+        self.current, self.cost = flags, self._cost(nbytes, overhead)
+        if self.cost < self.best_cost and self._fits(nbytes):
+            self.best, self.best_cost = flags, self.cost
             self._tell()
-        if cost <= self.cost or self.random.random() < math.exp((self.cost - cost) / temperature):
-            self.current, self.cost = other, cost
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.budget_nbytes is None or nbytes <= self.budget_nbytes
+
+    def _cost(self, nbytes: int, overhead: float) -> float:
+        """What is minimised: within the budget the overhead."""
+        if self.budget_nbytes is None:
+            # Relative change is what counts, and a little for time, so that ties go to the cheaper.
+            return math.log(max(1, nbytes)) + 0.01 * overhead
+        return overhead + self.penalty * max(0.0, nbytes / max(1, self.budget_nbytes) - 1.0)
+
+    def _enough_nbytes(self, most: float, overhead: float) -> float:
+        """The bytes with which the cost is ``most``; negative if it is more in any case."""
+        if self.budget_nbytes is None:
+            return math.exp(min(most - 0.01 * overhead, math.log(UNLIMITED)))
+        if overhead > most:
+            return -1.0
+        return max(1, self.budget_nbytes) * (1.0 + (most - overhead) / self.penalty)
 
     def _tell(self) -> None:
         if self.budget_nbytes is not None:
-            # Within the budget the cost is the overhead.
             seconds = (1.0 + self.best_cost) * self.unplanned_seconds
             tell("annealing", incumbent_seconds=seconds, unplanned_seconds=self.unplanned_seconds)
-
-
-def _cost(cost: Cost, unplanned_seconds: float, budget_nbytes: int | None) -> tuple[float, bool]:
-    """What annealing minimises, and whether the budget is kept."""
-    overhead = cost.seconds / unplanned_seconds - 1.0 if unplanned_seconds else 0.0
-    if budget_nbytes is None:
-        # Relative change is what counts, and a little for time, so that ties go to the cheaper.
-        return math.log(max(1, cost.allocated_nbytes)) + 0.01 * overhead, True
-    over = max(0.0, cost.allocated_nbytes / max(1, budget_nbytes) - 1.0)
-    return overhead + PENALTY * over, over == 0.0
 
 
 def _neighbour(flags: Array, candidates: tuple[int, ...], rng: random.Random) -> Array:

@@ -139,6 +139,8 @@ class _Search:
         self.has_plans_of_proof = not (
             self._is_large or self._in_blocks or isinstance(problem.space, Flags)
         )
+        # Annealing over flags begins anew by itself, and with its best.
+        self.begins_anew = not (self._is_large or isinstance(problem.space, Flags))
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
@@ -153,7 +155,7 @@ class _Search:
                 self._begin_quickly()
             if not self._is_enough():
                 self._begin()
-            if not self._is_large and not self._is_enough() and not self.stop.is_over():
+            if self.begins_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
             if not self._is_enough() and self._is_far and not self.stop.is_over():
                 self._begin_again()

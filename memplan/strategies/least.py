@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from memplan.step.schedule import Schedule
@@ -28,7 +27,7 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
     space = problem.space
     known = [Schedule.unplanned(problem.graph), *starts]
     try:
-        if math.isinf(problem.most_seconds):
+        if space.takes_at_most(problem.graph) <= problem.most_seconds:
             found = space.improve(problem, problem.cheapest(known), stop, moves)
             return problem.cheapest([*known, found]) or known[0]
         known += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)

@@ -97,6 +97,9 @@ class Space(Protocol):
     def repeats_backward(self) -> bool:
         """May backward ops run more than once in it?"""
 
+    def takes_at_most(self, graph: TrainingGraph) -> float:
+        """Seconds that no schedule of it exceeds."""
+
     def prepare(self) -> None:
         """Compile what a search needs, which is not to be in anybody's time."""
 
@@ -134,6 +137,9 @@ class Flags:
     @property
     def repeats_backward(self) -> bool:
         return False
+
+    def takes_at_most(self, graph: TrainingGraph) -> float:
+        return graph.seconds + graph.forward_seconds
 
     def prepare(self) -> None:
         compile_annealing()
@@ -214,6 +220,9 @@ class Sequences:
     @property
     def repeats_backward(self) -> bool:
         return True
+
+    def takes_at_most(self, graph: TrainingGraph) -> float:
+        return math.inf
 
     def prepare(self) -> None:
         compile_search()

@@ -198,7 +198,7 @@ def test_an_interrupted_plan_is_the_best_so_far(
     annealing = name == "search" or given == {"budget": None}
     interrupt = Pressing(1000 if annealing else 20)
     if annealing:
-        interrupt.at_calls(monkeypatch, Evaluator, "__call__")
+        interrupt.at_calls(monkeypatch, Evaluator, "order")
     else:
         interrupt.in_highs(monkeypatch)
     made = plan(strategy, realisation, **given)

@@ -62,11 +62,22 @@ class Evaluator:
 
     def __call__(self, flags: Array) -> Cost:
         """The cost of flagging the ops where ``flags`` is true."""
-        steps, seconds = run_order(flags, self._order, self._memory.copies)
-        allocated, peak = replay(
-            self._arrays, self._memory, steps, len(steps), self.match_range, UNLIMITED
-        )
+        steps, seconds = self.order(flags)
+        allocated, peak = self._replay(steps, UNLIMITED)
         return Cost(int(allocated), int(peak), seconds)
+
+    def order(self, flags: Array) -> tuple[Array, float]:
+        """The steps with these flags, and their seconds; bytes are those of the latest order."""
+        return run_order(flags, self._order, self._memory.copies)  # type: ignore[no-any-return]
+
+    def allocated_nbytes(self, steps: Array, enough: float) -> int:
+        """Bytes of the blocks of the latest order; where they are more than ``enough``, not all."""
+        return int(self._replay(steps, int(min(UNLIMITED, enough)))[0])
+
+    def _replay(self, steps: Array, enough: int) -> tuple[int, int]:
+        return replay(  # type: ignore[no-any-return]
+            self._arrays, self._memory, steps, len(steps), self.match_range, enough
+        )
 
 
 def _order_arrays(graph: TrainingGraph) -> OrderArrays:
