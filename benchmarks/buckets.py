@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
 from memplan.planning.plan import Plan
+from memplan.planning.process import PlanningProcess
 from memplan.planning.shapes import ShapePlanner
 
 Symbol = mx.sym.Symbol
@@ -120,8 +122,19 @@ def _planned(planner: ShapePlanner, network: Network, size: int) -> tuple[Plan, 
 
 
 def _processor_seconds() -> float:
-    """Of this process and of the children that it has waited for."""
-    return sum(os.times()[:4])
+    """Of this process and of its children, those that it has waited for and those that run."""
+    number = os.getpid()
+    total = sum(os.times()[:4])
+    for running in Path(f"/proc/{number}/task/{number}/children").read_text().split():
+        fields = Path(f"/proc/{running}/stat").read_text().rpartition(")")[2].split()
+        total += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def _end_the_process() -> None:
+    """A first plan has to start the process that plans; it waits for the next one."""
+    if (process := PlanningProcess.waiting()) is not None:
+        process.end()
 
 
 def rows(name: str, realisation: str, options: argparse.Namespace) -> None:
@@ -138,9 +151,11 @@ def rows(name: str, realisation: str, options: argparse.Namespace) -> None:
 
     network, (first, *others) = NETWORKS[name]
     shared = planner()
+    _end_the_process()
     _, first_seconds = _planned(shared, network, first)
     for size in others:
         following, seconds = _planned(shared, network, size)
+        _end_the_process()
         own, own_seconds = _planned(planner(), network, size)
         cells = (
             f"{name}, {realisation}",

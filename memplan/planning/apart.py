@@ -2,20 +2,19 @@
 
 numba, LLVM and a solver take some 150 MB, which a process that goes on to train would keep, and a
 solver may abort. The child gets a traced job, and searches without MXNet
-(:mod:`memplan.planning.child`); networks are made, bound and measured here.
+(:mod:`memplan.planning.child`); networks are made, bound and measured here. For a while it waits
+for the next job (:mod:`memplan.planning.process`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 from memplan.errors import MemplanError, PlanningError
 from memplan.memory.packing import Packing
@@ -23,9 +22,10 @@ from memplan.planning import child
 from memplan.planning.attempt import realise
 from memplan.planning.job import Job
 from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, packed, receive, send, unpacked
+from memplan.planning.process import PlanningProcess
 from memplan.step.schedule import Schedule
 from memplan.util.heap import give_back_what_is_free
-from memplan.util.interrupts import passing_on
+from memplan.util.interrupts import deferring, passing_on
 from memplan.util.progress import LOGGER
 
 IN_A_CHILD = True
@@ -34,19 +34,19 @@ IN_A_CHILD = True
 # Calls a function with the job and what else is given, in the child or here.
 Do = Callable[..., Any]
 
-# The path is that of this process before anything is imported, whatever lies in the folder.
-_CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
+# What the child may have loaded for one job and keep for another: code that does not change.
+_KEEPS = {"memplan", *sys.stdlib_module_names}
 
 
 @contextmanager
 def apart(job: Job) -> Iterator[Do]:
     """Yields ``do``: ``do(function, ...)`` is ``function(job, ...)``, computed in a child process.
 
-    The child starts with the first call and ends with the block. What the function raises is raised
-    here; PlanningError if the child ends before it has answered. Functions and arguments that
-    cannot be sent, such as a strategy that the script itself defines, are called here, and so are
-    all where no process can be started. An interrupt is the function's; the second one ends the
-    child.
+    The child starts with the first call, unless one waits since the last block; after this one it
+    waits for the next. What the function raises is raised here; PlanningError if the child ends
+    before it has answered. Functions and arguments that cannot be sent, such as a strategy that the
+    script itself defines, are called here, and so are all where no process can be started. An
+    interrupt is the function's; the second one ends the child.
     """
     helper = _Child(job)
     try:
@@ -57,67 +57,66 @@ def apart(job: Job) -> Iterator[Do]:
 
 
 class _Child:
-    """The process, once it has started, and what stays here by the names that it knows."""
+    """The process, once it has begun, and what stays here by the names that it knows."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._named: dict[str, Any] = {GRAPH: job.graph, TRACE: job.trace}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._requests: IO[bytes]
-        self._answers: IO[bytes]
+        self._modules: set[str] = set()
+        self._process: PlanningProcess | None = None
+        self._is_settled = False
         self._ninterrupts = 0
 
     def do(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """See :func:`apart`."""
         try:
-            request = packed((function, arguments, options), self._named)
-            with_child = IN_A_CHILD and self._is_started()
+            request = packed((function, arguments, options), self._named, self._modules)
+            with_child = IN_A_CHILD and self._has_begun()
         except CANNOT_PICKLE:
             with_child = False
         if not with_child:
             return function(self._job, *arguments, **options)
+        assert self._process is not None
         with passing_on(self._interrupt):
+            self._is_settled = False
             try:
-                send(self._requests, request)
-                kind, *rest = self._answer()
+                send(self._process.requests, request)
+                kind, *rest = self._answer(self._process)
             except (EOFError, BrokenPipeError):
                 raise self._death() from None
+            self._is_settled = self._ninterrupts == 0
         if kind == "unknown":
             return function(self._job, *arguments, **options)
         if kind == "error":
             raise _error(*rest)
         return rest[0]
 
-    def _is_started(self) -> bool:
+    def _has_begun(self) -> bool:
+        """Does the process know the job? It is started if none waits; False if that fails."""
         if self._process is not None:
             return True
-        asked, requests = os.pipe()
-        answers, answered = os.pipe()
-        path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
-        command = [sys.executable, "-c", _CODE.format(child.__name__)]
+        fields, level = _fields(self._job), LOGGER.getEffectiveLevel()
+        self._process = PlanningProcess.waiting()
+        if self._process is not None:
+            with suppress(EOFError, BrokenPipeError):
+                self._process.begin(fields, level)
+                return True
+            self._process.end()  # it was gone already
         try:
-            self._process = subprocess.Popen(
-                [*command, *map(str, (os.getpid(), asked, answered)), path],
-                pass_fds=(asked, answered),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal comes from here alone
-            )
+            self._process = PlanningProcess()
         except OSError as error:
             LOGGER.warning("memplan plans in this process, as it can start no other: %s", error)
-            os.close(requests)
-            os.close(answers)
             return False
-        finally:
-            os.close(asked)
-            os.close(answered)
-        self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
-        send(self._requests, packed((_fields(self._job), LOGGER.getEffectiveLevel()), {}))
+        try:
+            self._process.begin(fields, level)
+        except (EOFError, BrokenPipeError):
+            raise self._death() from None
         return True
 
-    def _answer(self) -> tuple[Any, ...]:
+    def _answer(self, process: PlanningProcess) -> tuple[Any, ...]:
         """What the child says in the end; before that, it may tell and ask."""
         while True:
-            kind, *rest = unpacked(receive(self._answers), self._named)
+            kind, *rest = unpacked(receive(process.answers), self._named)
             if kind == "log":
                 level, text, figures = rest
                 LOGGER.log(level, "%s", text, extra=figures)
@@ -126,7 +125,7 @@ class _Child:
             elif kind == "warning":
                 warnings.warn_explicit(*rest)
             elif kind == "realise":
-                send(self._requests, self._realised(*rest))
+                send(process.requests, self._realised(*rest))
             else:
                 return (kind, *rest)
 
@@ -142,12 +141,12 @@ class _Child:
     def _interrupt(self) -> None:
         assert self._process is not None
         self._ninterrupts += 1
-        self._process.send_signal(signal.SIGINT if self._ninterrupts == 1 else signal.SIGKILL)
+        self._process.popen.send_signal(signal.SIGINT if self._ninterrupts == 1 else signal.SIGKILL)
 
     def _death(self) -> BaseException:
         """What is to be raised as the child is gone."""
         assert self._process is not None
-        status = self._process.wait()
+        status = self._process.popen.wait()
         if self._ninterrupts > 1:
             return KeyboardInterrupt()
         how = f"ended with status {status}"
@@ -161,13 +160,19 @@ class _Child:
         )
 
     def end(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._requests, self._answers):
-                with suppress(BrokenPipeError):
-                    stream.close()
+        """Leave the process, if there is one, to the next job, or end it.
+
+        It is ended if it is not known to wait for a request, or may have loaded a strategy of the
+        user's, which could be another one by then.
+        """
+        if self._process is None:
+            return
+        known = all(name.partition(".")[0] in _KEEPS for name in self._modules)
+        with deferring():
+            if self._is_settled and known:
+                self._process.wait_for_another()
+            else:
+                self._process.end()
 
 
 def _fields(job: Job) -> dict[str, Any]:

@@ -7,6 +7,7 @@ schedule and what it allocates, is asked of the training process.
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import logging
 import os
@@ -35,6 +36,7 @@ from memplan.planning.messages import (
 )
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import LIVE
+from memplan.util.heap import give_back_what_is_free
 from memplan.util.interrupts import deferring
 from memplan.util.progress import LOGGER
 
@@ -98,15 +100,13 @@ class _Printing(io.TextIOBase):
 
 
 class _Conversation:
-    """Does what it is asked for, one thing after the other, until nobody asks any more."""
+    """Does what it is asked for, one job after the other, until nobody asks any more."""
+
+    job: Job
 
     def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
         self._asked, self._answers = asked, answers
-        fields, level = self._read({})
-        fields["trace"] = StandIn(TRACE)
-        self.job = ChildJob(**fields, ask=self._ask)
-        self._named = {GRAPH: self.job.graph}
-        LOGGER.setLevel(level)
+        self._named: dict[str, Any] = {}
         LOGGER.propagate = False
         LOGGER.addHandler(_Forwarding(self._tell))
         sys.stdout = _Printing(self._tell)
@@ -114,15 +114,25 @@ class _Conversation:
         warnings.showwarning = self._show  # type: ignore[assignment]
 
     def run(self) -> None:
-        """Answer requests."""
-        while True:
-            data = receive(self._asked)
+        """Answer what is asked about one job, and forget it."""
+        fields, level = self._read({})
+        fields["trace"] = StandIn(TRACE)
+        self.job = ChildJob(**fields, ask=self._ask)
+        self._named = {GRAPH: self.job.graph}
+        LOGGER.setLevel(level)
+        self._tell("ready")
+        while data := receive(self._asked):
             try:
                 function, arguments, options = unpacked(data, self._named)
             except Exception as error:  # what the training process has and nobody else can import
                 self._tell("unknown", f"{type(error).__name__}: {error}")
                 continue
             send(self._answers, self._answer(function, arguments, options))
+            del function, arguments, options
+        del self.job, fields
+        self._named.clear()
+        gc.collect()
+        give_back_what_is_free()
 
     def _answer(self, function: Any, arguments: Any, options: Any) -> bytes:
         """What the function says of the job; an interrupt is one of the function alone."""
@@ -170,6 +180,8 @@ def main() -> None:
     if os.getppid() != parent:
         return
     try:
-        _Conversation(os.fdopen(asked, "rb"), os.fdopen(answers, "wb")).run()
+        conversation = _Conversation(os.fdopen(asked, "rb"), os.fdopen(answers, "wb"))
+        while True:
+            conversation.run()
     except (EOFError, BrokenPipeError):
         os._exit(0)

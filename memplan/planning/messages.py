@@ -19,6 +19,9 @@ from memplan.step.schedule import Schedule
 
 GRAPH, TRACE = "graph", "trace"
 
+#: Says that nothing more is asked about a job.
+NO_MORE = b""
+
 # What pickle raises for objects that it cannot take.
 CANNOT_PICKLE = (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError)
 
@@ -30,14 +33,19 @@ class StandIn:
     name: str
 
 
-def packed(message: Any, named: Mapping[str, Any]) -> bytes:
+def packed(message: Any, named: Mapping[str, Any], modules: set[str] | None = None) -> bytes:
     """``message`` as bytes, with the names of what ``named`` holds; one of CANNOT_PICKLE if not.
+
+    The modules of its classes and functions are added to ``modules``.
 
     What the script of the training process defines itself is refused, which its child would look
     for elsewhere, and so is a strategy that may keep a state, which would change there only.
     """
     file = io.BytesIO()
-    _Pickler(file, named).dump(message)
+    pickler = _Pickler(file, named)
+    pickler.dump(message)
+    if modules is not None:
+        modules |= pickler.modules
     return file.getvalue()
 
 
@@ -50,6 +58,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: IO[bytes], named: Mapping[str, Any]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._names = {id(value): name for name, value in named.items()}
+        self.modules: set[str] = set()
 
     def persistent_id(self, obj: Any) -> str | None:
         return obj.name if type(obj) is StandIn else self._names.get(id(obj))
@@ -60,8 +69,10 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, Schedule | TrainingGraph):  # without what they have worked out
             fields = (getattr(obj, field.name) for field in dataclasses.fields(obj))
             return type(obj), tuple(fields)
-        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
-            raise pickle.PicklingError(f"{obj.__qualname__} is defined in the script itself")
+        if isinstance(obj, type | FunctionType):
+            self.modules.add(obj.__module__)
+            if obj.__module__ == "__main__":
+                raise pickle.PicklingError(f"{obj.__qualname__} is defined in the script itself")
         if hasattr(obj, "solve") and not _is_frozen(obj):
             raise pickle.PicklingError(f"{type(obj).__qualname__} is no frozen dataclass")
         return NotImplemented

@@ -107,9 +107,9 @@ def plan(
     Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
     or the plan (``plan.alternative``) says so.
 
-    The search runs in a process of its own, which ends with it; a strategy that your script itself
-    defines runs in this one. An interrupt (Ctrl-C) ends the search with the best plan so far;
-    without any, it is raised.
+    The search runs in a process of its own, which waits a minute for the next plan, then ends; a
+    strategy that your script itself defines runs in this one. An interrupt (Ctrl-C) ends the search
+    with the best plan so far; without any, it is raised.
 
     Raises ArgumentError for arguments that cannot be used, TraceError for a network that cannot
     be trained, CostError for costs that do not fit it, BudgetError where no plan is within the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -19,8 +18,8 @@ import memplan
 from helpers.amounts import long_except
 from helpers.networks import Network, residual_net
 from helpers.odd_strategies import Changing, Odd
-from helpers.paths import ROOT
 from helpers.planning import quick
+from helpers.script import script
 from memplan.errors import BudgetError, PlanningError
 from memplan.planning import apart
 from memplan.planning.shapes import ShapePlanner
@@ -199,18 +198,6 @@ def test_an_interrupt_ends_the_search_with_what_it_has(tmp_path: Path) -> None:
     assert found.schedule.recomputed == ()
     assert not list(tmp_path.iterdir())  # what an interrupt cut short is not kept
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def script(code: str, **options: Any) -> subprocess.Popen[str]:
-    """A script that plans, without a guard by ``__name__``, in a process of its own."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,
-    )
 
 
 TRAINS = """

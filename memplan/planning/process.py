@@ -1,0 +1,119 @@
+"""The process that plans: started, told about a job, kept for the next one, ended.
+
+To start it takes a second, and to load numba and what it has compiled takes another: longer than
+most plans that follow the first one of their network. So it waits for a while for the next plan,
+which it makes as a new process would: nothing but what it has loaded stays from one job to another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from memplan.planning import child
+from memplan.planning.messages import NO_MORE, packed, receive, send
+
+# How long a process waits for the next plan. It holds up to 200 MB meanwhile.
+IDLE_SECONDS = 60.0
+
+# The path is that of this process before anything is imported, whatever lies in the folder.
+_CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
+
+# The process that waits, if one does. Taking from a list and adding to it cannot be interrupted by
+# another thread, so that there is no lock which a fork could take along.
+_WAITING: list[PlanningProcess] = []
+
+
+class PlanningProcess:
+    """A process that answers what is asked about one job after the other."""
+
+    def __init__(self) -> None:
+        """Start it; OSError where that is not possible."""
+        asked, requests = os.pipe()
+        answers, answered = os.pipe()
+        self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+        path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
+        command = [sys.executable, "-c", _CODE.format(child.__name__)]
+        self._owner = os.getpid()
+        self._timer: threading.Timer | None = None
+        try:
+            self.popen = subprocess.Popen(
+                [*command, *map(str, (self._owner, asked, answered)), path],
+                pass_fds=(asked, answered),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal comes from here alone
+            )
+        except OSError:
+            self._close()
+            raise
+        finally:
+            os.close(asked)
+            os.close(answered)
+
+    def begin(self, fields: dict[str, Any], level: int) -> None:
+        """Tell it about a job; EOFError or BrokenPipeError if it is gone."""
+        send(self.requests, packed((fields, level), {}))
+        receive(self.answers)
+
+    def wait_for_another(self) -> None:
+        """Keep it for the next job, or end it if another one waits.
+
+        A process gets a signal when the thread ends that started it, so one of the main thread
+        alone is kept.
+        """
+        if _WAITING or not _in_main_thread():
+            self.end()
+            return
+        try:
+            send(self.requests, NO_MORE)
+        except BrokenPipeError:
+            self.end()
+            return
+        self._timer = threading.Timer(IDLE_SECONDS, self._end_if_waiting)
+        self._timer.daemon = True
+        _WAITING.append(self)
+        self._timer.start()
+
+    def _end_if_waiting(self) -> None:
+        with suppress(ValueError):  # it was taken just now
+            _WAITING.remove(self)
+            self.end()
+
+    @staticmethod
+    def waiting() -> PlanningProcess | None:
+        """The process that waits, which waits no longer, for the thread that may use it."""
+        for process in list(_WAITING):
+            # In a fork, which cannot use it, it is its owner's.
+            if process._owner == os.getpid() and _in_main_thread():
+                with suppress(ValueError):  # its time is over just now
+                    _WAITING.remove(process)
+                    assert process._timer is not None
+                    process._timer.cancel()
+                    return process
+        return None
+
+    def end(self) -> None:
+        """End it, and leave nothing of it."""
+        self.popen.kill()
+        self.popen.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self.requests, self.answers):
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@atexit.register
+def _end_what_waits() -> None:
+    if (process := PlanningProcess.waiting()) is not None:
+        process.end()
