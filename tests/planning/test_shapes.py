@@ -208,11 +208,9 @@ def test_what_to_do_with_new_shapes_is_checked() -> None:
         planner(unseen="skip")
 
 
-@pytest.mark.parametrize(("realisation", "share"), [("packed", 0.1), ("explicit", 0.2)])
-def test_another_plan_takes_a_tenth_of_the_work(
-    monkeypatch: pytest.MonkeyPatch, realisation: str, share: float
-) -> None:
-    """In blocks a fifth."""
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The work of searches."""
     spent: list[float] = []
     spend = Stop.spend
 
@@ -222,6 +220,14 @@ def test_another_plan_takes_a_tenth_of_the_work(
         spend(stop, work)
 
     monkeypatch.setattr(Stop, "spend", counted)
+    return spent
+
+
+@pytest.mark.parametrize(("realisation", "share"), [("packed", 0.1), ("explicit", 0.2)])
+def test_another_plan_takes_a_tenth_of_the_work(
+    spent: list[float], realisation: str, share: float
+) -> None:
+    """In blocks a fifth."""
     by = planner(strategy="search", realisation=realisation, time_limit=1e4)
     planned(by, 16)
     usual = job(16).problem(0).stop(None, effort=1.0).work_left
@@ -232,3 +238,13 @@ def test_another_plan_takes_a_tenth_of_the_work(
     assert 0.0 < sum(spent) <= 1.3 * share * usual
     assert not other.cut_by_clock
     assert other.total_nbytes <= other.budget_nbytes
+
+
+def test_a_schedule_that_is_proved_to_be_good_takes_no_search(spent: list[float]) -> None:
+    by = planner(strategy="auto", time_limit=1e4, share_of_first=False)
+    planned(by, 16)
+    spent.clear()
+    other = planned(by, 20)
+    assert 0.0 < sum(spent) <= 0.02 * job(20).problem(0).stop(None, effort=1.0).work_left
+    assert other.lower_bound_overhead is not None
+    assert 0.0 < other.overhead <= other.lower_bound_overhead + 0.005
