@@ -279,10 +279,14 @@ def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Rea
 
 
 def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:
-    """``outcome`` with the bound that holds for schedules in any order, if that says more."""
+    """``outcome`` with the bound that holds for schedules in any order, if that says more.
+
+    A bound of that kind that has ended the search is enough.
+    """
     assert problem.budget_nbytes is not None
+    gap_seconds = getattr(solver, "gap", 0.0) * problem.graph.seconds
     proved_seconds = 0.0 if outcome.in_order else outcome.lower_bound_seconds or 0.0
-    if problem.is_closed(outcome.schedule, proved_seconds):
+    if problem.is_closed(outcome.schedule, proved_seconds + gap_seconds):
         return outcome
     stop = Stop.after(BOUND_SHARE_OF_TIME * job.time_limit)
     by = getattr(solver, "solver", DEFAULT_SOLVER)

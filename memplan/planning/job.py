@@ -120,11 +120,12 @@ class Job:
             )
             return cls._of_trace(graph_and_nodes, way, costs, ctx, time_limit, beside)
 
-        stock = dataclasses.replace(traced(STOCK), max_overhead=max_overhead)
-        stock = stock._with_unplanned()
-        if not runs_whole_steps(realisation):
-            return stock
-        return traced(realisation)._compared_with(stock)
+        with no_collections():
+            stock = dataclasses.replace(traced(STOCK), max_overhead=max_overhead)
+            stock = stock._with_unplanned()
+            if not runs_whole_steps(realisation):
+                return stock
+            return traced(realisation)._compared_with(stock)
 
     @classmethod
     def _of_trace(
@@ -158,9 +159,7 @@ class Job:
     def _with_unplanned(self) -> Job:
         """With the figures of the step that MXNet runs without a plan, and how long that took."""
         begin = time.monotonic()
-        with no_collections():
-            everything = Schedule.unplanned(self.graph)
-            figures = self.realised(everything).footprint
+        figures = self.realised(Schedule.unplanned(self.graph)).footprint
         seconds = time.monotonic() - begin
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 

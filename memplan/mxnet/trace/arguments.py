@@ -11,6 +11,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.sizes import check_size, check_uninferred
 
@@ -86,10 +87,9 @@ def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) ->
     for name, dtype in (type_dict or {}).items():
         _check_dtype(name, dtype)
     if type_dict is None:
-        attributes = symbol.attr_dict()
-        type_dict = {
-            name: np.float32 for name in arguments if "__dtype__" not in attributes.get(name, {})
-        }
+        nodes = symbol_json.parse(symbol)["nodes"]
+        typed = {node["name"] for node in nodes if "__dtype__" in node.get("attrs", {})}
+        type_dict = {name: np.float32 for name in arguments if name not in typed}
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
