@@ -216,6 +216,22 @@ def test_an_optimizer_does_not_take_gradients_that_are_not_there() -> None:
     trainer.step(4)
 
 
+@REALISATIONS
+def test_autograd_s_grad_of_a_parameter_is_an_error(realisation: str) -> None:
+    """Where the loss reads the parameter, too, it would be a part of the gradient."""
+    net, step, (x, y) = started(realisation=realisation)
+    weight = next(iter(net.collect_params(".*weight").values())).data(CPU)
+    with autograd.record():
+        loss = SOFTMAX(step.forward(x), y).mean() + (weight**2).sum()
+    with pytest.raises(UsageError, match=r"does not reach parameter .*weight.*backward\(\)"):
+        autograd.grad(loss, [weight])
+    step.backward(loss)
+    with autograd.record():
+        penalty = (weight**2).sum()
+    [gradient] = autograd.grad(penalty, [weight])
+    assert np.array_equal(gradient.asnumpy(), 2 * weight.asnumpy())
+
+
 def test_misuse_is_an_error() -> None:
     net, step, (x, y) = started()
     with pytest.raises(UsageError, match=r"forward\(\) first"):

@@ -5,9 +5,7 @@ there. So the rest of the step must run right after autograd's backward, in the 
 it, before anything else is asked of MXNet's engine, which then orders gradients, statistics and
 updates as it always does. The backward function of an autograd.Function or a Custom op comes too
 late: another thread runs it, when the optimizer's updates may have been asked for already. Hence
-the two functions of MXNet's that scripts call are wrapped; and autograd's grad, which would leave
-out of a parameter's gradient what goes through the block, and say nothing where a loss also reads
-the parameter itself.
+the two functions of MXNet's that scripts call are wrapped.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def planned(block: Block, **options: Any) -> Block:
     under ``autograd.record()``, the block runs the forward part of its plan;
     ``loss.backward()`` or ``autograd.backward(losses)`` of a loss computed from what it returned
     runs the rest. Everything else, inference included, is as before; ``block.planned_step`` is the
-    TrainStep. For this ``NDArray.backward``, ``mx.autograd.backward`` and ``grad`` are wrapped.
+    TrainStep. For this ``NDArray.backward`` and ``mx.autograd.backward`` are wrapped.
 
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call on a context after a later one, for both would need memory that is gone,
@@ -66,7 +64,6 @@ class _Forward:
     """What a planned block does first when it is called."""
 
     name: str
-    collect_params: Callable[[], Any]
     planned_step: TrainStep
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
@@ -107,18 +104,6 @@ class _Forward:
         for half in (*self._pop_reached(), *self._past_reached()):
             half.forget()
 
-    def check_gradients_of(self, variables: list[Any]) -> None:
-        """UsageError if one of these is a parameter, and the step in which it was read is open."""
-        if not self.planned_step.unfinished:
-            return
-        for name, parameter in self.collect_params().items():
-            if any(array is other for array in parameter._data or () for other in variables):
-                raise UsageError(
-                    f"mx.autograd.grad does not reach parameter {name!r} through the planned "
-                    f"block {self.name!r}: call backward() on the loss and read the "
-                    f"parameter's grad(), or train it unplanned"
-                )
-
     def _pop_reached(self) -> list[FirstHalf]:
         unfinished = self.planned_step.unfinished
         return [unfinished.pop(ctx) for ctx, h in list(unfinished.items()) if h.is_reached()]
@@ -151,19 +136,6 @@ def _wrap() -> None:
     """Wrap MXNet's functions, the first time."""
     mx.nd.NDArray.backward = _with_plans(mx.nd.NDArray.backward)
     mx.autograd.backward = _with_plans(mx.autograd.backward)
-    mx.autograd.grad = _reaching(mx.autograd.grad)
-
-
-def _reaching(grad: Callable[..., Any]) -> Callable[..., Any]:
-    """``grad``, which is refused where it would not reach what it is asked for."""
-
-    @functools.wraps(grad)
-    def wrapped(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
-        for block in list(_ALL):
-            block.check_gradients_of(list(leaves(variables)))
-        return grad(heads, variables, *args, **options)
-
-    return wrapped
 
 
 def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:

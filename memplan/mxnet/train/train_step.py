@@ -48,6 +48,7 @@ from memplan.mxnet.train.nesting import (
     specs_of,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
+from memplan.mxnet.train.reach import refuse_grad
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.turn import in_turn
 from memplan.planning.plan import Plan
@@ -145,6 +146,7 @@ class TrainStep:
         self._graphs = cached_graphs(self._blocks)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
+        refuse_grad(self)
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
