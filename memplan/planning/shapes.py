@@ -69,7 +69,8 @@ class ShapePlanner:
     schedule, with more drops if it does not fit, and without a search; or run them "unplanned",
     whatever they hold. The latter two warn, a line for each. A ``budget`` given as a share is one
     of the unplanned step that comes first, or of each without ``share_of_first``. Without one, the
-    first plan has the least memory, and the others may hold as much as the largest.
+    first plan has the least memory, and the others may hold as much as the largest; so may they
+    where a share of their own step is too little.
     """
 
     def __init__(
@@ -151,6 +152,8 @@ class ShapePlanner:
                 attempt = do(_followed, solver, within, start, name=name)
         if attempt is None or attempt.plan is None:
             attempt = do(Job.attempt, solver, limit, start=start, name=name)
+        if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
+            attempt = do(Job.attempt, solver, self._kept_nbytes, start=start, name=name)
         if attempt.plan is None:
             raise do(Job.budget_error, attempt, solver)
         plan: Plan = attempt.plan
@@ -164,6 +167,15 @@ class ShapePlanner:
             start = transferred(nearest.schedule, job.graph)
         plan: Plan | None = do(_fitted, within, limit, start, name=nearest.strategy)
         return plan
+
+    @property
+    def _kept_nbytes(self) -> int:
+        """The bytes of the largest step within its budget, which are held at every other one, too.
+
+        Of a last batch of few examples a share may not be possible, as little of it is activations.
+        """
+        within = (p.total_nbytes for p in self._made if p.total_nbytes <= (p.budget_nbytes or 0))
+        return max(within, default=0)
 
     def _held(self) -> int:
         """The bytes of the largest step."""

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.buckets import network
 from helpers.networks import residual_net
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.job import Job
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
@@ -167,6 +167,16 @@ def test_without_a_budget_others_hold_what_the_largest_does() -> None:
     larger = planned(by, 32)
     assert larger.total_nbytes > first.total_nbytes
     assert larger.budget_nbytes is None
+
+
+def test_a_step_that_is_too_small_for_its_share_holds_what_the_largest_does() -> None:
+    """A last batch of few examples, of which most bytes are those of the parameters."""
+    by = planner(share_of_first=False)
+    first, last = planned(by, 16), planned(by, 1)
+    assert last.total_nbytes > 0.8 * last.unplanned.total_nbytes
+    assert last.budget_nbytes == first.total_nbytes
+    with pytest.raises(BudgetError):
+        planned(planner(share_of_first=False), 1)
 
 
 def test_a_strategy_that_cannot_begin_with_a_schedule_plans_each() -> None:
