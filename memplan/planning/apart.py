@@ -95,20 +95,22 @@ class _Child:
         """Does the process know the job? It is started if none waits; False if that fails."""
         if self._process is not None:
             return True
-        fields, level = _fields(self._job), LOGGER.getEffectiveLevel()
-        self._process = PlanningProcess.waiting()
-        if self._process is not None:
+        about = packed((_fields(self._job), LOGGER.getEffectiveLevel()), {})
+        process = PlanningProcess.waiting()
+        if process is not None:
             with suppress(EOFError, BrokenPipeError):
-                self._process.begin(fields, level)
+                self._process = process
+                process.begin(about)
                 return True
-            self._process.end()  # it was gone already
+            self._process = None
+            process.end()  # it was gone already
         try:
             self._process = PlanningProcess()
         except OSError as error:
             LOGGER.warning("memplan plans in this process, as it can start no other: %s", error)
             return False
         try:
-            self._process.begin(fields, level)
+            self._process.begin(about)
         except (EOFError, BrokenPipeError):
             raise self._death() from None
         return True

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
 
 from memplan.planning import child
-from memplan.planning.messages import NO_MORE, packed, receive, send
+from memplan.planning.messages import NO_MORE, receive, send
 
 # How long a process waits for the next plan. It holds up to 200 MB meanwhile.
 IDLE_SECONDS = 60.0
@@ -55,9 +54,9 @@ class PlanningProcess:
             os.close(asked)
             os.close(answered)
 
-    def begin(self, fields: dict[str, Any], level: int) -> None:
+    def begin(self, about: bytes) -> None:
         """Tell it about a job; EOFError or BrokenPipeError if it is gone."""
-        send(self.requests, packed((fields, level), {}))
+        send(self.requests, about)
         receive(self.answers)
 
     def wait_for_another(self) -> None:
