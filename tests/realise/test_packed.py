@@ -288,6 +288,15 @@ def test_gradients_that_nobody_reads_are_not_computed(
     assert not differences(stock_steps(traced, values), planned_steps(again))
 
 
+def test_gradients_of_parts_are_joined_without_autograd() -> None:
+    """So that an array may be cut into parts again."""
+    traced = CASES["lstm"].trace("packed")
+    cuts = [op for op in traced.graph.ops if op.kind == "SliceChannel"]
+    assert cuts
+    assert all(op.recomputable for op in cuts)
+    assert not any(node.forward.op == "SliceChannel" for node in traced.nodes if node.forward)
+
+
 @pytest.mark.parametrize("place", range(6))
 def test_the_next_step_waits_for_readers_of_the_last(place: int) -> None:
     symbol, shapes = residual_net(batch=64, units=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
@@ -16,27 +16,30 @@ from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
 
-def asking(workspace: OneWorkspace, times: int, found: list[int]) -> Callable[[], None]:
+@dataclass
+class Asking:
     """A call of an op that asks for this many workspaces; ``found`` gets the first of them."""
 
-    def call() -> None:
-        found.extend([workspace._next() for _ in range(times)][:1])
+    workspace: OneWorkspace
+    times: int
+    found: list[int]
+    skips: int | None = None
 
-    return call
+    def __call__(self) -> None:
+        self.found.extend([self.workspace._next() for _ in range(self.times)][:1])
 
 
 @pytest.mark.parametrize("asked_before", range(4))
 def test_calls_find_the_same_workspace(asked_before: int) -> None:
     workspace, found = OneWorkspace(mx.cpu(0)), list[int]()
-    calls = [asking(workspace, times, found) for times in (1, 0, 1, 3, 2, 1, 4, 1)]
+    calls = [Asking(workspace, times, found) for times in (1, 0, 1, 3, 2, 1, 4, 1)]
     for _ in range(asked_before):
         workspace._next()
-    skips: list[int | None] = [None] * len(calls)
     for _ in range(2):  # what calls ask for is found out at first, then known
         workspace.begin()
-        skips = [workspace.call(call, n) for call, n in zip(calls, skips, strict=True)]
+        workspace.call(calls)
     assert found == [0] * 14
-    assert skips == [3, 0, 3, 1, 2, 3, 0, 3]
+    assert [call.skips for call in calls] == [3, 0, 3, 1, 2, 3, 0, 3]
 
 
 def test_a_packed_step_takes_one_workspace() -> None:

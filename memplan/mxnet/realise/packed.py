@@ -29,7 +29,7 @@ from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
 from memplan.mxnet.realise.packed_memory import AnyCall, Memory
-from memplan.mxnet.realise.packed_rules import gradients_outside, packable
+from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
 from memplan.mxnet.trace.build import Trace
@@ -40,7 +40,8 @@ from memplan.step.schedule import Schedule
 
 NDArray = Any
 
-# So many calls are handed to the engine at once: it runs them while others are made ready.
+# So many calls are handed to the engine at once: it runs them while others are made ready. The
+# first bundles are smaller, so that it does not wait for them.
 BUNDLE = 32
 
 
@@ -53,6 +54,7 @@ class Packed(Explicit):
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as they are called; nothing is refused yet."""
+        join_parts(heads)
         return runnable(heads, device_type)
 
     def outside(
@@ -307,6 +309,8 @@ def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
     result: list[list[Any]] = []
     for apart, group in groupby(calls, key=lambda call: call.is_alone):
         found = list(group)
-        size = 1 if apart else BUNDLE
-        result += [found[place : place + size] for place in range(0, len(found), size)]
+        while found:
+            size = 1 if apart else min(2 ** len(result), BUNDLE)
+            result.append(found[:size])
+            del found[:size]
     return result

@@ -41,7 +41,7 @@ class Memory:
         ]
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
-        self._fence = Call("_plus_scalar", {"scalar": "0"}, [self.fence], [self.fence])
+        self._fence = Marker([], [self.fence], ctx)
         self.workspace = OneWorkspace(ctx)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
@@ -64,26 +64,26 @@ class Memory:
     def in_turn(self, calls: Sequence[AnyCall]) -> None:
         """Hand ``calls`` to the engine as one operation, after all that it got so before."""
         with mx.engine.bulk(len(calls) + 1):
-            for call in (self._fence, *calls):
-                call.skips = self.workspace.call(call, call.skips)
+            self._fence()
+            self.workspace.call(calls)
 
     def apart(self, call: AnyCall, fences: Sequence[Marker]) -> None:
         """Make a call of several operations, in turn by :meth:`fences` of all that it touches."""
         hand_over(fences)
-        call.skips = self.workspace.call(call, call.skips)
+        self.workspace.call([call])
         hand_over(fences)
 
     def timed(self, call: AnyCall) -> float:
         """Make a call while nothing else runs; the seconds until it has run."""
         mx.nd.waitall()
         begin = time.perf_counter()
-        call.skips = self.workspace.call(call, call.skips)
+        self.workspace.call([call])
         mx.nd.waitall()
         return time.perf_counter() - begin
 
     def alone(self, call: AnyCall) -> None:
         """Make a call while nothing else runs in the memory."""
         wait_to_write(self.fence)
-        call.skips = self.workspace.call(call, call.skips)
+        self.workspace.call([call])
         for array in call.written:
             wait_to_write(array)

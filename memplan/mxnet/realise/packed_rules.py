@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.inference import COND
-from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Node, depth_first
 from memplan.mxnet.trace.operators import (
     has_sparse_gradient,
     has_state_or_user_code,
@@ -72,6 +72,33 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def join_parts(heads: Sequence[Entry]) -> None:
+    """Have the gradients of the parts of an array joined by an operator that keeps no state.
+
+    To equal bits, for they are copied. So no autograd is asked, which takes longer than to copy
+    them, and the array may be cut again. Both write in the usual layout, whatever they read.
+    """
+    for node in depth_first(heads):
+        forward = node.forward
+        if node.op == "_backward_SliceChannel" and forward is not None and len(node.inputs) > 1:
+            node.inputs = [
+                _zeros_like(source, info) if source.op == "_zeros_without_dtype" else (source, k)
+                for (source, k), info in zip(node.inputs, forward.infos.outputs, strict=True)
+            ]
+            axis = forward.attrs.get("axis", "1")
+            is_squeezed = forward.attrs.get("squeeze_axis", "0").lower() in ("1", "true")
+            node.op = "stack" if is_squeezed else "_npi_concatenate"
+            node.attrs = {"axis": axis, "num_args": str(len(node.inputs))}
+            node.control, node.forward = [], None
+
+
+def _zeros_like(source: Node, info: EntryInfo | None) -> Entry:
+    """Zeros in place of those whose shape MXNet infers from the op that reads them."""
+    assert info is not None
+    attrs = {"shape": str(info.shape), "dtype": info.dtype}
+    return (Node("_zeros", source.name, attrs), 0)
 
 
 def gradients_outside(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import mxnet as mx
 from mxnet.base import _LIB
@@ -33,21 +33,30 @@ class _Resource(ctypes.Structure):
 _TEMPORARY_SPACE = _Request(1)
 
 
-def _function(name: str, returns: Any, takes: list[Any]) -> Any:
-    """A function of MXNet's that its C API does not have; None where the library hides it."""
+def _function(name: str, returns: Any) -> Any:
+    """A function of MXNet's that its C API does not have; None where the library hides it.
+
+    It is called with objects of ctypes, in half the time that it takes to make them of others.
+    """
     function = getattr(_LIB, name, None)
     if function is not None:
-        function.restype, function.argtypes = returns, takes
+        function.restype = returns
     return function
 
 
 # ResourceManager::Get(), which is the calling thread's own, and ResourceManagerImpl::Request().
-_MANAGER = _function("_ZN5mxnet15ResourceManager3GetEv", ctypes.c_void_p, [])
+_MANAGER = _function("_ZN5mxnet15ResourceManager3GetEv", ctypes.c_void_p)
 _REQUEST = _function(
-    "_ZN5mxnet8resource19ResourceManagerImpl7RequestENS_7ContextERKNS_15ResourceRequestE",
-    _Resource,
-    [ctypes.c_void_p, Context, ctypes.POINTER(_Request)],
+    "_ZN5mxnet8resource19ResourceManagerImpl7RequestENS_7ContextERKNS_15ResourceRequestE", _Resource
 )
+
+
+class Asking(Protocol):
+    """A call, and how many requests follow it; None until that is found out."""
+
+    skips: int | None
+
+    def __call__(self) -> None: ...
 
 
 class OneWorkspace:
@@ -59,10 +68,15 @@ class OneWorkspace:
     """
 
     def __init__(self, ctx: mx.Context) -> None:
-        self._ctx = Context(ctx.device_typeid, ctx.device_id)
         self._last = 0
         if _MANAGER is not None and _REQUEST is not None:
-            self._ask = self._asking()
+            self._manager = ctypes.c_void_p(_MANAGER())
+            self._ask: Callable[[], _Resource] = functools.partial(
+                _REQUEST,
+                self._manager,
+                Context(ctx.device_typeid, ctx.device_id),
+                ctypes.byref(_TEMPORARY_SPACE),
+            )
             first = self._next()
             while (number := self._next()) != first:
                 self._last = max(self._last, first, number)
@@ -72,19 +86,20 @@ class OneWorkspace:
         copy.
         """
         if self._last:
-            self._ask = self._asking()
+            self._manager.value = _MANAGER()
             self._skip()
 
-    def call(self, call: Callable[[], None], skips: int | None) -> int:
-        """Make the ``call``, and ``skips`` requests after it; how many are needed, where None."""
-        if skips is None:
-            self.begin()
-            call()
-            return self._skip() if self._last else 0
-        call()
-        for _ in range(skips):
-            self._ask()
-        return skips
+    def call(self, calls: Iterable[Asking]) -> None:
+        """Make the ``calls``, and the requests after each; find out how many where that is None."""
+        for call in calls:
+            if call.skips is None:
+                self.begin()
+                call()
+                call.skips = self._skip() if self._last else 0
+            else:
+                call()
+                for _ in range(call.skips):
+                    self._ask()
 
     def _skip(self) -> int:
         """Ask until the last copy was handed out; how often that was, none where all were."""
@@ -96,7 +111,3 @@ class OneWorkspace:
     def _next(self) -> int:
         """Which copy MXNet hands out now."""
         return int(self._ask().number)
-
-    def _asking(self) -> Callable[[], _Resource]:
-        """Asks the manager of the calling thread."""
-        return functools.partial(_REQUEST, _MANAGER(), self._ctx, ctypes.byref(_TEMPORARY_SPACE))
