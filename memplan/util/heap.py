@@ -10,8 +10,14 @@ from typing import Any
 
 # Numbers of mallopt (malloc.h), and what glibc begins and ends with: memory above the threshold
 # comes from the system and goes back there, and glibc raises the threshold to what was freed so.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LEAST_NBYTES, _MOST_NBYTES = 128 << 10, 32 << 20
+
+# glibc gives back an empty piece of this size, of those that threads but the first allocate, unless
+# it is to keep as much (heap_trim of its malloc/arena.c). An array that is made for an operator and
+# lies alone in a piece would come from the system at every call, page by page: U-Net's steps were
+# seen to take a third longer, in some processes.
+_PIECE_NBYTES = 64 << 20
 
 # With one of these in the environment a user has decided.
 _DECISIONS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
@@ -35,6 +41,7 @@ def keep_large(keeps: bool) -> None:
         return
     _set(_MMAP_THRESHOLD, _MOST_NBYTES if keeps else _LEAST_NBYTES)
     _set(_TRIM_THRESHOLD, 2 * _MOST_NBYTES)
+    _set(_TOP_PAD, _PIECE_NBYTES if keeps else _LEAST_NBYTES)
 
 
 def _set(parameter: int, nbytes: int) -> None:

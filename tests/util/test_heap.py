@@ -60,3 +60,29 @@ keep_large(False)
 print(comes_from_the_system())
 """
     assert answers(code) == "False"
+
+
+def test_memory_of_other_threads_is_kept() -> None:
+    """Although nothing else lies in its piece of 64 MB."""
+    code = """
+import resource, threading
+
+def faults():  # of a piece that is made, used and freed
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    address = libc.malloc(30 << 20)
+    ctypes.memset(address, 1, 30 << 20)
+    libc.free(address)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+def run():
+    for nbytes in (20 << 20, 30 << 20):  # these lie in the first piece
+        libc.malloc(nbytes)
+    print(faults() > 100, faults() < 100)
+
+keep_large(True)
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    assert answers(code) == "True True"
