@@ -54,7 +54,7 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class LoweredMemory:
+class LoweredMemory(Memory):
     """The bytes in ``memory`` of what MXNet gets for a schedule, anchors and gates included."""
 
     additions: Additions
@@ -62,28 +62,18 @@ class LoweredMemory:
 
     @property
     def match_ranges(self) -> tuple[int, ...]:
-        """Those of ``memory``."""
         return self.memory.match_ranges
 
-    @property
-    def is_exact(self) -> bool:
-        """A search does not count what is added."""
-        return False
-
     def nbytes(self, schedule: Schedule) -> int:
-        """The bytes of ``schedule`` as MXNet gets it."""
         return self.memory.nbytes(self._lowered(schedule))
 
     def at_least(self, schedule: Schedule) -> int:
-        """A bound below :meth:`nbytes` that takes little time."""
         return self.memory.at_least(self._lowered(schedule))
 
     def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        """By how many bytes ``schedule`` as MXNet gets it is over the budget; 0 if it fits."""
         return self.memory.excess(self._lowered(schedule), budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing | None:
-        """Where the tensors of ``schedule`` lie as MXNet gets it, if that is in one array."""
         return self.memory.packing(self._lowered(schedule))
 
     def _lowered(self, schedule: Schedule) -> Schedule:

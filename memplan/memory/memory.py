@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
@@ -18,7 +17,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 
 
-class Memory(Protocol):
+class Memory:
     """How many bytes a schedule takes.
 
     ``match_ranges`` are those at which a compiled search replays MXNet's blocks; without any, it
@@ -26,30 +25,34 @@ class Memory(Protocol):
     """
 
     @property
-    def match_ranges(self) -> tuple[int, ...]: ...
+    def match_ranges(self) -> tuple[int, ...]:
+        return ()
+
     @property
-    def is_exact(self) -> bool: ...
+    def is_exact(self) -> bool:
+        return False
 
     def nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule``: what must be within the budget."""
+        raise NotImplementedError
 
     def at_least(self, schedule: Schedule) -> int:
         """A bound below :meth:`nbytes` that takes little time."""
+        return simulate(schedule).peak_nbytes
 
     def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
         """By how many bytes ``schedule`` is over the budget: 0 if it fits."""
+        return max(0, self.nbytes(schedule) - budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         """Where the tensors of ``schedule`` lie, if that is in one array."""
+        del schedule
+        return None
 
 
 @dataclass(frozen=True)
-class Live:
+class Live(Memory):
     """The peak of the bytes alive: the least that any memory needs."""
-
-    @property
-    def match_ranges(self) -> tuple[int, ...]:
-        return ()
 
     @property
     def is_exact(self) -> bool:
@@ -58,18 +61,9 @@ class Live:
     def nbytes(self, schedule: Schedule) -> int:
         return simulate(schedule).peak_nbytes
 
-    def at_least(self, schedule: Schedule) -> int:
-        return self.nbytes(schedule)
-
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        return max(0, self.nbytes(schedule) - budget_nbytes)
-
-    def packing(self, schedule: Schedule) -> None:
-        del schedule
-
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Memory):
     """MXNet's blocks, at the one of ``match_ranges`` (of NNVM_EXEC_MATCH_RANGE) that suits best."""
 
     match_ranges: tuple[int, ...] = MATCH_RANGES
@@ -87,33 +81,13 @@ class Blocks:
     def nbytes(self, schedule: Schedule) -> int:
         return min(allocate(schedule, match_range=m).nbytes for m in self.match_ranges)
 
-    def at_least(self, schedule: Schedule) -> int:
-        return simulate(schedule).peak_nbytes
-
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        return max(0, self.nbytes(schedule) - budget_nbytes)
-
-    def packing(self, schedule: Schedule) -> None:
-        del schedule
-
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(Memory):
     """One array with an offset for every tensor (:mod:`memplan.memory.packing`)."""
-
-    @property
-    def match_ranges(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def is_exact(self) -> bool:
-        return False
 
     def nbytes(self, schedule: Schedule) -> int:
         return pack(schedule).nbytes
-
-    def at_least(self, schedule: Schedule) -> int:
-        return simulate(schedule).peak_nbytes
 
     def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
         return max(0, packed_quickly(schedule, budget_nbytes) - budget_nbytes)
@@ -123,7 +97,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class WithRuns:
+class WithRuns(Memory):
     """``memory``, and ``nbytes_of_run`` that are kept for each further run of an op."""
 
     memory: Memory
@@ -132,10 +106,6 @@ class WithRuns:
     @property
     def match_ranges(self) -> tuple[int, ...]:
         return self.memory.match_ranges
-
-    @property
-    def is_exact(self) -> bool:
-        return False
 
     def nbytes(self, schedule: Schedule) -> int:
         return self.memory.nbytes(schedule) + further_runs(schedule, self.nbytes_of_run)
