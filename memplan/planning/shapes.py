@@ -198,6 +198,10 @@ def _followed(
         # What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
         problem.space.prepare()
         found = problem.space.improve(problem, start, stop, Moves())
+        if found is None:  # it begins once more, with what fits, however expensive
+            stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
+            start = mended(problem, start, stop, patience=0)
+            found = start and problem.space.improve(problem, start, stop, Moves())
     else:
         found = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
     if found is None:

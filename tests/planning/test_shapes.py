@@ -22,6 +22,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem
 from memplan.strategies.evict import Evict
+from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
 LATE = Stop(math.inf)
@@ -248,6 +249,25 @@ def test_another_plan_takes_a_tenth_of_the_work(
     assert 0.0 < sum(spent) <= 1.3 * share * usual
     assert not other.cut_by_clock
     assert other.total_nbytes <= other.budget_nbytes
+
+
+def test_in_blocks_a_search_that_finds_nothing_begins_with_what_fits(
+    spent: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = planner(strategy="search:effort=0.2", realisation="explicit", time_limit=1e4)
+    planned(by, 16)
+    improve = Sequences.improve
+
+    def improving(space: Any, problem: Any, start: Any, *rest: Any) -> Any:
+        found = improve(space, problem, start, *rest)
+        return None if problem.cheapest([start]) is None else found
+
+    monkeypatch.setattr(Sequences, "improve", improving)
+    spent.clear()
+    other = planned(by, 18)
+    assert other.total_nbytes <= other.budget_nbytes
+    usual = job(18).problem(0).stop(None, effort=0.2).work_left
+    assert 0.2 * usual < sum(spent) <= 0.6 * usual
 
 
 def test_a_schedule_that_is_proved_to_be_good_takes_no_search(spent: list[float]) -> None:
