@@ -30,6 +30,7 @@ SHAPE = (1, 3, 224, 224)
 def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]:
     """Figures of one network, planned in this process."""
     import networks
+    from memplan.planning.attempt import try_strategy
     from memplan.planning.job import Job
 
     net = networks.memonger_resnet((depth,) * 4)
@@ -41,7 +42,7 @@ def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]
     budget = job.unplanned.total_nbytes - job.unplanned.allocated_nbytes // 2
     overhead = greedy(job, budget)
     begin = time.monotonic()
-    auto = job.attempt("auto", budget)
+    auto = try_strategy(job, "auto", budget)
     seconds = time.monotonic() - begin
     mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {

@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.planning.apart import apart
+from memplan.planning.attempt import try_strategy
 from memplan.planning.job import STOCK, Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import AUTO, Symbol
@@ -36,7 +37,7 @@ def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
     try:
         other_job = Job.prepare(net, **options | {"realisation": AUTO, "time_limit": seconds})
         with apart(other_job) as do:
-            other = do(Job.attempt, Evict(patience=PATIENCE), budget_nbytes).plan
+            other = do(try_strategy, Evict(patience=PATIENCE), budget_nbytes).plan
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
         return ""
     if other is None or (made is not None and TIMES * other.overhead > made.overhead):

@@ -19,8 +19,7 @@ from typing import Any
 from memplan.errors import MemplanError, PlanningError
 from memplan.memory.packing import Packing
 from memplan.planning import child
-from memplan.planning.attempt import realise
-from memplan.planning.job import Job
+from memplan.planning.job import Job, realise
 from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, packed, receive, send, unpacked
 from memplan.planning.process import PlanningProcess
 from memplan.step.schedule import Schedule

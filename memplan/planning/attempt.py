@@ -5,28 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from memplan.errors import ArgumentError, ScheduleError
-from memplan.memory.packing import Packing
-from memplan.planning.plan import Attempt, Footprint, Plan
-from memplan.planning.realisation import Symbol
+from memplan.errors import ArgumentError, BudgetError
+from memplan.planning.job import Job, Realised, realise
+from memplan.planning.plan import Attempt, Plan
+from memplan.planning.refusal import refusal
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
-from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
 from memplan.strategies.quick import quick_schedule
-from memplan.util.garbage import no_collections
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
-
-if TYPE_CHECKING:
-    from memplan.planning.job import Job
 
 # What part of the time that is left a strategy gets. The rest is for another try with less, where
 # MXNet allocates more than the strategy counts.
@@ -45,25 +38,25 @@ BOUND_SHARE_OF_TIME = 0.05
 BOUND_EFFORT = 0.25
 
 
-@dataclass(frozen=True)
-class Realised:
-    """A schedule as a network, what it holds, and where its tensors lie, if in one array."""
-
-    symbol: Symbol
-    footprint: Footprint
-    packing: Packing | None
-
-
-def attempt(
+def try_strategy(
     job: Job,
     strategy: str | Strategy,
     budget_nbytes: int | None,
-    problem: Problem,
     *,
+    start: Schedule | None = None,
+    bound_seconds: float = 0.0,
     since: float | None = None,
     name: str | None = None,
 ) -> Attempt:
-    """See :meth:`memplan.planning.job.Job.attempt`; ``problem`` is what the strategy is asked."""
+    """What ``strategy`` finds within the budget, checked, realised and measured.
+
+    ``start`` is a schedule that is known already, for strategies that take one;
+    ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer. The
+    time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the
+    strategy is called (None: its own name). An interrupt ends the search with the best plan so far;
+    without any, it is raised.
+    """
+    problem = job.problem(budget_nbytes, start, bound_seconds=bound_seconds)
     begin = time.monotonic() if since is None else since
     name = name or (strategy if isinstance(strategy, str) else type(strategy).__name__)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
@@ -107,6 +100,22 @@ def plan_of(
         bound_in_order=outcome.in_order,
         planning_seconds=seconds,
         cut_by_clock=outcome.cut_by_clock,
+    )
+
+
+def budget_error(
+    job: Job, attempt: Attempt, strategy: str | Strategy, better: str = ""
+) -> BudgetError:
+    """Why ``strategy`` found no plan, with the lowest memory that memplan can reach.
+
+    ``better`` is a sentence on another realisation.
+    """
+    floor = moments_of(job, create(strategy, realisation=job.realisation.name)).floor
+    least = job.least
+    whatever = dataclasses.replace(least[1], workspace_nbytes=job.beside.workspace_nbytes)
+    return refusal(
+        *(job.graph, attempt, floor, least, whatever, job.max_overhead, better),
+        most_steps=job.most_steps,
     )
 
 
@@ -267,15 +276,6 @@ class _Trial:
         if id(schedule) not in self.realised:
             self.realised = {id(schedule): realise(self.job, schedule)}
         return self.realised[id(schedule)]
-
-
-def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
-    """The checked schedule as a network, and what it holds; ``packing`` if that is known."""
-    with no_collections():
-        verdict = validate(schedule)
-        if not verdict.valid:
-            raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
-        return job.realised(schedule, packing)
 
 
 def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
-from memplan.planning.attempt import moments_of
+from memplan.planning.attempt import budget_error, moments_of, try_strategy
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
 from memplan.planning.job import Job
@@ -278,7 +278,7 @@ class _Search:
                 continue
             start = self._carried_over(job, n)
             if start is not None and start.overhead <= self.most and self._holds(job, start):
-                self._note(n, job.attempt(Known(Status.FEASIBLE, start), self.budget_nbytes))
+                self._note(n, try_strategy(job, Known(Status.FEASIBLE, start), self.budget_nbytes))
                 self.carried.add(n)
             if n not in self.trials or not self.trials[n].fits:
                 tasks[n] = self._task(job, start, begin)
@@ -359,7 +359,7 @@ class _Search:
                 proved=False,
                 lowest_nbytes=attempt.plan.total_nbytes,
             )
-        error = job.budget_error(attempt, self.strategy)
+        error = budget_error(job, attempt, self.strategy)
         tried = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
         return BudgetError(
             f"{tried}: {error}",

@@ -22,8 +22,7 @@ from typing import IO, Any
 
 from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
-from memplan.planning.attempt import Realised
-from memplan.planning.job import Job
+from memplan.planning.job import Job, Realised
 from memplan.planning.messages import (
     CANNOT_PICKLE,
     GRAPH,

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ArgumentError
+from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
@@ -130,8 +131,8 @@ class _Curve:
         self.job, self.strategy, self.executor, self.cache = job, strategy, executor, cache
         self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation.name))
         # Its bytes are a budget within which it is optimal.
-        least = job.attempt("store_all", None).plan
-        self.made = [job.attempt("store_all", None if least is None else least.total_nbytes)]
+        least = try_strategy(job, "store_all", None).plan
+        self.made = [try_strategy(job, "store_all", None if least is None else least.total_nbytes)]
 
     def between_the_ends(self, npoints: int) -> list[int]:
         """Make the point of the least memory; budgets that divide the way to it evenly."""

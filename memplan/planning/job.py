@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memplan.errors import ArgumentError, BudgetError
+from memplan.errors import ArgumentError, ScheduleError
 from memplan.memory.memory import Memory, WithRuns
 from memplan.memory.packing import Packing
-from memplan.planning.attempt import Realised, attempt, moments_of, realise
 from memplan.planning.beside import Beside
-from memplan.planning.plan import Attempt, Footprint
+from memplan.planning.plan import Footprint
 from memplan.planning.realisation import (
     Context,
     Optimizer,
@@ -29,13 +28,13 @@ from memplan.planning.realisation import (
     suited,
     trace_by,
 )
-from memplan.planning.refusal import refusal
 from memplan.search.eviction import lowest
 from memplan.step.costs import Costs, CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies import REALISATIONS, Problem, Strategy, create
+from memplan.step.validate import validate
+from memplan.strategies import REALISATIONS, Problem
 from memplan.strategies.base import check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
@@ -62,6 +61,15 @@ LOWEST_SECONDS = 30.0
 # steps half a minute to be packed and written.
 LARGE, LARGE_WORK = 1000, 20e3
 MOST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Realised:
+    """A schedule as a network, what it holds, and where its tensors lie, if in one array."""
+
+    symbol: Symbol
+    footprint: Footprint
+    packing: Packing | None
 
 
 @dataclass(frozen=True)
@@ -234,27 +242,6 @@ class Job:
         )
         return Realised(symbol, footprint, packing)
 
-    def attempt(
-        self,
-        strategy: str | Strategy,
-        budget_nbytes: int | None,
-        *,
-        start: Schedule | None = None,
-        bound_seconds: float = 0.0,
-        since: float | None = None,
-        name: str | None = None,
-    ) -> Attempt:
-        """What ``strategy`` finds within the budget, checked, realised and measured.
-
-        ``start`` is a schedule that is known already, for strategies that take one;
-        ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer.
-        The time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what
-        the strategy is called (None: its own name). An interrupt ends the search with the best plan
-        so far; without any, it is raised.
-        """
-        problem = self.problem(budget_nbytes, start, bound_seconds=bound_seconds)
-        return attempt(self, strategy, budget_nbytes, problem, since=since, name=name)
-
     @property
     def _is_large(self) -> bool:
         """Is the least memory looked for in a few steps' time only?"""
@@ -302,22 +289,19 @@ class Job:
         schedule = problem.cheapest([quick, found.schedule]) or quick
         return schedule, realise(self, schedule).footprint
 
-    def budget_error(
-        self, attempt: Attempt, strategy: str | Strategy, better: str = ""
-    ) -> BudgetError:
-        """Why ``strategy`` found no plan, with the lowest memory that memplan can reach.
+    @property
+    def most_steps(self) -> int | None:
+        """In the time of how many steps :attr:`least` is, where not at whatever cost."""
+        return MOST_STEPS if self._is_large and self.max_overhead is None else None
 
-        ``better`` is a sentence on another realisation.
-        """
-        solver = create(strategy, realisation=self.realisation.name)
-        floor = moments_of(self, solver).floor
-        least = self.least
-        whatever = dataclasses.replace(least[1], workspace_nbytes=self.beside.workspace_nbytes)
-        most_steps = MOST_STEPS if self._is_large and self.max_overhead is None else None
-        return refusal(
-            *(self.graph, attempt, floor, least, whatever, self.max_overhead, better),
-            most_steps=most_steps,
-        )
+
+def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
+    """The checked schedule as a network, and what it holds; ``packing`` if that is known."""
+    with no_collections():
+        verdict = validate(schedule)
+        if not verdict.valid:
+            raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+        return job.realised(schedule, packing)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.planning.alternative import alternative
 from memplan.planning.apart import apart
+from memplan.planning.attempt import budget_error
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
@@ -149,7 +150,7 @@ def _plan(
         assert attempt is not None  # or run would have raised the interrupt
         better = alternative(job, attempt, net, **options)
         if attempt.plan is None:
-            raise do(Job.budget_error, attempt, task.solver, better)
+            raise do(budget_error, attempt, task.solver, better)
     return dataclasses.replace(attempt.plan, alternative=better)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ScheduleError
+from memplan.planning.attempt import try_strategy
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
@@ -59,8 +60,8 @@ def from_json(job: Job, text: str) -> Attempt:
             raise ScheduleError(f"its lower bound is {shown(bound)}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ScheduleError(f"not a memplan attempt: {error}") from error
-    found = dataclasses.replace(job, time_limit=_AT_ONCE).attempt(
-        Known(status, schedule), budget_nbytes
+    found = try_strategy(
+        dataclasses.replace(job, time_limit=_AT_ONCE), Known(status, schedule), budget_nbytes
     )
     if found.plan is None:
         raise ScheduleError("the recorded schedule does not fit the budget")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
-from memplan.planning.attempt import plan_of, realise
-from memplan.planning.job import Job
+from memplan.planning.attempt import budget_error, plan_of, try_strategy
+from memplan.planning.job import Job, realise
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.transfer import mended, transferred
@@ -152,11 +152,11 @@ class ShapePlanner:
                 within = self._held() if limit is None else limit
                 attempt = do(_followed, solver, within, start, name=name)
         if attempt is None or attempt.plan is None:
-            attempt = do(Job.attempt, solver, limit, start=start, name=name)
+            attempt = do(try_strategy, solver, limit, start=start, name=name)
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
-            attempt = do(Job.attempt, solver, self._kept_nbytes, start=start, name=name)
+            attempt = do(try_strategy, solver, self._kept_nbytes, start=start, name=name)
         if attempt.plan is None:
-            raise do(Job.budget_error, attempt, solver)
+            raise do(budget_error, attempt, solver)
         plan: Plan = attempt.plan
         return plan
 
@@ -209,7 +209,7 @@ def _followed(
         return None
     effort = stop.work_left / problem.stop(None, effort=1.0).work_left
     following = _following(solver, max(effort, LEAST_EFFORT), problem)
-    return quick.attempt(following, limit, start=found, since=begin, name=name)
+    return try_strategy(quick, following, limit, start=found, since=begin, name=name)
 
 
 def _fitted(

@@ -25,6 +25,7 @@ from typing import Any
 from memplan.errors import ArgumentError, MemplanError
 from memplan.planning import record
 from memplan.planning.apart import Do
+from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache, digest
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
@@ -42,7 +43,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class Task:
-    """A strategy to try on a job: the arguments of :meth:`memplan.planning.job.Job.attempt`.
+    """A strategy to try on a job: the arguments of :func:`memplan.planning.attempt.try_strategy`.
 
     ``do`` is what :func:`memplan.planning.apart.apart` yields for the job (None: it is tried here).
     """
@@ -74,7 +75,7 @@ class Task:
             "since": self.since,
             "name": self.name,
         }
-        return self._do(Job.attempt, *given, **options)
+        return self._do(try_strategy, *given, **options)
 
     def read(self, text: str) -> Attempt:
         """The attempt that is recorded as ``text``; ScheduleError if it is none of this job."""
@@ -259,6 +260,8 @@ def _answer(
         job = unpack(parcel)
         known = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
-            attempt = job.attempt(solver, budget_nbytes, start=known, bound_seconds=bound_seconds)
+            attempt = try_strategy(
+                job, solver, budget_nbytes, start=known, bound_seconds=bound_seconds
+            )
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.noticed})

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
+from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
@@ -60,12 +61,12 @@ def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None
     lowest = job.least[1].total_nbytes
     assert lowest < job.unplanned.total_nbytes
     for budget_nbytes in (lowest, lowest + 1, lowest + 5000):
-        plan = job.attempt(Unlucky(), budget_nbytes).plan
+        plan = try_strategy(job, Unlucky(), budget_nbytes).plan
         assert plan is not None
         assert plan.status is Status.FEASIBLE
         assert plan.total_nbytes <= budget_nbytes
-    refused = job.attempt(Unlucky(), lowest - 1)
-    error = job.budget_error(refused, Unlucky())
+    refused = try_strategy(job, Unlucky(), lowest - 1)
+    error = budget_error(job, refused, Unlucky())
     assert refused.plan is None
     assert error.lowest_nbytes == lowest
 
@@ -89,10 +90,10 @@ def _check_budgets(job: Job) -> None:
     attempts: list[Attempt] = []
     for budget_nbytes in budgets:
         fresh = dataclasses.replace(job)  # which knows nothing of the other budgets
-        attempt = fresh.attempt("auto:effort=0.02", budget_nbytes)
+        attempt = try_strategy(fresh, "auto:effort=0.02", budget_nbytes)
         attempts.append(attempt)
         if attempt.plan is None:
-            error = fresh.budget_error(attempt, "auto:effort=0.02")
+            error = budget_error(fresh, attempt, "auto:effort=0.02")
             assert error.lowest_nbytes is not None
             assert error.lowest_nbytes > budget_nbytes
     fits = [attempt.plan is not None for attempt in attempts]
@@ -104,7 +105,7 @@ def _check_budgets(job: Job) -> None:
 def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None:
     job = _job(1, "packed")
     budget_nbytes = job.least[1].total_nbytes
-    attempt = job.attempt("store_all", budget_nbytes)
-    error: BudgetError = job.budget_error(attempt, "store_all")
+    attempt = try_strategy(job, "store_all", budget_nbytes)
+    error: BudgetError = budget_error(job, attempt, "store_all")
     assert "strategy='auto' plans within this budget" in str(error)
-    assert job.attempt("auto:effort=0.02", budget_nbytes).plan is not None
+    assert try_strategy(job, "auto:effort=0.02", budget_nbytes).plan is not None

@@ -18,7 +18,7 @@ from memplan.errors import CostError
 from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import trace
 from memplan.planning import record
-from memplan.planning.attempt import bounded
+from memplan.planning.attempt import bounded, budget_error, try_strategy
 from memplan.planning.job import Job
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -186,20 +186,20 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     assert schedule is not None
     budget = job.holds(schedule)
     in_order = NoDataclass(Outcome(Status.FEASIBLE, schedule, schedule.seconds, in_order=True))
-    made = job.attempt(in_order, budget).plan
+    made = try_strategy(job, in_order, budget).plan
     assert made is not None
     assert made.bound_in_order
     assert "keeps the order of the ops" in str(made)
-    kept = record.from_json(job, record.to_json(job.attempt(in_order, budget))).plan
+    kept = record.from_json(job, record.to_json(try_strategy(job, in_order, budget))).plan
     assert kept is not None
     assert kept.bound_in_order
     impossible = NoDataclass(Outcome(Status.INFEASIBLE, in_order=True))
-    attempt = job.attempt(impossible, budget)
+    attempt = try_strategy(job, impossible, budget)
     assert "no plan that keeps the order of the ops fits" in str(
-        job.budget_error(attempt, impossible)
+        budget_error(job, attempt, impossible)
     )
     anyhow = NoDataclass(Outcome(Status.FEASIBLE, schedule))
-    plain = job.attempt(anyhow, budget).plan
+    plain = try_strategy(job, anyhow, budget).plan
     assert plain is not None
     assert not plain.bound_in_order
 

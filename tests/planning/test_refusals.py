@@ -19,6 +19,7 @@ from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
 from memplan.planning import job as planning_job
+from memplan.planning.attempt import budget_error, try_strategy
 from memplan.programs.moments import Moments
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
@@ -250,6 +251,6 @@ def test_a_large_graph_is_refused_without_annealing(monkeypatch: pytest.MonkeyPa
     schedule, footprint = job.least
     assert schedule.seconds <= planning_job.MOST_STEPS * job.graph.seconds
     assert footprint.total_nbytes < 0.5 * job.unplanned.total_nbytes
-    assert job.attempt("evict:patience=0", footprint.total_nbytes).plan is not None
-    missed = job.attempt("evict:patience=0", 1)
-    assert "at no more than 4 times the step's time" in str(job.budget_error(missed, "evict"))
+    assert try_strategy(job, "evict:patience=0", footprint.total_nbytes).plan is not None
+    missed = try_strategy(job, "evict:patience=0", 1)
+    assert "at no more than 4 times the step's time" in str(budget_error(job, missed, "evict"))

@@ -13,6 +13,7 @@ import memplan
 from helpers.networks import Network, residual_net
 from helpers.planning import ROOFLINE
 from memplan.planning import record
+from memplan.planning.attempt import try_strategy
 from memplan.planning.job import Job
 from memplan.strategies import Outcome, configured, create
 from memplan.strategies.auto import Auto
@@ -48,9 +49,9 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
         assert ("cut by the clock" in plan.report_html()) is cut
     assert len(list(tmp_path.iterdir())) == 1
     job = Job.prepare(net, costs=ROOFLINE, time_limit=PLENTY, **shapes)
-    none = job.attempt(Cut(cut), 1)
+    none = try_strategy(job, Cut(cut), 1)
     assert none.plan is None
-    attempt = job.attempt(Cut(cut), plan.budget_nbytes)
+    attempt = try_strategy(job, Cut(cut), plan.budget_nbytes)
     assert attempt.cut_by_clock is cut
     assert record.from_json(job, record.to_json(attempt)).cut_by_clock is cut
     assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
