@@ -10,6 +10,7 @@ from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.job import Job, Realised, realise
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.refusal import refusal
+from memplan.programs.moment_program import moment_bound
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.search.aiming import aim_lower
@@ -292,7 +293,7 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> O
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
     effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))
-    bound = moments.bound(problem.budget_nbytes, stop, solver=by, effort=effort).seconds
+    bound = moment_bound(moments, problem.budget_nbytes, stop, solver=by, effort=effort).seconds
     bound = max(bound, problem.bound_seconds)
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)

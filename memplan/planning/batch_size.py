@@ -20,6 +20,7 @@ from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
 from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
+from memplan.programs.moment_program import moment_bound
 from memplan.step.schedule import Schedule
 from memplan.strategies import Status, Strategy, configured, create, options_of
 from memplan.strategies.base import check_overhead
@@ -298,7 +299,7 @@ class _Search:
             stop = Stop(min(self.deadline, since + job.time_limit))
             moments = moments_of(job, solver)
             if problem.budget_nbytes >= moments.floor.nbytes:
-                found = moments.bound(problem.budget_nbytes, stop, effort=BOUND_EFFORT)
+                found = moment_bound(moments, problem.budget_nbytes, stop, effort=BOUND_EFFORT)
                 is_known = math.isfinite(found.seconds) and not stop.cut_by_clock
                 bound = found.seconds if is_known else 0.0
         if bound > job.graph.seconds * (1.0 + self.most):

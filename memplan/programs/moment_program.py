@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from memplan.programs.solver import TOLERANCE, Program
+from memplan.programs.moments import Moments
+from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program
 from memplan.util.stop import Stop
-
-if TYPE_CHECKING:
-    from memplan.programs.moments import Moments
 
 # Solvers work with tolerances around 1e-6: seconds and bytes are scaled to about this range.
 SCALE = 1000.0
@@ -260,3 +258,35 @@ class MomentProgram:
     def _all_there(self, k: int, values: Sequence[float]) -> frozenset[int]:
         there = {c for (moment, c), v in self.there.items() if moment == k and values[v] > 0.5}
         return frozenset(there | self.working[k] | {-1})
+
+
+def moment_bound(
+    moments: Moments,
+    budget_nbytes: int,
+    deadline: float | Stop,
+    *,
+    nmoments: int = 8,
+    solver: str = DEFAULT_SOLVER,
+    effort: float = 1.0,
+    gap_seconds: float = 0.0,
+) -> Bound:
+    """What a schedule costs at least if its live bytes are within the budget.
+
+    The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
+    relaxation says most, the integer program is solved, with so much effort, to such a gap.
+    ``deadline`` is a time of time.monotonic(), or a stop.
+    """
+    stop = Stop.at(deadline)
+    best, tightest = Bound(moments.graph.seconds, (), (), False), None
+    with ExitStack() as programs:
+        for t in moments.promising(budget_nbytes)[:nmoments]:
+            if not stop.is_over():
+                program = programs.enter_context(Program(solver))
+                moment = MomentProgram(moments, [t], budget_nbytes, program)
+                found = moment.bound(stop, relax=True, effort=effort)
+                if found.seconds >= best.seconds:
+                    best, tightest = found, moment
+        if tightest is None or math.isinf(best.seconds) or stop.is_over():
+            return best
+        found = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
+    return found if found.seconds >= best.seconds else best

@@ -1,32 +1,27 @@
-"""What holds for every schedule, in any order: the least bytes, and the least seconds in a budget.
+"""What holds for every schedule, in any order: the moments of a step, and the least bytes.
 
 Look at the moment at which op t first runs. Its ancestors have run, its descendants have not: that
 follows from the graph alone. What descendants read of ancestors is there at this moment, or is
 computed again after it, from what is there. Of other ops either what they read must be there, or
-what they have written. Each moment by itself is thus a relaxation of the
-whole problem, solved as a linear program.
+what they have written. Each moment by itself is thus a relaxation of the whole problem
+(:mod:`memplan.programs.moment_program`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moment_ranking import bits, ranked, relatives
-from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.search.buffers import Buffers
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph, reached
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.util.stop import Stop
 
 # Beyond this many ops the floor counts only what an op itself reads and writes, and the fullest
 # moments of the unplanned step are those that are looked at.
@@ -92,37 +87,6 @@ class Moments:
                     before |= ancestors[r]
                 masks[c] |= descendants[p] & before
         return dict(masks)
-
-    def bound(
-        self,
-        budget_nbytes: int,
-        deadline: float | Stop,
-        *,
-        nmoments: int = 8,
-        solver: str = DEFAULT_SOLVER,
-        effort: float = 1.0,
-        gap_seconds: float = 0.0,
-    ) -> Bound:
-        """What a schedule costs at least if its live bytes are within the budget.
-
-        The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
-        relaxation says most, the integer program is solved, with so much effort, to such a gap.
-        ``deadline`` is a time of time.monotonic(), or a stop.
-        """
-        stop = Stop.at(deadline)
-        best, tightest = Bound(self.graph.seconds, (), (), False), None
-        with ExitStack() as programs:
-            for t in self.promising(budget_nbytes)[:nmoments]:
-                if not stop.is_over():
-                    program = programs.enter_context(Program(solver))
-                    moment = MomentProgram(self, [t], budget_nbytes, program)
-                    found = moment.bound(stop, relax=True, effort=effort)
-                    if found.seconds >= best.seconds:
-                        best, tightest = found, moment
-            if tightest is None or math.isinf(best.seconds) or stop.is_over():
-                return best
-            found = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
-        return found if found.seconds >= best.seconds else best
 
     def promising(self, budget_nbytes: int) -> list[int]:
         """Ops at whose first run something must be dropped, those likely to prove most first.

@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 
 from memplan.memory.memory import Live
 from memplan.memory.memory import cheapest as cheapest_of
-from memplan.programs.moment_program import Bound, MomentProgram
+from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.search.eviction import Drop, Evictions, Found
@@ -100,7 +100,8 @@ def refine(
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
     effort, gap = options.effort, options.program_gap
-    bound = moments.bound(
+    bound = moment_bound(
+        moments,
         *(budget_nbytes, stop),
         nmoments=options.alone,
         solver=options.solver,

@@ -13,7 +13,7 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, unit_chain
 from helpers.small_graphs import small_graphs
-from memplan.programs.moment_program import MomentProgram
+from memplan.programs.moment_program import MomentProgram, moment_bound
 from memplan.programs.moments import Moments
 from memplan.programs.refinement import refine
 from memplan.programs.solver import Program
@@ -57,7 +57,7 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
     )
     with Program("CBC") as program:
         several = MomentProgram(moments, chosen, budget, program).bound(60, relax=False)
-    for bound in (moments.bound(budget, math.inf), several):
+    for bound in (moment_bound(moments, budget, math.inf), several):
         if found.schedule is None:
             taken["impossible"] += 1
             assert found.status is Status.INFEASIBLE
@@ -103,7 +103,7 @@ def test_moments_that_prove_nothing_are_not_looked_at() -> None:
         before = len(tensors) - 1
     graph = TrainingGraph((*forward, *backward), tuple(tensors), (before,), length)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = Moments(graph).bound(peak // 2, math.inf)
+    bound = moment_bound(Moments(graph), peak // 2, math.inf)
     assert bound.seconds >= graph.seconds + 10
 
 
@@ -118,7 +118,7 @@ def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
     )
     tensors = tuple(Tensor(op.name, n, n) for op, n in zip(ops, (1, 3, 3, 1, 1), strict=True))
     graph = TrainingGraph(ops, tensors, (4,), len(ops))
-    bound = Moments(graph).bound(6, math.inf)
+    bound = moment_bound(Moments(graph), 6, math.inf)
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, 6)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds) == graph.seconds + 5.0
@@ -135,19 +135,19 @@ def test_the_floor_names_what_forces_it() -> None:
 
 def test_below_the_floor_the_bound_is_infinite() -> None:
     graph = unit_chain(8)
-    assert math.isinf(Moments(graph).bound(2 * UNIT - 1, math.inf).seconds)
+    assert math.isinf(moment_bound(Moments(graph), 2 * UNIT - 1, math.inf).seconds)
 
 
 def test_a_budget_for_everything_costs_nothing() -> None:
     graph = unit_chain(8)
-    bound = Moments(graph).bound(simulate(Schedule.unplanned(graph)).peak_nbytes, math.inf)
+    bound = moment_bound(Moments(graph), simulate(Schedule.unplanned(graph)).peak_nbytes, math.inf)
     assert (bound.seconds, bound.ops) == (graph.seconds, ())
 
 
 def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> None:
     graph = unit_chain(8)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = Moments(graph).bound(peak - UNIT, math.inf)
+    bound = moment_bound(Moments(graph), peak - UNIT, math.inf)
     optimum = BruteForceSequences(max_ops=20).solve(Problem(graph, peak - UNIT)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
