@@ -93,7 +93,14 @@ def logger() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registry", "logger")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long) if page.name == "command-line.md" else page
+        for page in PAGES
+    ],
+    ids=lambda page: page.name,
+)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -33,6 +33,7 @@ def run(name: str, arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_resnet() -> None:
     sizes = "--stages 1 2 --filters 8 --batch 8 --size 64 --seconds 2 --steps 3 --repeats 2"
     printed = run("resnet", f"{sizes} --budget 65%")

@@ -81,7 +81,9 @@ def test_the_match_range_travels(
     assert answer(here) == answer(there)
 
 
-@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+@pytest.mark.parametrize(
+    "kind", [ThreadPoolExecutor, pytest.param(ProcessPoolExecutor, marks=pytest.mark.long)]
+)
 def test_threads_and_forks_will_do(kind: Any) -> None:
     options: dict[str, Any] = {"strategies": "chen_greedy", "budgets": None}
     [here] = compared("mirror", None, **options).rows

@@ -248,7 +248,11 @@ def attention(layers: int = 2, width: int = 16) -> Network:
     "network",
     # Nine steps: the gradients of a shared weight are added up one after the other from eight on,
     # so that backward ops wait for each other.
-    [resnet, lambda: unrolled_lstm(steps=9, layers=1), attention],
+    [
+        resnet,
+        pytest.param(lambda: unrolled_lstm(steps=9, layers=1), marks=pytest.mark.long),
+        attention,
+    ],
     ids=["resnet18_v1", "unrolled_lstm", "attention"],
 )
 def test_real_networks(network: Callable[[], Network]) -> None:

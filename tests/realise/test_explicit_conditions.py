@@ -105,6 +105,7 @@ def test_4_a_sum_does_not_add_into_a_tensor_that_others_read() -> None:
         assert identical(traced, random_schedule(traced.graph, seed))
 
 
+@pytest.mark.long
 def test_4_an_unrolled_lstm_takes_no_more_memory_than_in_mxnet() -> None:
     """By MXNet's own word; gradients are outputs here, and arrays beside its executor."""
     network = unrolled_lstm(steps=100, batch=32, features=64, hidden=128)
@@ -293,12 +294,15 @@ def test_8_on_a_gpu_deconvolution_stays() -> None:
     "variables",
     [
         {"MXNET_MKLDNN_ENABLED": "0", "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0"},
-        {
-            "MXNET_SUBGRAPH_BACKEND": "MKLDNN",
-            "MXNET_BACKWARD_DO_MIRROR": "1",
-            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
-            "NNVM_EXEC_NUM_TEMP": "4",
-        },
+        pytest.param(
+            {
+                "MXNET_SUBGRAPH_BACKEND": "MKLDNN",
+                "MXNET_BACKWARD_DO_MIRROR": "1",
+                "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
+                "NNVM_EXEC_NUM_TEMP": "4",
+            },
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["without oneDNN", "a user's own"],
 )

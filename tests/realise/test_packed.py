@@ -137,6 +137,7 @@ def test_searches_over_budgets_and_batches() -> None:
         assert_true(plan)
 
 
+@pytest.mark.long
 def test_plans_are_made_in_other_processes() -> None:
     options = {"strategies": ("store_all", "chen_greedy"), "budgets": (0.8, None), **OPTIONS}
     here = memplan.compare(NET, **options, **SHAPES)

@@ -74,7 +74,14 @@ def stock_script() -> Result:
         return script(Module, Path(folder) / "stock")
 
 
-@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+@pytest.mark.parametrize(
+    "realisation",
+    [
+        "packed",
+        pytest.param("explicit", marks=pytest.mark.long),
+        pytest.param("updating", marks=pytest.mark.long),
+    ],
+)
 def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> None:
     stock = stock_script()
     ours = script(BucketingModule, tmp_path / "ours", **options(realisation))

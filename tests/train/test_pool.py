@@ -118,6 +118,7 @@ def test_mxnet_shares_as_modelled() -> None:
     assert shared - 5 < grown < (shared + alone) / 2
 
 
+@pytest.mark.long
 def test_packed_steps_take_what_is_planned() -> None:
     planned_mib, (first, second, third) = in_a_fresh_process(packed_and_grown_mib)
     assert first > planned_mib > 50, "too small to tell"

@@ -204,6 +204,7 @@ document.documentElement.dataset.said = JSON.stringify(said);
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)")
+@pytest.mark.long
 def test_the_report_of_two_thousand_ops_answers_in_chromium(tmp_path: Path) -> None:
     schedule = random_schedule(renamed(unit_chain(1000), HOSTILE), 1, repeated=0.3)
     plan = plan_of(schedule, budget=10**5)
