@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from helpers.amounts import long_except
 from helpers.buckets import Sentences, network, steps
 from helpers.fitting import Result, differing, seed, state
 from memplan.errors import BudgetError
@@ -74,14 +75,7 @@ def stock_script() -> Result:
         return script(Module, Path(folder) / "stock")
 
 
-@pytest.mark.parametrize(
-    "realisation",
-    [
-        "packed",
-        pytest.param("explicit", marks=pytest.mark.long),
-        pytest.param("updating", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("realisation", long_except(["packed", "explicit", "updating"], ["packed"]))
 def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> None:
     stock = stock_script()
     ours = script(BucketingModule, tmp_path / "ours", **options(realisation))
