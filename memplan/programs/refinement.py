@@ -1,8 +1,9 @@
 """Schedules made of what the moments say: more moments are added until they fit the budget.
 
-The program of a few moments (:mod:`memplan.programs.moment_program`) is far smaller than Checkmate's,
-which has one per op; often one or two are enough for an answer that is a schedule within the
-budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.eviction` mends it.
+The program of a few moments (:mod:`memplan.programs.moment_program`) is far smaller than
+Checkmate's, which has one per op; often one or two are enough for an answer that is a schedule
+within the budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.eviction`
+mends it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def anneal(
             chain, place = divmod(nchains * made / most, 1.0)
             if chain != search.chain:
                 hot = HOT if 2 * chain < nchains else REHEATED
-                search.begin(int(chain), hot, PENALTIES[int(nchains - chain - 1) % 2])
+                penalty = PENALTIES[int(nchains - chain - 1) % 2]  # the last one has the first
+                search.begin(int(chain), hot, penalty)
             search.move(place)
     except KeyboardInterrupt:
         if search.best is None:

@@ -135,12 +135,10 @@ class _Search:
         self.is_begun = bool(starts)
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
-        # In live bytes of graphs that are not large, a proof begins with nothing, and gives plans.
-        self.has_plans_of_proof = not (
-            self._is_large or self._in_blocks or isinstance(problem.space, Flags)
-        )
         # Annealing over flags begins anew by itself, and with its best.
         self.begins_anew = not (self._is_large or isinstance(problem.space, Flags))
+        # In live bytes of graphs that are not large, a proof begins with nothing, and gives plans.
+        self.has_plans_of_proof = self.begins_anew and not self._in_blocks
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
