@@ -10,7 +10,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from helpers.amounts import long_except
 from helpers.command_line import NET, QUICK
 from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
@@ -26,7 +25,8 @@ from memplan.step.schedule import Schedule
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": NEVER_SECONDS}
 
 
-@pytest.mark.parametrize("realisation", long_except(["mirror", "packed"], ["packed"]))
+@pytest.mark.long
+@pytest.mark.parametrize("realisation", ["mirror", "packed"])
 def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
     arguments = ("--realisation", realisation, "--steps", "1", "--optimizer", "adam")
     said = result("check", *NET, *QUICK, *arguments)

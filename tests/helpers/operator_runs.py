@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from helpers.amounts import is_whole
 from helpers.training_runs import bound
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise.mirror import annotate
@@ -121,12 +122,12 @@ def random_flags(traced: Trace, draw: random.Random) -> Flags:
     return frozenset(op for op in flaggable(traced.graph) if draw.random() < share)
 
 
-def some_flags(traced: Trace, nrandom: int = 3) -> Iterator[Flags]:
-    """All that may be flagged, each op alone, and a few random sets."""
+def some_flags(traced: Trace) -> Iterator[Flags]:
+    """All that may be flagged and a random set; in make test-all each op alone, and more sets."""
     candidates = flaggable(traced.graph)
     yield frozenset(candidates)
-    for op in candidates:
+    for op in candidates if is_whole() else []:
         yield frozenset({op})
     draw = random.Random(SEED)
-    for _ in range(nrandom):
+    for _ in range(3 if is_whole() else 1):
         yield random_flags(traced, draw)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import memplan
+from helpers.amounts import long_unless
 from helpers.paths import ROOT
 from memplan import strategies
 from memplan.cli import main as cli
@@ -95,10 +96,7 @@ def logger() -> Iterator[None]:
 @pytest.mark.usefixtures("registry", "logger")
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.long) if page.name == "command-line.md" else page
-        for page in PAGES
-    ],
+    long_unless(PAGES, lambda page: page.name in ("README.md", "choosing.md", "tutorial.md")),
     ids=lambda page: page.name,
 )
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ def test_a_table_keeps_its_workspaces(table: CostTable, tmp_path: Path) -> None:
         dataclasses.replace(table, workspace_nbytes={"packed": -1})
 
 
+@pytest.mark.long
 def test_a_profile_measures_the_workspace() -> None:
     table = memplan.profile(NET, ctx=mx.cpu(), realisation="packed", repeats=1, warmup=0, **SHAPES)
     # A network of 1 MB: MXNet's code is not counted.

@@ -57,6 +57,7 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
     assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
 
 
+@pytest.mark.long
 def test_gap_and_seed_reach_every_strategy_that_has_them(network: Network) -> None:
     net, shapes = network
     options: Any = {"costs": ROOFLINE, "gap": 0.5, "seed": 3, "time_limit": PLENTY}

@@ -15,7 +15,7 @@ from itertools import chain, combinations
 import mip
 import mxnet as mx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from mxnet.gluon.model_zoo import vision
 
@@ -149,7 +149,7 @@ def test_rows_of_ops_in_their_place_are_exact(
     check(tame(graph), flags, exact=True)
 
 
-@settings(max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(200, quick=50, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.one_of(layered_graphs(max_forward=6), mirrored_graphs(max_forward=5)))
 def test_what_fits_to_the_byte_is_not_proved_infeasible(graph: TrainingGraph) -> None:
     """With elements of one byte: a row in MiB would drown in the solver's tolerance."""

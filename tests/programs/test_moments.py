@@ -37,7 +37,7 @@ def in_line(moments: Moments, candidates: list[int]) -> list[int]:
 
 
 @taking(impossible=3, possible=10)
-@examples(150)
+@examples(150, quick=20)
 @given(st.data())
 def test_no_schedule_is_below_the_floor_or_the_bound(
     taken: Counter[str], data: st.DataObject

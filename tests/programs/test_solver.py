@@ -228,6 +228,7 @@ def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> No
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.long
 def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     code = (
         "from memplan.programs.solver import Program\n"

@@ -290,19 +290,17 @@ def test_8_on_a_gpu_deconvolution_stays() -> None:
     assert kinds.count("Convolution") == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "variables",
     [
         {"MXNET_MKLDNN_ENABLED": "0", "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0"},
-        pytest.param(
-            {
-                "MXNET_SUBGRAPH_BACKEND": "MKLDNN",
-                "MXNET_BACKWARD_DO_MIRROR": "1",
-                "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
-                "NNVM_EXEC_NUM_TEMP": "4",
-            },
-            marks=pytest.mark.long,
-        ),
+        {
+            "MXNET_SUBGRAPH_BACKEND": "MKLDNN",
+            "MXNET_BACKWARD_DO_MIRROR": "1",
+            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
+            "NNVM_EXEC_NUM_TEMP": "4",
+        },
     ],
     ids=["without oneDNN", "a user's own"],
 )

@@ -74,7 +74,7 @@ def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
 
 
-def planned(budget: Any, strategy: str = "auto", **options: Any) -> Plan:
+def planned(budget: Any, strategy: str = "auto:effort=0.2", **options: Any) -> Plan:
     return memplan.plan(NET, strategy=strategy, budget=budget, **(OPTIONS | options), **SHAPES)
 
 
@@ -123,6 +123,7 @@ def test_every_strategy_makes_plans(name: str) -> None:
         assert plan.total_nbytes <= everything.total_nbytes
 
 
+@pytest.mark.long
 def test_searches_over_budgets_and_batches() -> None:
     names = ("store_all", "evict")
     rows = memplan.compare(NET, strategies=names, budgets=(0.7, None), **OPTIONS, **SHAPES).rows

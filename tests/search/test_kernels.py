@@ -121,6 +121,7 @@ def test_a_function_is_compiled_once_for_all_constants() -> None:
     assert not several
 
 
+@pytest.mark.long
 def test_it_is_said_once_that_something_is_compiled(tmp_path: Path) -> None:
     head = "from memplan.util.compiled import compiled\n"
     (tmp_path / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + x\n")

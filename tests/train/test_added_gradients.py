@@ -86,6 +86,7 @@ def test_a_gradient_that_autograd_adds_has_no_second_place_in_the_memory() -> No
     assert held["add"][1] == held["write"][1] + gradient
 
 
+@pytest.mark.long
 def test_the_profiler_runs_a_packed_step_with_a_sparse_gradient() -> None:
     """Nobody gives it an array for one."""
     words = mx.sym.Embedding(

@@ -87,7 +87,11 @@ else:
 """
 
 
-@pytest.mark.parametrize("script", [AMP, BFLOAT16], ids=["scaled loss", "bfloat16 is refused"])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(AMP, marks=pytest.mark.long), BFLOAT16],
+    ids=["scaled loss", "bfloat16 is refused"],
+)
 def test_amp(script: str) -> None:
     """In a process of its own: AMP changes MXNet's operators for good."""
     done = subprocess.run(

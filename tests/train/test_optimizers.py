@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import memplan.mxnet
+from helpers.amounts import long_unless
 from helpers.held import held
 from memplan.mxnet.gluon import TrainStep
 
@@ -151,8 +153,14 @@ def differing(one: Numbers, other: Numbers) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:parameters are updated behind the step")
-@pytest.mark.parametrize("realisation", ["explicit", "packed", "updating"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "realisation"),
+    # Behind the step no optimizer knows what the step is.
+    long_unless(
+        itertools.product(OPTIMIZERS, ["explicit", "packed", "updating"]),
+        lambda case: case[1] == "updating" or case[0] in ("adam", "sgd"),
+    ),
+)
 def test_train_evaluate_train(optimizer: str, realisation: str, tmp_path: Path) -> None:
     assert differing(run(optimizer, realisation, tmp_path), plain_run(optimizer)) == []
 
@@ -182,8 +190,13 @@ def fit(optimizer: str, module: mx.mod.Module, *, together: bool) -> Numbers:
 
 
 @pytest.mark.filterwarnings("ignore:parameters are updated behind the step")
-@pytest.mark.parametrize("realisation", ["explicit", "updating"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "realisation"),
+    long_unless(
+        itertools.product(OPTIMIZERS, ["explicit", "updating"]),
+        lambda case: case[1] == "updating" or case[0] in ("adam", "sgd"),
+    ),
+)
 def test_module_trains_and_scores_by_turns(optimizer: str, realisation: str) -> None:
     scores = network(optimizer)(mx.sym.Variable("data"))
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax")
