@@ -114,10 +114,7 @@ def budget_error(
     floor = moments_of(job, create(strategy, realisation=job.realisation.name)).floor
     least = job.least
     whatever = dataclasses.replace(least[1], workspace_nbytes=job.beside.workspace_nbytes)
-    return refusal(
-        *(job.graph, attempt, floor, least, whatever, job.max_overhead, better),
-        most_steps=job.most_steps,
-    )
+    return refusal(*(job.graph, attempt, floor, least, whatever, job.max_overhead, better))
 
 
 def moments_of(job: Job, solver: Strategy) -> Moments:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import REALISATIONS, Problem
-from memplan.strategies.base import check_overhead
+from memplan.strategies.base import MOST_OVERHEAD, check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Sequences, Space
@@ -56,11 +55,9 @@ LEAST_SHARE = 0.5
 LOWEST_SECONDS = 30.0
 
 # Of graphs with more ops, whose steps MXNet gets as a whole, the least memory is looked for by
-# eviction, in the time of this many steps at most, and so much work. On an LSTM of 2,000 ops that
-# takes seconds; a round of annealing takes a minute and found nothing lower, and what takes 35
-# steps half a minute to be packed and written.
+# eviction, with so much work. On an LSTM of 2,000 ops that takes seconds; a round of annealing
+# takes a minute and found nothing lower.
 LARGE, LARGE_WORK = 1000, 20e3
-MOST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ class Job:
             limit,
             memory=self.memory,
             space=self.space,
-            max_overhead=self.max_overhead,
+            max_overhead=self.max_overhead if budget_nbytes is None else self.most_overhead,
             start=start,
             time_limit=self.time_limit,
             effort=self.effort,
@@ -243,8 +240,13 @@ class Job:
         return Realised(symbol, footprint, packing)
 
     @property
+    def most_overhead(self) -> float:
+        """The most overhead of a plan for a budget."""
+        return MOST_OVERHEAD if self.max_overhead is None else self.max_overhead
+
+    @property
     def _is_large(self) -> bool:
-        """Is the least memory looked for in a few steps' time only?"""
+        """Is the least memory looked for by eviction only?"""
         return isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
 
     @property
@@ -261,21 +263,16 @@ class Job:
     def least(self) -> tuple[Schedule, Footprint]:
         """The schedule with the fewest bytes that memplan reaches, and what it holds.
 
-        At whatever cost, unless the job has a ``max_overhead`` or the graph is large. It is found
-        once for a job, by
-        searches that end after a number of moves where they can: only where they take too much of
-        the time limit does it depend on the clock.
+        It takes as long as a plan for a budget may. It is found once for a job, by searches that
+        end after a number of moves where they can: only where they take too much of the time limit
+        does it depend on the clock.
         """
         tell("least memory")
         stop = self.least_stop
-        problem = dataclasses.replace(
-            self.problem(None),
-            max_overhead=math.inf if self.max_overhead is None else self.max_overhead,
-        )
+        problem = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
         known = list(candidates(problem, stop.share(0.5)))
         is_large, most_seconds = self._is_large, problem.most_seconds
         if is_large:
-            most_seconds = min(most_seconds, MOST_STEPS * self.graph.seconds)
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
             known.append(lowest(self.graph, until, most_seconds=most_seconds))
         within = [s for s in known if s.seconds <= most_seconds]
@@ -288,11 +285,6 @@ class Job:
             stop.cut()
         schedule = problem.cheapest([quick, found.schedule]) or quick
         return schedule, realise(self, schedule).footprint
-
-    @property
-    def most_steps(self) -> int | None:
-        """In the time of how many steps :attr:`least` is, where not at whatever cost."""
-        return MOST_STEPS if self._is_large and self.max_overhead is None else None
 
 
 def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:

@@ -88,11 +88,11 @@ def plan(
     are those of MXNet's ``bind`` (None: as Module does, no gradient for the named inputs and the
     labels). ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a
     fraction of the unplanned total; None means the least memory at no more than one extra forward
-    pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time, with
-    a budget or without. ``realisation`` says how MXNet is made to run the plan: "mirror", by
-    attributes on the network; "explicit", by a Symbol of the whole step; "packed", by calls of its
-    ops on parts of an array; "updating", so, and with the parameters updated within the step;
-    "auto", packed or, where that refuses the network, explicit.
+    pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time (None:
+    three times that time with a budget). ``realisation`` says how MXNet is made to run the plan:
+    "mirror", by attributes on the network; "explicit", by a Symbol of the whole step; "packed", by
+    calls of its ops on parts of an array; "updating", so, and with the parameters updated within
+    the step; "auto", packed or, where that refuses the network, explicit.
     :class:`memplan.mxnet.Module` and ``TrainStep`` train by all but "mirror". A plan that is proved
     to be within ``gap`` of the cheapest, as a share of the step's time (None: the strategy's own,
     0.002), ends the search; ``seed`` chooses another search, where the strategy has these options.

@@ -9,7 +9,7 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import at_peak
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.base import Status
+from memplan.strategies.base import MOST_OVERHEAD, Status
 from memplan.util.nbytes import format_nbytes
 
 # Tensors that are named; of the others only the number is said.
@@ -24,15 +24,12 @@ def refusal(
     whatever: Footprint,
     max_overhead: float | None,
     better: str,
-    *,
-    most_steps: int | None = None,
 ) -> BudgetError:
     """The error for an ``attempt`` without a plan.
 
     ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
     ``max_overhead`` at most. What ``whatever`` has beside activations is held by every plan.
-    ``better`` is a sentence on another realisation, or empty. With ``most_steps`` what is reached
-    takes no more than the time of this many steps, and less memory was not looked for in more.
+    ``better`` is a sentence on another realisation, or empty.
     """
     proved = attempt.status is Status.INFEASIBLE
     budget_nbytes, held = attempt.budget_nbytes, whatever.beside_nbytes
@@ -49,7 +46,7 @@ def refusal(
     sentences.append(_beside(whatever))
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
-    sentences.append(_reached(*least, most_steps))
+    sentences.append(_reached(*least, max_overhead))
     sentences += [better] if better else []
     lowest = least[1].total_nbytes
     if budget_nbytes is None:
@@ -92,11 +89,11 @@ def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:
     )
 
 
-def _reached(schedule: Schedule, footprint: Footprint, most_steps: int | None) -> str:
+def _reached(schedule: Schedule, footprint: Footprint, max_overhead: float | None) -> str:
     """What memplan can reach, and what holds the peak then."""
     size = f"{format_nbytes(footprint.total_nbytes)} ({footprint.total_nbytes} bytes)"
-    if most_steps is not None:
-        size += f" at no more than {most_steps} times the step's time, as the network is large"
+    if max_overhead is None:
+        size += f" at no more than {1 + MOST_OVERHEAD:.0f} times the step's time"
     alive = [(tensor.tensor, tensor.nbytes) for tensor in at_peak(schedule)]
     if not alive:
         return f"The lowest that memplan reaches is {size}"

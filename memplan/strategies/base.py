@@ -64,6 +64,12 @@ class Outcome:
     cut_by_clock: bool = False
 
 
+# More extra time than this many steps is no plan, unless a user asks for it: what was dropped was
+# needed again and again. An LSTM's took 115 steps, and MXNet 47 times the bytes of its tensors to
+# keep track of the calls.
+MOST_OVERHEAD = 3.0
+
+
 @dataclass(frozen=True)
 class Problem:
     """What a strategy is asked: a schedule of ``graph`` within ``budget_nbytes`` of ``memory``.

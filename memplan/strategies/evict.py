@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status, check_time_limit
 from memplan.util.stop import Stop
-
-# More extra time than this many steps is no plan: what was dropped was needed again and again.
-MOST_OVERHEAD = 3.0
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,8 @@ class Evict:
 
     It ends after ``patience`` attempts in a row that found no cheaper schedule, at the latest after
     the usual work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``. A
-    schedule with more than three times the seconds of the step in recomputation does not count.
+    schedule with more than three times the seconds of the step in recomputation does not count,
+    unless ``max_overhead`` says otherwise.
     """
 
     time_limit: float | None = None
@@ -46,7 +44,8 @@ class Evict:
                 stop,
                 share=1.0 if problem.counts_live else 0.5,
             )
-        if found is not None and found.overhead > MOST_OVERHEAD:
+        is_open = problem.max_overhead is None
+        if found is not None and is_open and found.overhead > MOST_OVERHEAD:
             found = None
         best = problem.cheapest([found])
         status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE

@@ -66,7 +66,7 @@ def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None
         assert plan is not None
         assert plan.status is Status.FEASIBLE
         assert plan.total_nbytes <= budget_nbytes
-    refused = try_strategy(job, Unlucky(), lowest - 1)
+    refused = try_strategy(job, Unlucky(), lowest * 9 // 10)
     error = budget_error(job, refused, Unlucky())
     assert refused.plan is None
     assert error.lowest_nbytes == lowest

@@ -13,9 +13,9 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
 from memplan.strategies.auto import Auto
-from memplan.strategies.base import Problem
+from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
-from memplan.strategies.evict import MOST_OVERHEAD, Evict
+from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
 
 PLENTY = 1e5
