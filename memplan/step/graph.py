@@ -95,7 +95,8 @@ class Op:
                 raise GraphError(
                     f"op {self.name!r}: {field} must be >= 0 and finite, got {shown(value)}"
                 )
-        indices = (*self.inputs, *self.outputs, *self.after)
+        of = () if self.differentiates is None else (self.differentiates,)
+        indices = (*self.inputs, *self.outputs, *self.after, *of)
         if not all(isinstance(index, int) for index in indices):
             raise GraphError(f"op {self.name!r}: tensors and ops are named by integers: {indices}")
         for handover in self.handovers:
@@ -131,15 +132,15 @@ class TrainingGraph:
     match_range: int = 16
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nforward <= len(self.ops):
-            raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
         self._check_sizes()
+        if self.nforward > len(self.ops):
+            raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
         self._check_producers()
         self._check_order()
         self._check_handovers()
 
     def _check_sizes(self) -> None:
-        for field in ("fixed_nbytes", "match_range"):
+        for field in ("nforward", "fixed_nbytes", "match_range"):
             value = getattr(self, field)
             if not is_whole(value):
                 raise GraphError(f"{field} must be an integer >= 0, got {shown(value)}")
@@ -196,7 +197,7 @@ class TrainingGraph:
                     )
             ready.update(op.outputs)
         for tensor in self.heads:
-            if tensor not in ready:
+            if not isinstance(tensor, int) or tensor not in ready:
                 raise GraphError(f"head {tensor} is no tensor of the graph")
 
     def _check_handovers(self) -> None:

@@ -76,11 +76,19 @@ def test_a_handover_stays_within_its_op(handover: Handover) -> None:
         Op("x", "x", (0,), (1,), handovers=(handover,))
 
 
+@pytest.mark.parametrize("field", ["inputs", "outputs", "after", "differentiates"])
+def test_an_op_names_others_by_integers(field: str) -> None:
+    fields = {"inputs": (), "outputs": ()}
+    with pytest.raises(GraphError, match="op 'x': tensors and ops are named by integers"):
+        Op("x", "x", **fields | {field: 0.5 if field == "differentiates" else (0.5,)})
+
+
 @pytest.mark.parametrize(
     ("ops", "heads", "nforward", "message"),
     [
         ((A, B), (1,), 3, "nforward is 3, but there are 2 ops"),
-        ((A, B), (1,), -1, "nforward is -1, but there are 2 ops"),
+        ((A, B), (1,), -1, "nforward must be an integer >= 0, got -1"),
+        ((A, B), (1,), 2.0, r"nforward must be an integer >= 0, got 2\.0"),
         ((A, Op("b", "b", (), (2,))), (0,), 2, "op 'b' writes tensor 2, which does not exist"),
         ((A, Op("b", "b", (), (-1,))), (0,), 2, "op 'b' writes tensor -1, which does not exist"),
         ((A, Op("b", "b", (), (0,))), (0,), 2, "op 'b' writes tensor 'one', as an earlier op did"),
@@ -96,6 +104,7 @@ def test_a_handover_stays_within_its_op(handover: Handover) -> None:
             "op 'a' must follow op 1, which is not before it",
         ),
         ((A, B), (2,), 2, "head 2 is no tensor of the graph"),
+        ((A, B), (1.0,), 2, r"head 1\.0 is no tensor of the graph"),
     ],
 )
 def test_refused(ops: tuple[Op, ...], heads: tuple[int, ...], nforward: int, message: str) -> None:
