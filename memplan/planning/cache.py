@@ -36,7 +36,7 @@ class Cache:
         try:
             path = Path(folder).expanduser()
             path.mkdir(parents=True, exist_ok=True)
-        except (TypeError, OSError, RuntimeError) as error:
+        except (TypeError, ValueError, OSError, RuntimeError) as error:
             raise ArgumentError(
                 f"cache must be a folder that can be written, got {folder!r}: {error}"
             ) from error

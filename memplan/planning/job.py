@@ -39,6 +39,7 @@ from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Sequences, Space
 from memplan.util.garbage import no_collections
+from memplan.util.numbers import is_amount, shown
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -297,8 +298,10 @@ def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Rea
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:
-    if not isinstance(time_limit, int | float) or not time_limit > 0:
-        raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+    if not time_limit or not is_amount(time_limit):
+        raise ArgumentError(
+            f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
+        )
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from memplan.errors import ArgumentError
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
 
@@ -65,12 +64,6 @@ def stages(graph: TrainingGraph) -> Sequence[int]:
     """
     hinted = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
     return hinted or articulation_points(graph)
-
-
-def check_trials(ntrial: int) -> None:
-    """ArgumentError unless ``ntrial`` is a number of thresholds to try."""
-    if not isinstance(ntrial, int) or ntrial < 1:
-        raise ArgumentError(f"ntrial must be an integer >= 1, got {ntrial!r}")
 
 
 def threshold_cuts(

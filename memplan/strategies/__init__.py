@@ -138,9 +138,10 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     options = given | options
     row = _rows.get(strategy) or _from_entry_point(strategy)
     if row is None or (realisation is not None and not row.serves(realisation)):
-        known = "no strategy" if row is None else f"for realisation {realisation!r} no strategy"
+        wanted = "" if row is None else f" for realisation {realisation!r}"
         raise ArgumentError(
-            f"there is {known} {strategy!r}; choose from {', '.join(names(realisation))}"
+            f"there is no strategy {strategy!r}{wanted}; choose from "
+            f"{', '.join(names(realisation))}"
         )
     try:
         result = row.loader(**options)

@@ -7,16 +7,14 @@ import math
 from dataclasses import dataclass
 
 from memplan.programs.refinement import Proving, Refined
-from memplan.programs.solver import DEFAULT_SOLVER, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
     DEFAULT_GAP,
     Outcome,
     Problem,
     Status,
-    check_effort,
-    check_gap,
-    check_time_limit,
+    check_options,
 )
 from memplan.strategies.least import least
 from memplan.strategies.quick import quick_schedule
@@ -81,10 +79,7 @@ class Auto:
     start: Schedule | None = None
 
     def __post_init__(self) -> None:
-        check_solver(self.solver)
-        check_time_limit(self.time_limit)
-        check_gap(self.gap)
-        check_effort(self.effort)
+        check_options(self)
 
     @property
     def _search_effort(self) -> float:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable
+import numbers
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from memplan.errors import ArgumentError
 from memplan.memory.memory import Live, Memory, cheapest
-from memplan.programs.solver import TOLERANCE
+from memplan.programs.solver import SOLVERS, TOLERANCE
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies.spaces import Sequences, Space
+from memplan.util.numbers import is_amount, is_finite, shown
 from memplan.util.stop import Stop
 
 # Where neither the problem nor the strategy has a limit.
@@ -164,32 +166,61 @@ class Problem:
         return [s for s in known if s is not None and self.space.has(s)]
 
 
-def check_overhead(max_overhead: float | None) -> None:
+def _is_share(value: Any) -> bool:
+    return is_finite(value) and value <= 1.0
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and value >= least
+
+
+def check_overhead(max_overhead: Any) -> None:
     """ArgumentError unless ``max_overhead`` is None or a share of the step's time."""
-    if max_overhead is not None and not (
-        isinstance(max_overhead, int | float) and max_overhead >= 0.0
-    ):
+    if max_overhead is not None and not is_amount(max_overhead):
         raise ArgumentError(
-            f"max_overhead must be a share of the step's time such as 0.3, got {max_overhead!r}"
+            f"max_overhead must be a share of the step's time such as 0.3, got "
+            f"{shown(max_overhead)}"
         )
 
 
-def check_time_limit(time_limit: float | None) -> None:
-    """ArgumentError unless ``time_limit`` is None or a number of seconds."""
-    if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit >= 0.0):
-        raise ArgumentError(f"time_limit must be seconds, or None, got {time_limit!r}")
+_SECONDS = (is_amount, "a number of seconds")
+_COUNT = (_is_count, "an integer >= 1")
+_SHARE = (_is_share, "from 0 to 1")
+# What an option must be that strategies have by this name.
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "time_limit": _SECONDS,
+    "gap": (is_finite, "a share of the step's time such as 0.002"),
+    "effort": (lambda value: is_amount(value) and value > 0, "a positive number such as 2"),
+    "rounds": _COUNT,
+    "ntrial": _COUNT,
+    "max_slots": _COUNT,
+    "thresholds": _COUNT,
+    "patience": (lambda value: _is_count(value, 0), "an integer >= 0"),
+    "seed": (lambda value: _is_count(value, 0), "an integer >= 0"),
+    "program_share": _SHARE,
+    "search_share": _SHARE,
+    "allowances": (
+        lambda values: isinstance(values, tuple) and all(map(_is_share, values)),
+        "a tuple of shares from 0 to 1",
+    ),
+    "solver": (SOLVERS.__contains__, f"one of {list(SOLVERS)}"),
+    "start": (lambda value: isinstance(value, Schedule), "a Schedule"),
+}
 
 
-def check_gap(gap: float) -> None:
-    """ArgumentError unless ``gap`` is a share of the step's time."""
-    if not (isinstance(gap, int | float) and 0.0 <= gap < math.inf):
-        raise ArgumentError(f"gap must be a share of the step's time such as 0.002, got {gap!r}")
+def check_options(strategy: Any) -> None:
+    """ArgumentError where an option of ``strategy``, a dataclass, has a value that it cannot have.
 
-
-def check_effort(effort: float) -> None:
-    """ArgumentError unless ``effort`` is a positive number."""
-    if not (isinstance(effort, int | float) and effort > 0.0):
-        raise ArgumentError(f"effort must be a positive number such as 2, got {effort!r}")
+    None stands for no value where that is the option's default.
+    """
+    for field in dataclasses.fields(strategy):
+        value = getattr(strategy, field.name)
+        fits, wanted = _OPTIONS.get(field.name, (None, ""))
+        if fits is None or (value is None and field.default is None):
+            continue
+        if not fits(value):
+            raise ArgumentError(f"{field.name} must be {wanted}, got {shown(value)}")
 
 
 class Strategy(Protocol):

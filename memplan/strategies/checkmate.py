@@ -12,18 +12,15 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from memplan.errors import ArgumentError
 from memplan.programs.refinement import Proving, Refined
-from memplan.programs.solver import DEFAULT_SOLVER, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
     DEFAULT_GAP,
     Outcome,
     Problem,
     Status,
-    check_effort,
-    check_gap,
-    check_time_limit,
+    check_options,
 )
 from memplan.strategies.least import least
 from memplan.strategies.spaces import Moves
@@ -64,13 +61,7 @@ class Checkmate:
     start: Schedule | None = None
 
     def __post_init__(self) -> None:
-        check_solver(self.solver)
-        check_time_limit(self.time_limit)
-        check_gap(self.gap)
-        check_effort(self.effort)
-        for name in ("program_share", "search_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ArgumentError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
+        check_options(self)
 
     def solve(self, problem: Problem) -> Outcome:
         """The cheapest schedule found within the budget, with a proven bound.

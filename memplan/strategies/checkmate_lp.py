@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from memplan.memory.memory import Live, cheapest
 from memplan.programs.rounding import relaxation, roundings
-from memplan.programs.solver import DEFAULT_SOLVER, Program, check_solver
+from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies.base import Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import Outcome, Problem, Status, check_options
 from memplan.util.stop import Stop
 
 
@@ -45,8 +45,7 @@ class CheckmateLP:
     recompute_backward: bool = False
 
     def __post_init__(self) -> None:
-        check_solver(self.solver)
-        check_time_limit(self.time_limit)
+        check_options(self)
 
     def solve(self, problem: Problem) -> Outcome:
         """The best rounded schedule, with the value of the relaxation as its proven bound.

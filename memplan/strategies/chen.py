@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.search.segments import articulation_points, check_trials, threshold_cuts
+from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem
+from memplan.strategies.base import Outcome, Problem, check_options
 
 
 def _points(problem: Problem, linear: bool) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class ChenGreedy:
     ntrial: int = 48
 
     def __post_init__(self) -> None:
-        check_trials(self.ntrial)
+        check_options(self)
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every threshold."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status, check_time_limit
+from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status, check_options
 from memplan.util.stop import Stop
 
 
@@ -27,7 +27,7 @@ class Evict:
     recompute_backward: bool = False
 
     def __post_init__(self) -> None:
-        check_time_limit(self.time_limit)
+        check_options(self)
 
     def solve(self, problem: Problem) -> Outcome:
         """The cheapest schedule found within the budget; without one, that of least memory."""

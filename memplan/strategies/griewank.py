@@ -10,13 +10,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memplan.errors import ArgumentError
 from memplan.search.rematerialize import rematerialize
 from memplan.search.revolve import first_sweep, stored_at
 from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem
+from memplan.strategies.base import Outcome, Problem, check_options
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Griewank:
     max_slots: int = 24
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_slots, int) or self.max_slots < 1:
-            raise ArgumentError(f"max_slots must be an integer >= 1, got {self.max_slots!r}")
+        check_options(self)
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every number of slots."""

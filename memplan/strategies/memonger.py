@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.search.segments import check_trials, stages, threshold_cuts
+from memplan.search.segments import stages, threshold_cuts
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem
+from memplan.strategies.base import Outcome, Problem, check_options
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Memonger:
     ntrial: int = 96
 
     def __post_init__(self) -> None:
-        check_trials(self.ntrial)
+        check_options(self)
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every threshold."""

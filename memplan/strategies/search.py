@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_effort, check_time_limit
+from memplan.strategies.base import Outcome, Problem, Status, check_options
 from memplan.strategies.least import least
 from memplan.strategies.spaces import Moves
 
@@ -34,10 +33,7 @@ class Search:
     recompute_backward: bool = False
 
     def __post_init__(self) -> None:
-        check_time_limit(self.time_limit)
-        check_effort(self.effort)
-        if self.rounds is not None and self.rounds < 1:
-            raise ArgumentError(f"rounds must be at least 1 or None, got {self.rounds!r}")
+        check_options(self)
 
     def solve(self, problem: Problem) -> Outcome:
         """The cheapest schedule found within the budget; without one, that of least memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TypeGuard
 
@@ -16,6 +17,11 @@ def is_finite(value: Any) -> TypeGuard[float]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return bool(0 <= value <= sys.float_info.max)
+
+
+def is_amount(value: Any) -> TypeGuard[float]:
+    """Is ``value`` such a number, or infinite?"""
+    return is_finite(value) or value == math.inf
 
 
 def shown(value: Any) -> str:
