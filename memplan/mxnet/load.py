@@ -17,6 +17,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import complete_grad_req
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
@@ -111,10 +112,10 @@ def symbol_text(symbol: mx.sym.Symbol) -> str:
 
 def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
     try:
-        symbol = mx.sym.load_json(path.read_text(encoding="utf-8"))
+        symbol = symbol_json.read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (MXNetError, UnicodeDecodeError) as error:
+    except (MXNetError, LookupError, TypeError, ValueError) as error:
         raise ArgumentError(
             f"{str(path)!r} is no Symbol: MXNet cannot read it. Such a file is written by "
             "symbol.save(path), module.save_checkpoint(prefix, epoch) or block.export(prefix)"

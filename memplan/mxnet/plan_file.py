@@ -15,6 +15,7 @@ from mxnet.base import MXNetError
 from memplan.errors import ArgumentError, MemplanError
 from memplan.memory.packing import Packing, check_packing
 from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import trace
@@ -87,7 +88,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         return _plan(data)
     except OSError as error:
         raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (MemplanError, MXNetError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = str(error) or type(error).__name__
         raise ArgumentError(
             f"{str(path)!r} holds no plan that can be used: {reason}. Make it anew: memplan plan "
@@ -143,7 +144,7 @@ def _packing(
 def _symbol(text: Any) -> mx.sym.Symbol:
     if not isinstance(text, str):
         raise ValueError(f"{shown(text)} is no Symbol")
-    return mx.sym.load_json(text)
+    return symbol_json.read(text)
 
 
 def _schedule(traced: Trace, data: Mapping[str, Any]) -> Schedule:

@@ -20,10 +20,13 @@ STALE_SECONDS = 3600.0
 _MAX_STEM = 60
 
 
-def parse_json(text: str) -> Any:
-    """What the JSON ``text`` holds; ValueError for any that is damaged, however deep it nests."""
+def parse_json(text: str, *, strict: bool = True) -> Any:
+    """What the JSON ``text`` holds; ValueError for any that is damaged, however deep it nests.
+
+    Strings may have line ends and the like in them unless ``strict``.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, strict=strict)
     except RecursionError:
         raise ValueError("it nests too deep for JSON that memplan wrote") from None
 

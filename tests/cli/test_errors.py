@@ -55,7 +55,18 @@ def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: 
     assert culprit in error(2, *arguments)
 
 
-@pytest.mark.parametrize("text", ["", "hello", '{"nodes": 1}', "\0\1"])
+# On which MXNet itself crashes.
+READS_ITSELF = json.dumps(
+    {
+        "nodes": [{"op": "relu", "name": "a", "inputs": [[0, 0, 0]]}],
+        "arg_nodes": [],
+        "node_row_ptr": [0, 1],
+        "heads": [[0, 0, 0]],
+    }
+)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "[" * 10**5, '{"nodes": 1}', "\0\1", READS_ITSELF])
 def test_a_file_that_is_no_symbol_is_bad_usage(text: str, error: Any) -> None:
     Path("bad.json").write_text(text, encoding="utf-8")
     assert "is no Symbol" in error(2, "plan", "bad.json", *SHAPE)

@@ -127,6 +127,19 @@ def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
             load_plan(path)
 
 
+@pytest.mark.parametrize("entry", [[3, 1, 0], [3, 10**6, 0], [4, 0, 0], [-1, 0, 0], ["x", 0]])
+@pytest.mark.parametrize("field", ["network", "symbol"])
+def test_a_network_that_reads_what_is_not_there(
+    text: str, field: str, entry: list[Any], tmp_path: Path
+) -> None:
+    """On which MXNet itself crashes."""
+    path, data = tmp_path / "plan.json", json.loads(text)
+    network = json.loads(data[field])
+    assert network["nodes"][4]["inputs"] == [[3, 0, 0]]
+    network["nodes"][4]["inputs"] = [entry]
+    assert loaded(path, data | {field: json.dumps(network)}) is None
+
+
 @pytest.mark.parametrize("text_of_file", ["[" * 10**5, '{"format":' * 10**5, "[]", "3", "\x00"])
 def test_text_that_is_no_plan(text_of_file: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import mxnet as mx
+
+from memplan.util.files import parse_json
 
 # In text that Python wrote: an escape that MXNet may not know, or a pair that must stay together.
 _ESCAPE = re.compile(r"\\(u[0-9a-f]{4}|.)")
@@ -24,14 +27,36 @@ def load(data: Mapping[str, Any]) -> mx.sym.Symbol:
     return mx.sym.load_json(_ESCAPE.sub(_as_mxnet, json.dumps(data, ensure_ascii=False)))
 
 
+def read(text: str) -> mx.sym.Symbol:
+    """The symbol in the ``text`` of a file; MXNetError or ValueError for text that is damaged.
+
+    MXNet does not look whether the outputs are there that an op is said to read, and crashes.
+    """
+    data = parse_text(text)
+    if "node_row_ptr" in data:  # which MXNet has not always written
+        _check_reads(data["nodes"], data["heads"], data["node_row_ptr"])
+    return mx.sym.load_json(text)
+
+
+def _check_reads(nodes: Any, heads: Any, first_outputs: Any) -> None:
+    """ValueError unless ops read, and heads are, outputs of nodes that stand before them."""
+    noutputs = [end - begin for begin, end in pairwise(first_outputs)]
+    reads = [(place, entry) for place, node in enumerate(nodes) for entry in node["inputs"]]
+    reads += [(len(nodes), entry) for entry in heads]
+    for place, (source, output, *_) in reads:
+        if not (0 <= source < place and 0 <= output < noutputs[source]):
+            name = nodes[place]["name"] if place < len(nodes) else "the end"
+            raise ValueError(f"{name!r} reads output {output} of node {source}, which is not there")
+
+
 def parse(symbol: mx.sym.Symbol) -> Any:
     """What ``symbol`` is made of: "nodes", "heads" and the like, casts of AMP included."""
     return parse_text(symbol.tojson(remove_amp_cast=False))
 
 
 def parse_text(text: str) -> Any:
-    """What is in the JSON that MXNet wrote."""
-    return json.loads(text, strict=False)
+    """What is in the JSON that MXNet wrote; ValueError for any that is damaged."""
+    return parse_json(text, strict=False)
 
 
 def _as_mxnet(escape: re.Match[str]) -> str:
