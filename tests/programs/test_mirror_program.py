@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, combinations
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from mxnet.gluon.model_zoo import vision
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import (
     UNIT,
     in_mxnets_order,
@@ -149,15 +151,19 @@ def test_rows_of_ops_in_their_place_are_exact(
     check(tame(graph), flags, exact=True)
 
 
+@taking(fits=20)
 @examples(200, quick=50, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.one_of(layered_graphs(max_forward=6), mirrored_graphs(max_forward=5)))
-def test_what_fits_to_the_byte_is_not_proved_infeasible(graph: TrainingGraph) -> None:
+def test_what_fits_to_the_byte_is_not_proved_infeasible(
+    taken: Counter[str], graph: TrainingGraph
+) -> None:
     """With elements of one byte: a row in MiB would drown in the solver's tolerance."""
     elements = [dataclasses.replace(t, nbytes=t.nbytes // UNIT) for t in graph.tensors]
     graph = dataclasses.replace(graph, tensors=tuple(elements))
     sets = chain.from_iterable(combinations(flaggable(graph), n) for n in range(len(graph.ops)))
     peaks = [simulate(mirror(graph, frozenset(flags))).peak_nbytes for flags in sets]
     for budget in sorted({peak for peak in peaks if peak < peaks[0]}):
+        taken["fits"] += 1
         deadline = Stop.after(3600.0).deadline
         refined = refine_flags(graph, budget, deadline, Proving())
         assert not any(math.isinf(found.bound_seconds) for found in refined)
@@ -197,9 +203,11 @@ def test_of_two_names_for_one_buffer_a_copy_may_have_one() -> None:
     check(graph, frozenset({v}), exact=False)
 
 
+@taking(row=20)
 @examples(50)
 @given(flagged_graphs())
 def test_the_row_of_a_copy_that_runs_elsewhere_asks_for_nothing(
+    taken: Counter[str],
     flagged: tuple[TrainingGraph, frozenset[int]],
 ) -> None:
     graph, flags = flagged
@@ -208,6 +216,7 @@ def test_the_row_of_a_copy_that_runs_elsewhere_asks_for_nothing(
     moments = [(op, copy) for op in backward for copy in flaggable(graph)]
     elsewhere = [moment for moment in moments if moment not in here]
     for least in Measured(graph, flags).least_nbytes(elsewhere) if elsewhere else ():
+        taken["row"] += 1
         assert least <= TOLERANCE
 
 

@@ -55,10 +55,11 @@ def test_drops_are_read_off_what_is_carried() -> None:
     assert search.drops_in(Schedule.sequence(graph, ops)) == drops
 
 
+@taking(drops=5)
 @examples(100)
-@given(small_graphs(), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3))
+@given(small_graphs(6), st.lists(st.floats(0.6, 1.0), min_size=3, max_size=3))
 def test_drops_of_a_schedule_are_those_of_what_it_carries(
-    graph: TrainingGraph, shares: list[float]
+    taken: Counter[str], graph: TrainingGraph, shares: list[float]
 ) -> None:
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     for share in shares:
@@ -66,6 +67,7 @@ def test_drops_of_a_schedule_are_those_of_what_it_carries(
         found = search.fit((), math.inf)
         if found is not None:
             carried = carried_tensors(found.schedule)
+            taken["drops"] += bool(search.drops_in(found.schedule))
             assert search.drops_in(found.schedule) == search.drops_of(carried)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search import online
 from memplan.search.eviction import Evictions
@@ -31,11 +34,15 @@ def made(graph: TrainingGraph, budget_nbytes: int, *, backward: bool = False) ->
     return list(online_schedules(graph, budget_nbytes, stop, recompute_backward=backward))
 
 
+@taking(recomputes=10)
 @examples(100)
 @given(training_graphs(), st.floats(0.3, 1.0), st.booleans())
-def test_schedules_are_valid(graph: TrainingGraph, share: float, backward: bool) -> None:
+def test_schedules_are_valid(
+    taken: Counter[str], graph: TrainingGraph, share: float, backward: bool
+) -> None:
     budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
     for schedule in made(graph, budget, backward=backward):
+        taken["recomputes"] += bool(schedule.recomputed)
         verdict = validate(schedule, simulate(schedule).peak_nbytes)
         assert verdict.valid, verdict.reason
         if not backward:

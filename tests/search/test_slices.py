@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
 from memplan.memory.memory import Live
 from memplan.search.eager import better_order, reordered
@@ -47,11 +50,17 @@ def braid(nsteps: int) -> TrainingGraph:
     return TrainingGraph(tuple(ops), tensors(**names), heads=heads, nforward=last + 2)
 
 
+@taking(recomputes=2)
 @examples(100)
-@given(training_graphs(), st.floats(0.3, 1.0), st.booleans())
-def test_schedules_are_valid(graph: TrainingGraph, share: float, reorder: bool) -> None:
+@given(
+    st.one_of(training_graphs(), st.integers(4, 20).map(braid)), st.floats(0.3, 1.0), st.booleans()
+)
+def test_schedules_are_valid(
+    taken: Counter[str], graph: TrainingGraph, share: float, reorder: bool
+) -> None:
     budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
     for schedule in made(graph, budget, reorder=reorder):
+        taken["recomputes"] += bool(schedule.recomputed)
         verdict = validate(schedule, simulate(schedule).peak_nbytes)
         assert verdict.valid, verdict.reason
         backward = [op for op in schedule.ops if op >= graph.nforward]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import given
 
 import memplan
 from helpers.amounts import examples
+from helpers.branches import taking
 from helpers.graphs import training_graphs, unit_chain
 from helpers.networks import residual_net
 from helpers.schedules import random_schedule
@@ -40,12 +42,16 @@ from memplan.views.report import report_html, save_report
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">&'\u2028"
 
 
+@taking(between=20)
 @examples(60)
 @given(training_graphs(max_forward=12))
-def test_no_edge_of_the_layout_runs_through_another_op(graph: TrainingGraph) -> None:
+def test_no_edge_of_the_layout_runs_through_another_op(
+    taken: Counter[str], graph: TrainingGraph
+) -> None:
     layout = forward_layout(graph)
     for source, target in layout.edges:
         between = layout.lanes[source + 1 : target]
+        taken["between"] += bool(between)
         assert layout.lanes[source] not in between
     assert set(layout.lanes) == set(range(layout.nlanes))
 
