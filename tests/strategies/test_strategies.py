@@ -17,7 +17,7 @@ import memplan
 from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.clock import TickingClock
-from helpers.graphs import layered_graphs, mirrored_graphs, unit_chain
+from helpers.graphs import UNIT, layered_graphs, mirrored_graphs, unit_chain
 from helpers.networks import hinted_resnet, residual_net
 from helpers.planning import NEVER_SECONDS
 from helpers.problems import mirrored
@@ -223,6 +223,27 @@ def test_options_out_of_range_are_named(name: str, option: str, values: list[Any
     for value in values:
         with pytest.raises(ArgumentError, match=f"^{option} must be"):
             strategies.create(name, **{option: value})
+
+
+WITH_A_START = [
+    n for n in strategies.names() if "start" in strategies.options_of(strategies.create(n))
+]
+
+
+@pytest.mark.parametrize("name", WITH_A_START)
+def test_a_start_of_the_strategys_own_is_not_forgotten_for_the_problems(name: str) -> None:
+    graph, budget = unit_chain(60), 14 * UNIT
+    best = strategies.create("griewank").solve(Problem(graph, budget)).schedule
+    given = strategies.create("auto", effort=1e-6).solve(Problem(graph, budget)).schedule
+    assert best is not None
+    assert given is not None
+    problem = Problem(graph, budget, start=given, time_limit=NEVER_SECONDS)
+    without = strategies.create(name, effort=1e-6).solve(problem).schedule
+    assert without is not None
+    assert without.seconds > best.seconds
+    found = strategies.create(name, effort=1e-6, start=best).solve(problem).schedule
+    assert found is not None
+    assert found.seconds == best.seconds
 
 
 @dataclass(frozen=True)
