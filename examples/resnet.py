@@ -98,7 +98,8 @@ def step_seconds(
     return seconds
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stages", type=int, nargs="+", default=[3, 6, 9, 3], help="units in each")
     parser.add_argument("--filters", type=int, default=32, help="of the first stage")
@@ -108,7 +109,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="for planning, at most")
     parser.add_argument("--steps", type=int, default=5, help="of training")
     parser.add_argument("--repeats", type=int, default=15, help="of each timing")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     shape = (options.batch, 3, options.size, options.size)
 
     net = resnet(options.stages, options.filters)

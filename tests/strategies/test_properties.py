@@ -17,7 +17,7 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, Strategy, create, names
+from memplan.strategies import REALISATIONS, Status, Strategy, create, names
 from memplan.strategies.base import Problem
 from oracles.sequences import BruteForceSequences
 
@@ -91,6 +91,20 @@ def test_without_a_budget_a_strategy_saves_what_it_can(name: str, graph: Trainin
     assert outcome.schedule is not None
     verdict = validate(outcome.schedule)
     assert verdict.valid, verdict.reason
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_the_least_memory_is_that_at_one_more_forward_pass(realisation: str) -> None:
+    """Of every strategy, each of which could take less in more time, or finds nothing."""
+    graph, space = unit_chain(16), REALISATIONS[realisation].space
+    most = graph.seconds + graph.forward_seconds
+    found = set()
+    for name in names(realisation):
+        schedule = quick(name).solve(Problem(graph, None, space=space)).schedule
+        if schedule is not None:
+            found.add(name)
+            assert schedule.seconds <= most + 1e-6, name
+    assert found == set(names(realisation)) - {"checkpoint_last"}
 
 
 @given(st.one_of(training_graphs(), small_graphs(6)), st.integers(0, 10**6), st.floats(0, 1))

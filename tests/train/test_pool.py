@@ -219,29 +219,30 @@ def test_module_stays_within_its_budget(realisation: str, limited: bool) -> None
     assert max(map(len, held)) == (1 if limited else len(SIZES))
 
 
+def block() -> Any:
+    made = gluon.SymbolBlock(NET, [mx.sym.Variable(n) for n in ("data", "softmax_label")])
+    mx.random.seed(3)
+    made.initialize(mx.init.Uniform(0.1))
+    return made
+
+
+def run(step_of: Any, sizes: tuple[int, ...]) -> list[list[np.ndarray]]:
+    """Outputs, gradients and parameters after a step with a batch of each size."""
+    net = block()
+    step = step_of(net)
+    found = []
+    for size in sizes:
+        outputs = step(*batch(size))
+        mx.nd.waitall()
+        params = net.collect_params().values()
+        grads = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
+        found.append([outputs.asnumpy(), *grads, *(p.data().asnumpy() for p in params)])
+    return found
+
+
 @LIMITS
 @REALISATIONS
 def test_train_step_stays_within_its_budget(realisation: str, limited: bool) -> None:
-    sizes = (*SIZES, 16, 12)
-
-    def block() -> Any:
-        made = gluon.SymbolBlock(NET, [mx.sym.Variable(n) for n in ("data", "softmax_label")])
-        mx.random.seed(3)
-        made.initialize(mx.init.Uniform(0.1))
-        return made
-
-    def run(step_of: Any) -> list[list[np.ndarray]]:
-        net = block()
-        step = step_of(net)
-        found = []
-        for size in sizes:
-            outputs = step(*batch(size))
-            mx.nd.waitall()
-            params = net.collect_params().values()
-            grads = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
-            found.append([outputs.asnumpy(), *grads, *(p.data().asnumpy() for p in params)])
-        return found
-
     def by_autograd(net: Any) -> Any:
         net.hybridize()
 
@@ -268,7 +269,8 @@ def test_train_step_stays_within_its_budget(realisation: str, limited: bool) -> 
 
         return step
 
-    ours, stock = run(by_plan), run(by_autograd)
+    sizes = (*SIZES, 16, 12)
+    ours, stock = run(by_plan, sizes), run(by_autograd, sizes)
     for one, other in zip(stock, ours, strict=True):
         assert all(map(np.array_equal, one, other))
     if limited:
