@@ -55,6 +55,8 @@ def refusal(
         sentences.append("strategy='auto' plans within this budget")
     else:
         sentences.append("Raise the budget, or lower the batch size")
+        if attempt.strategy.partition(":")[0] not in ("auto", "Auto"):
+            sentences.append("At that lowest strategy='auto' plans; others may not")
     return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
 
 
