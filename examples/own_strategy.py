@@ -17,7 +17,6 @@ import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
 import memplan
-from memplan.step.mirroring import flaggable, mirror
 from memplan.strategies import Outcome, Problem
 
 
@@ -38,9 +37,10 @@ class CheapOps:
             nbytes = sum(graph.tensors[tensor].nbytes for tensor in graph.ops[op].outputs)
             return nbytes / max(graph.ops[op].seconds, 1e-9)
 
-        ops = sorted(flaggable(graph), key=nbytes_per_second, reverse=True)
+        forward = [op for op in range(graph.nforward) if graph.ops[op].recomputable]
+        ops = sorted(forward, key=nbytes_per_second, reverse=True)
         lengths = [len(ops) * number // self.nplans for number in range(self.nplans + 1)]
-        return problem.best_of(mirror(graph, frozenset(ops[:n])) for n in lengths)
+        return problem.best_of(problem.space.keeping(graph, ops[n:]) for n in lengths)
 
 
 memplan.strategies.register("cheap_ops", CheapOps)
