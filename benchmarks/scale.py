@@ -59,6 +59,7 @@ def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]
 def greedy(job: Job, budget_nbytes: int) -> float:
     """Overhead of the first greedy plan that MXNet places within the budget."""
     from memplan.search.sequence_search import Rules, search
+    from memplan.util.stop import Stop
 
     limit = budget_nbytes - job.graph.fixed_nbytes
     for percent in range(100, 20, -5):
@@ -68,7 +69,7 @@ def greedy(job: Job, budget_nbytes: int) -> float:
             rules=Rules(recompute_backward=False, reorder=False, match_ranges=()),
             starts=[],
             seed=0,
-            deadline=time.monotonic() + 60.0,
+            stop=Stop.after(60.0),
             rounds=0,
         )
         if found is not None and job.memory.nbytes(found) <= limit:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay
+from memplan.step.simulate import Arena, replay
 from memplan.util.remember import remembered
 
 PLANNER_ELEMENT_NBYTES = 4
@@ -31,7 +31,7 @@ class Allocation:
     blocks: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
 
-class _Blocks:
+class _Blocks(Arena):
     """The allocator of src/nnvm/plan_memory.cc: whole blocks, which grow but never split.
 
     A request takes, of the free blocks within ``match_range`` times its size, the smallest that
@@ -73,9 +73,6 @@ class _Blocks:
     def release(self, buffer: int, step: int) -> None:
         self.releases += 1
         insort(self.free, (self.reported[buffer], self.releases, buffer))
-
-    def end_of_requests(self, step: int) -> None:
-        pass
 
 
 def allocate(schedule: Schedule, *, match_range: int | None = None) -> Allocation:

@@ -14,7 +14,7 @@ from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.placement import place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay
+from memplan.step.simulate import Arena, replay
 from memplan.util.remember import remembered
 
 ALIGNMENT = 256
@@ -87,8 +87,8 @@ def _is_cut(begin: int, end: int) -> bool:
     return end > begin and begin // SEGMENT_NBYTES != (end - 1) // SEGMENT_NBYTES
 
 
-class _Lifetimes:
-    """An arena (see :mod:`memplan.step.simulate`) that notes when buffers are needed."""
+class _Lifetimes(Arena):
+    """Notes when buffers are needed."""
 
     def __init__(self, graph: TrainingGraph, nsteps: int) -> None:
         self.tensors, self.nsteps = graph.tensors, nsteps
@@ -109,9 +109,6 @@ class _Lifetimes:
 
     def release(self, buffer: int, step: int) -> None:
         self.last[buffer] = step
-
-    def end_of_requests(self, step: int) -> None:
-        pass
 
 
 def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing:

@@ -29,7 +29,7 @@ ROUNDS = 20
 def refine_flags(
     graph: TrainingGraph,
     budget_nbytes: int,
-    deadline: float | Stop,
+    stop: Stop,
     options: Proving,
     *,
     start: Schedule | None = None,
@@ -37,12 +37,11 @@ def refine_flags(
     """The optimum of the program with more and more moments, the bound never falling.
 
     Ends when that optimum is a schedule whose live bytes are within the budget, after so much
-    effort, or at ``deadline``, a time of time.monotonic() or a stop. ``start`` is a mirrored
-    schedule for the solver to begin with.
+    effort, or with ``stop``. ``start`` is a mirrored schedule for the solver to begin with.
     """
     with Program(options.solver) as program:
         mirrored = MirrorProgram(graph, budget_nbytes, program)
-        yield from _refine(mirrored, Stop.at(deadline), options, start)
+        yield from _refine(mirrored, stop, options, start)
 
 
 def _refine(

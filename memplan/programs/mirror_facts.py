@@ -16,16 +16,12 @@ from typing import NamedTuple
 from memplan.errors import ScheduleError
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay
+from memplan.step.simulate import Arena, replay
 
 
 def consumers_of(graph: TrainingGraph) -> dict[int, list[int]]:
     """For each forward op, the forward ops that depend on it."""
-    result: dict[int, list[int]] = {u: [] for u in range(graph.nforward)}
-    for x in range(graph.nforward):
-        for u in dict.fromkeys(graph.dependencies[x]):
-            result[u].append(x)
-    return result
+    return {u: [x for x in graph.followers[u] if x < graph.nforward] for u in range(graph.nforward)}
 
 
 def reasons_of(
@@ -132,7 +128,7 @@ class Gradients(NamedTuple):
     handed_over: frozenset[int]
 
 
-class _GradientArena:
+class _GradientArena(Arena):
     """Counts what :class:`Gradients` tells, while a step is replayed."""
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:

@@ -376,11 +376,9 @@ class MirrorProgram:
             values[number] = max([0.0, *(low.value(values) for low in lows)])
         self.program.start_from([values[number] for number in range(len(values))])
 
-    def solve(
-        self, seconds: float | Stop, *, effort: float = 1.0, gap_seconds: float = 0.0
-    ) -> Solution:
-        """Solve the relaxation for at most ``seconds``, by so much work, to such a gap."""
-        solved = self.program.solve(seconds, effort=effort, gap=gap_seconds * self.scale)
+    def solve(self, stop: Stop, *, effort: float = 1.0, gap_seconds: float = 0.0) -> Solution:
+        """Solve the relaxation by so much work, to such a gap."""
+        solved = self.program.solve(stop, effort=effort, gap=gap_seconds * self.scale)
         flags = None
         if solved.values is not None:
             flags = frozenset(u for u, n in self.number.items() if solved.values[n] > 0.5)

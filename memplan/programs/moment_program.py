@@ -232,15 +232,15 @@ class MomentProgram:
 
     def bound(
         self,
-        seconds: float | Stop,
+        stop: Stop,
         *,
         relax: bool = False,
         effort: float = 1.0,
         gap_seconds: float = 0.0,
     ) -> Bound:
-        """What is proved within ``seconds``; of the linear relaxation with ``relax``."""
+        """What is proved before ``stop``; of the linear relaxation with ``relax``."""
         gap = self.scale * gap_seconds
-        solved = self.program.solve(seconds, relax=relax, effort=effort, gap=gap)
+        solved = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
         if solved.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops), False)
         extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
@@ -263,7 +263,7 @@ class MomentProgram:
 def moment_bound(
     moments: Moments,
     budget_nbytes: int,
-    deadline: float | Stop,
+    stop: Stop,
     *,
     nmoments: int = 8,
     solver: str = DEFAULT_SOLVER,
@@ -274,9 +274,7 @@ def moment_bound(
 
     The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
     relaxation says most, the integer program is solved, with so much effort, to such a gap.
-    ``deadline`` is a time of time.monotonic(), or a stop.
     """
-    stop = Stop.at(deadline)
     best, tightest = Bound(moments.graph.seconds, (), (), False), None
     with ExitStack() as programs:
         for t in moments.promising(budget_nbytes)[:nmoments]:

@@ -88,15 +88,15 @@ class Proving:
 def refine(
     graph: TrainingGraph,
     budget_nbytes: int,
-    deadline: float | Stop,
+    stop: Stop,
     options: Proving | None = None,
 ) -> Iterator[Refined]:
     """What is known after each moment that is added, the bound never falling.
 
     Ends when no other moment is worth adding, when the last ones changed nothing, after so much
-    effort, or at ``deadline``, a time of time.monotonic() or a stop.
+    effort, or with ``stop``.
     """
-    options, stop = options or Proving(), Stop.at(deadline)
+    options = options or Proving()
     backward = options.recompute_backward
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)

@@ -22,14 +22,12 @@ from memplan.util.stop import Stop
 RELAXATIONS = 60
 
 
-def relaxation(
-    program: StageProgram, deadline: float | Stop, *, effort: float = 1.0
-) -> Solved | None:
+def relaxation(program: StageProgram, stop: Stop, *, effort: float = 1.0) -> Solved | None:
     """The optimum of the linear relaxation with all its memory rows; None if it is not reached.
 
-    ``deadline`` is a time of time.monotonic(), or a stop. The program keeps the rows.
+    The program keeps the rows.
     """
-    stop, solves = Stop.at(deadline), 0
+    solves = 0
     while solves < effort * RELAXATIONS and not stop.is_over():
         solves += 1
         solved = program.solve(stop, relax=True, effort=effort)
@@ -47,7 +45,7 @@ def roundings(
     values: Sequence[float],
     *,
     thresholds: int,
-    deadline: float | Stop,
+    stop: Stop,
     within_nbytes: int | None = None,
 ) -> Iterator[Schedule]:
     """Schedules from values of S: ``thresholds`` different ones, each rounded in two ways.
@@ -57,7 +55,7 @@ def roundings(
     carried and the less recomputed: so, in the second way, the lowest threshold whose peak is
     ``within_nbytes`` (None: the program's budget) is then sought by bisection.
     """
-    graph, stop = program.graph, Stop.at(deadline)
+    graph = program.graph
     distinct = sorted({round(value, 6) for value in program.carried_values(values)})
     cuts = [0.5 * (a + b) for a, b in pairwise(distinct)] or [0.5]
     step = max(1.0, len(cuts) / thresholds)

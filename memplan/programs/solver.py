@@ -270,16 +270,16 @@ class Program:
 
     def solve(
         self,
-        seconds: float | Stop,
+        stop: Stop,
         *,
         relax: bool = False,
         effort: float = 1.0,
         gap: float = 0.0,
     ) -> Solved:
-        """Minimise for at most ``seconds``; with ``relax``, the linear relaxation.
+        """Minimise; with ``relax``, the linear relaxation.
 
         It ends after a number of nodes or iterations, ``effort`` times the usual one, and where no
-        solution can be cheaper by more than ``gap``; a stop says whether the clock has ended it.
+        solution can be cheaper by more than ``gap``; ``stop`` says whether the clock has ended it.
         A status that is not known to mean more proves nothing. After a failure nothing is known
         any more, as python-mip may have left integer variables continuous.
         """
@@ -291,7 +291,6 @@ class Program:
         nothing = Solved(None, math.inf, self.floor, False, False)
         if self.failed:
             return nothing
-        stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
         self._limit(effort, gap, relax=relax)
         status = self._optimize(stop.seconds_left, relax=relax)
         if self._is_late(stop):

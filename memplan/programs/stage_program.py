@@ -83,8 +83,8 @@ def _value(quantity: Quantity, values: Values) -> float:
 class StageProgram:
     """A relaxation of the program, with the memory rows added so far, built in ``program``.
 
-    Raises TimeoutError if it is not built by ``deadline``, a time of time.monotonic() or a stop: it
-    has of the order of a variable for every pair of ops.
+    Raises TimeoutError if it is not built before ``stop``: it has of the order of a variable for
+    every pair of ops.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class StageProgram:
         program: Program,
         *,
         recompute_backward: bool = False,
-        deadline: float | Stop = float("inf"),
+        stop: Stop,
     ) -> None:
         self.graph = graph
-        self.stop = Stop.at(deadline)
+        self.stop = stop
         self.budget_nbytes = budget_nbytes
         self.program = program
         self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
@@ -300,7 +300,7 @@ class StageProgram:
 
     def solve(
         self,
-        seconds: float | Stop,
+        stop: Stop,
         *,
         relax: bool = False,
         effort: float = 1.0,
@@ -308,7 +308,7 @@ class StageProgram:
     ) -> Solved:
         """Solve the relaxation; with ``relax``, without integrality."""
         gap = self.scale * gap_seconds
-        return self.program.solve(seconds, relax=relax, effort=effort, gap=gap)
+        return self.program.solve(stop, relax=relax, effort=effort, gap=gap)
 
     def seconds(self, bound: float) -> float:
         """Seconds of a whole step that a bound of the program proves, tolerances taken off."""

@@ -73,7 +73,7 @@ class StageRefinement:
                     self.budget_nbytes,
                     program,
                     recompute_backward=self.options.recompute_backward,
-                    deadline=self.stop.share(BUILDING_SHARE),
+                    stop=self.stop.share(BUILDING_SHARE),
                 )
             except TimeoutError:
                 return
@@ -134,7 +134,7 @@ class StageRefinement:
         self._raise_bound(program.seconds(relaxed.bound), in_order=True)
         if relaxed.values is not None:
             count = self.options.thresholds
-            self._offer(*roundings(program, relaxed.values, thresholds=count, deadline=self.stop))
+            self._offer(*roundings(program, relaxed.values, thresholds=count, stop=self.stop))
             self._search(self.evictions.drops_of(program.retained(relaxed.values)))
         self._solve_program(program)
 

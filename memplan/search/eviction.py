@@ -85,10 +85,7 @@ class _Plan(NamedTuple):
 
 
 class Evictions:
-    """Turns drops into schedules, and chooses drops, within ``budget_nbytes``.
-
-    Deadlines are times of time.monotonic(), or stops, which then say whether the clock cut.
-    """
+    """Turns drops into schedules, and chooses drops, within ``budget_nbytes``."""
 
     def __init__(
         self, graph: TrainingGraph, budget_nbytes: int, *, recompute_backward: bool = False
@@ -178,9 +175,9 @@ class Evictions:
         state.dropped[:] = self._state.dropped
         self._state = state
 
-    def fit(self, drops: Collection[Drop], deadline: float | Stop) -> Found | None:
+    def fit(self, drops: Collection[Drop], stop: Stop) -> Found | None:
         """Drop more until the budget is met; None if that fails, or time is up."""
-        plan = self._fit(self._dropped(drops), Stop.at(deadline))
+        plan = self._fit(self._dropped(drops), stop)
         return None if plan is None else self._found(plan)
 
     def first(self, online: Schedule | None, stop: Stop) -> Found | None:
@@ -225,16 +222,13 @@ class Evictions:
         """The numbers of the drops with these bits."""
         return np.flatnonzero(dropped[self._places] & self._bits)
 
-    def improve(
-        self, found: Found, deadline: float | Stop, *, patience: int, seed: int = 0
-    ) -> Found:
+    def improve(self, found: Found, stop: Stop, *, patience: int, seed: int = 0) -> Found:
         """Take some drops back, choose again, keep what is no more expensive.
 
-        Ends after ``patience`` attempts in a row without a cheaper schedule, or at ``deadline``, or
-        where its work is done.
+        Ends after ``patience`` attempts in a row without a cheaper schedule, or with ``stop``.
         """
         descent = _Descent(self, found, seed)
-        descent.go_on(None, patience, Stop.at(deadline))
+        descent.go_on(None, patience, stop)
         return descent.found()
 
 
@@ -245,14 +239,12 @@ class Start(NamedTuple):
     found: Found
 
 
-def improve_best(
-    starts: Sequence[Start], deadline: float | Stop, *, patience: int, seed: int = 0
-) -> Start:
+def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: int = 0) -> Start:
     """Searches from several ``starts`` in turn, and again until there are enough; the best.
 
     A single search depends on its luck: the better half of them goes on, until one is left.
     """
-    stop, attempts = Stop.at(deadline), ATTEMPTS
+    attempts = ATTEMPTS
     ranked = sorted(starts, key=lambda start: start.found.schedule.seconds)
     chosen = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
     descents = [_Descent(*start, seed + k) for k, start in enumerate(chosen)]
@@ -330,11 +322,8 @@ def _has_all(ranges: Iterable[range], stages: range) -> bool:
     return reached >= stages.stop
 
 
-def lowest(
-    graph: TrainingGraph, deadline: float | Stop, *, most_seconds: float | None = None
-) -> Schedule:
+def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None) -> Schedule:
     """The least memory found in at most these seconds a step (None: one extra forward pass)."""
-    stop = Stop.at(deadline)
     if most_seconds is None:
         most_seconds = graph.seconds + graph.forward_seconds
     best = Schedule.unplanned(graph)

@@ -63,7 +63,7 @@ def compile_annealing() -> None:
     backward = Op("back", "op", (0,), (1,), 1.0, differentiates=0)
     tensors = (Tensor("warm", 4, 1), Tensor("back", 4, 1))
     graph = TrainingGraph((forward, backward), tensors, (0, 1), 1)
-    anneal(graph, frozenset(), 0, seconds=1e6, moves=1)
+    anneal(graph, frozenset(), 0, stop=Stop.after(1e6), moves=1)
 
 
 def anneal(
@@ -71,20 +71,19 @@ def anneal(
     start: frozenset[int],
     budget_nbytes: int | None,
     *,
-    seconds: float | Stop,
+    stop: Stop,
     moves: int | None = None,
     seed: int = 0,
 ) -> Schedule | None:
     """The cheapest mirrored schedule met whose blocks fit the budget, or None if none did.
 
-    Without a budget: the one with the fewest bytes. Makes this many ``moves`` in at most
-    ``seconds``: the same seed gives the same schedule, unless the clock has hurried it, which a
-    stop says. Without ``moves`` it makes as many as the stop has work for, or takes all of the
+    Without a budget: the one with the fewest bytes. Makes this many ``moves``
+    before ``stop``: the same seed gives the same schedule, unless the clock has hurried it, which
+    the stop says. Without ``moves`` it makes as many as the stop has work for, or takes all of the
     time; none where those are too few to find more than ``start``. Many moves are made in several
     chains: half of them begin with ``start``, the others with the best so far. An interrupt ends
     it, and is raised only if no schedule was met yet.
     """
-    stop = seconds if isinstance(seconds, Stop) else Stop.after(seconds)
     evaluate = Evaluator(graph)
     if not evaluate.flaggable:
         return None
@@ -126,7 +125,7 @@ def mirrored_schedule(
     budget_nbytes: int | None,
     *,
     match_range: int,
-    seconds: float | Stop,
+    stop: Stop,
     moves: int | None = None,
     seed: int = 0,
 ) -> Schedule | None:
@@ -143,7 +142,7 @@ def mirrored_schedule(
         for cut in threshold_cuts(graph, points, at_most=CUTS)
     )
     start = best_flags(placed, cuts, budget_nbytes)
-    found = anneal(placed, start, budget_nbytes, seconds=seconds, moves=moves, seed=seed)
+    found = anneal(placed, start, budget_nbytes, stop=stop, moves=moves, seed=seed)
     return None if found is None else Schedule.sequence(graph, found.ops)
 
 

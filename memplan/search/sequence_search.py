@@ -235,7 +235,7 @@ def search(
     rules: Rules,
     starts: Sequence[Schedule],
     seed: int,
-    deadline: float | Stop,
+    stop: Stop,
     rounds: int | None,
     enough_seconds: float = 0.0,
     excess: Excess | None = None,
@@ -243,18 +243,17 @@ def search(
     """The best schedule found in this many rounds; None if none fits the budget.
 
     With ``excess`` it fits only if that is 0: by how many bytes a schedule is over a budget.
-    The same seed gives the same schedule on any machine, unless ``deadline`` (a time of
-    time.monotonic(), or a stop, which says whether it did) has cut the search. Without ``rounds``
-    it ends where the work of the stop is done, or where a cycle of rounds finds nothing cheaper; a
-    stop without a bound on its work is always reached by the clock. A schedule that takes no more
-    than ``enough_seconds``, or an interrupt (KeyboardInterrupt), ends it early.
+    The same seed gives the same schedule on any machine, unless the clock has cut the search,
+    which ``stop`` says. Without ``rounds`` it ends where the work of the stop is done, or where a
+    cycle of rounds finds nothing cheaper; a stop without a bound on its work is always reached by
+    the clock. A schedule that takes no more than ``enough_seconds``, or an interrupt
+    (KeyboardInterrupt), ends it early.
     """
     if not any(tensor.nbytes for tensor in graph.tensors):
         unplanned = Schedule.unplanned(graph)
         return unplanned if budget_nbytes is None or budget_nbytes >= 0 else None
     if budget_nbytes is not None:
         budget_nbytes = max(-1, min(budget_nbytes, UNLIMITED))
-    stop = Stop.at(deadline)
     excess = None if budget_nbytes is None else excess
     found = Rounds(graph, rules, seed=seed, stop=stop, enough_seconds=enough_seconds, excess=excess)
     try:

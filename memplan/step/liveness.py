@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import replay, simulate
+from memplan.step.simulate import Arena, replay, simulate
 
 # An output of a step: (step, tensor).
 Output = tuple[int, int]
@@ -57,7 +57,7 @@ class Life:
     role: Role
 
 
-class _Owners:
+class _Owners(Arena):
     """An arena that notes who writes into which buffer, and when it is released."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -78,9 +78,6 @@ class _Owners:
 
     def release(self, buffer: int, step: int) -> None:
         self.released[buffer] = step
-
-    def end_of_requests(self, step: int) -> None:
-        pass
 
 
 def lives(schedule: Schedule) -> tuple[Life, ...]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from itertools import accumulate, chain
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.remember import remembered
 
 
-class Arena(Protocol):
-    """Where tensors are placed while a schedule is replayed.
+class Arena:
+    """Where tensors are placed while a schedule is replayed; what it need not know, it ignores.
 
     ``step`` is the step of the schedule that runs, ``tensor`` an index into the graph's tensors:
     together they name an output, as names need not differ and an op may run twice.
@@ -24,6 +23,7 @@ class Arena(Protocol):
 
     def request(self, step: int, tensor: int) -> int:
         """A buffer for ``tensor``."""
+        raise NotImplementedError
 
     def share(self, buffer: int, step: int, tensor: int) -> None:
         """``tensor`` is written into ``buffer``, which it takes over or shares."""
@@ -35,20 +35,19 @@ class Arena(Protocol):
         """All outputs of ``step`` are placed; releases follow."""
 
 
-def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The outputs that the steps read, one after the other, and how often each output is read.
+def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """The outputs that every step reads, and how often each output is read.
 
     The outputs of all steps are numbered in order; those of a step begin with ``first[step]``.
     """
     graph = schedule.graph
     ops, position = graph.ops, graph.position
     sources = [
-        first[step] + position[tensor]
+        [first[step] + position[a] for step, a in zip(reads, ops[op].inputs, strict=True)]
         for op, reads in zip(schedule.ops, schedule.reads, strict=True)
-        for step, tensor in zip(reads, ops[op].inputs, strict=True)
     ]
     unread = [0] * first[-1]
-    for source in sources:
+    for source in chain.from_iterable(sources):
         unread[source] += 1
     for step, tensor in zip(schedule.heads, graph.heads, strict=True):
         unread[first[step] + position[tensor]] += 1
@@ -69,15 +68,12 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     sources, unread = _reads(schedule, first)
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
-    end = 0
     for step, index in enumerate(schedule.ops):
-        op, base = ops[index], first[step]
-        step_sources = sources[end : end + len(op.inputs)]
-        end += len(op.inputs)
+        op, base, read = ops[index], first[step], sources[step]
         if op.handovers:
             taken = set()
             for source_place, place, alias in op.handovers:
-                buffer = buffer_of[step_sources[source_place]]
+                buffer = buffer_of[read[source_place]]
                 output = base + place
                 if (
                     buffer >= 0
@@ -97,7 +93,7 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                 buffer_of[base + place] = buffer
                 users[buffer] = unread[base + place]
         arena.end_of_requests(step)
-        for source in step_sources:
+        for source in read:
             buffer = buffer_of[source]
             if buffer >= 0:
                 users[buffer] -= 1
@@ -126,8 +122,11 @@ class Timeline:
         return self.live_nbytes.index(self.peak_nbytes)
 
 
-class _LiveBytes:
-    """An arena of unlimited perfectly fitting buffers: counts the bytes alive."""
+class _LiveBytes(Arena):
+    """Unlimited perfectly fitting buffers: counts the bytes alive.
+
+    A hand-over adds none: both sides have the same size.
+    """
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.tensors = graph.tensors
@@ -139,9 +138,6 @@ class _LiveBytes:
         self.sizes.append(self.tensors[tensor].nbytes)
         self.live += self.sizes[-1]
         return len(self.sizes) - 1
-
-    def share(self, buffer: int, step: int, tensor: int) -> None:
-        pass  # a hand-over adds no bytes: both sides have the same size
 
     def release(self, buffer: int, step: int) -> None:
         self.live -= self.sizes[buffer]

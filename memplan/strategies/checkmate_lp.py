@@ -101,7 +101,7 @@ class CheckmateLP:
                         int((1.0 - allowance) * budget_nbytes),
                         program,
                         recompute_backward=self.recompute_backward,
-                        deadline=halfway,
+                        stop=halfway,
                     )
                 except TimeoutError:
                     break
@@ -117,7 +117,7 @@ class CheckmateLP:
                 stages,
                 solved.values,
                 thresholds=self.thresholds,
-                deadline=stop,
+                stop=stop,
                 within_nbytes=budget_nbytes,
             )
             best = cheapest([*([best] if best else []), *rounded], budget_nbytes, Live())

@@ -204,7 +204,7 @@ class Flags:
                     placed,
                     flags,
                     problem.budget_nbytes,
-                    seconds=stop.share(1.0 / (len(ranges) - done)),
+                    stop=stop.share(1.0 / (len(ranges) - done)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )
@@ -267,7 +267,7 @@ class Sequences:
                     problem.graph,
                     problem.budget_nbytes,
                     match_range=match_range,
-                    seconds=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
+                    stop=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )
@@ -377,7 +377,7 @@ def _search(
             rules=Rules(moves.recompute_backward, moves.reorder, ranges),
             starts=[] if start is None else [start],
             seed=moves.seed,
-            deadline=stop,
+            stop=stop,
             rounds=moves.rounds,
             enough_seconds=moves.enough_seconds,
             excess=None if is_counted else problem.memory.excess,

@@ -27,11 +27,6 @@ class Stop:
         """This many seconds from now, or after this much work."""
         return cls(time.monotonic() + seconds, work=work)
 
-    @classmethod
-    def at(cls, deadline: float | Stop) -> Stop:
-        """At this time of time.monotonic(); a Stop is returned as it is."""
-        return deadline if isinstance(deadline, Stop) else cls(deadline)
-
     @property
     def cut_by_clock(self) -> bool:
         """Has the clock ended or shortened the search, or a part of it?"""

@@ -23,6 +23,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
+from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
 
@@ -56,8 +57,8 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
     with Program("CBC") as program:
-        several = MomentProgram(moments, chosen, budget, program).bound(60, relax=False)
-    for bound in (moment_bound(moments, budget, math.inf), several):
+        several = MomentProgram(moments, chosen, budget, program).bound(Stop.after(60), relax=False)
+    for bound in (moment_bound(moments, budget, Stop(math.inf)), several):
         if found.schedule is None:
             taken["impossible"] += 1
             assert found.status is Status.INFEASIBLE
@@ -80,7 +81,11 @@ def test_several_moments_say_no_less_than_each_of_them(
 
     def seconds(ops: list[int]) -> float:
         with Program() as program:
-            return MomentProgram(moments, ops, budget, program).bound(60, relax=True).seconds
+            return (
+                MomentProgram(moments, ops, budget, program)
+                .bound(Stop.after(60), relax=True)
+                .seconds
+            )
 
     if len(chosen) > 1:
         highest = max(seconds([t]) for t in chosen)
@@ -103,7 +108,7 @@ def test_moments_that_prove_nothing_are_not_looked_at() -> None:
         before = len(tensors) - 1
     graph = TrainingGraph((*forward, *backward), tuple(tensors), (before,), length)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = moment_bound(Moments(graph), peak // 2, math.inf)
+    bound = moment_bound(Moments(graph), peak // 2, Stop(math.inf))
     assert bound.seconds >= graph.seconds + 10
 
 
@@ -118,7 +123,7 @@ def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
     )
     tensors = tuple(Tensor(op.name, n, n) for op, n in zip(ops, (1, 3, 3, 1, 1), strict=True))
     graph = TrainingGraph(ops, tensors, (4,), len(ops))
-    bound = moment_bound(Moments(graph), 6, math.inf)
+    bound = moment_bound(Moments(graph), 6, Stop(math.inf))
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, 6)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds) == graph.seconds + 5.0
@@ -135,19 +140,21 @@ def test_the_floor_names_what_forces_it() -> None:
 
 def test_below_the_floor_the_bound_is_infinite() -> None:
     graph = unit_chain(8)
-    assert math.isinf(moment_bound(Moments(graph), 2 * UNIT - 1, math.inf).seconds)
+    assert math.isinf(moment_bound(Moments(graph), 2 * UNIT - 1, Stop(math.inf)).seconds)
 
 
 def test_a_budget_for_everything_costs_nothing() -> None:
     graph = unit_chain(8)
-    bound = moment_bound(Moments(graph), simulate(Schedule.unplanned(graph)).peak_nbytes, math.inf)
+    bound = moment_bound(
+        Moments(graph), simulate(Schedule.unplanned(graph)).peak_nbytes, Stop(math.inf)
+    )
     assert (bound.seconds, bound.ops) == (graph.seconds, ())
 
 
 def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> None:
     graph = unit_chain(8)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = moment_bound(Moments(graph), peak - UNIT, math.inf)
+    bound = moment_bound(Moments(graph), peak - UNIT, Stop(math.inf))
     optimum = BruteForceSequences(max_ops=20).solve(Problem(graph, peak - UNIT)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
@@ -169,7 +176,7 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     highest = 0.0
-    for refined in refine(graph, budget, math.inf):
+    for refined in refine(graph, budget, Stop(math.inf)):
         assert highest <= refined.bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
         highest = refined.bound_seconds
         if refined.schedule is not None:
@@ -179,7 +186,7 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
 
 
 def test_refinement_proves_that_nothing_fits() -> None:
-    (refined,) = refine(unit_chain(8), 2 * UNIT - 1, math.inf)
+    (refined,) = refine(unit_chain(8), 2 * UNIT - 1, Stop(math.inf))
     assert refined.schedule is None
     assert math.isinf(refined.bound_seconds)
 
@@ -197,7 +204,7 @@ def test_an_answer_keeps_what_only_recomputation_reads() -> None:
     )
     tensors = tuple(Tensor(f"t{i}", size * 1024, size * 256) for i, size in enumerate(sizes))
     graph = TrainingGraph(ops, tensors, (5,), 4)
-    first = next(refine(graph, 10 * 1024, math.inf))
+    first = next(refine(graph, 10 * 1024, Stop(math.inf)))
     assert first.schedule is not None
     assert validate(first.schedule, 10 * 1024).valid
     assert first.schedule.seconds == pytest.approx(15.0)

@@ -16,22 +16,21 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.base import Problem, Status
 from memplan.strategies.checkmate_lp import CheckmateLP
+from memplan.util.stop import Stop
 
 UNIT = 4
+STOP = Stop(math.inf)
 
 
 @pytest.mark.parametrize("within", [None, 10 * UNIT])
 def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | None) -> None:
     """Although only one threshold of the sweep is asked for."""
     graph = unit_chain(16)
-    program = StageProgram(graph, 8 * UNIT, Program("HIGHS"))
-    deadline = math.inf
-    solved = relaxation(program, deadline)
+    program = StageProgram(graph, 8 * UNIT, Program("HIGHS"), stop=STOP)
+    solved = relaxation(program, STOP)
     assert solved is not None
     assert solved.values is not None
-    made = list(
-        roundings(program, solved.values, thresholds=1, deadline=deadline, within_nbytes=within)
-    )
+    made = list(roundings(program, solved.values, thresholds=1, stop=STOP, within_nbytes=within))
     limit = within or 8 * UNIT
     levels = sorted({round(value, 6) for value in program.carried_values(solved.values)})
     for low, high in pairwise(levels):

@@ -28,6 +28,7 @@ from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
 from memplan.strategies.base import Problem
+from memplan.util.stop import Stop
 
 
 def hard_program(solver: str) -> Program:
@@ -107,17 +108,19 @@ def undecided_program() -> Program:
 def test_what_is_unbounded_is_not_proved_infeasible() -> None:
     program = undecided_program()
     for relax in (False, True):
-        assert program.solve(60, relax=relax) == Solved(None, math.inf, -math.inf, False, False)
+        assert program.solve(Stop.after(60), relax=relax) == Solved(
+            None, math.inf, -math.inf, False, False
+        )
 
 
 def test_what_is_unbounded_or_infeasible_is_settled() -> None:
     program = undecided_program()
     program.at_most(dict.fromkeys(range(1, 7), -6.0), -25.0)  # no multiple of 6 is in between
-    assert program.solve(60).infeasible
-    assert not program.solve(60, relax=True).infeasible
+    assert program.solve(Stop.after(60)).infeasible
+    assert not program.solve(Stop.after(60), relax=True).infeasible
     # Its objective is there again.
     program.at_most({0: 1.0}, 100.0)
-    assert program.solve(60, relax=True).value == pytest.approx(-100.0)
+    assert program.solve(Stop.after(60), relax=True).value == pytest.approx(-100.0)
 
 
 @pytest.mark.parametrize("failure", [mip.OptimizationStatus.ERROR, mip.InterfacingError("none")])
@@ -132,15 +135,17 @@ def test_a_failed_solve_proves_nothing(failure: Any, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr(program.model, "optimize", fail)
-        assert program.solve(60, relax=True) == Solved(None, math.inf, 0.0, False, False)
+        assert program.solve(Stop.after(60), relax=True) == Solved(
+            None, math.inf, 0.0, False, False
+        )
     # python-mip may have left variables continuous: it is not asked again.
-    assert program.solve(60) == Solved(None, math.inf, 0.0, False, False)
+    assert program.solve(Stop.after(60)) == Solved(None, math.inf, 0.0, False, False)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_bounds_hold_for_negative_costs(solver: str) -> None:
     program = hard_program(solver)
-    solved = program.solve(0.5)
+    solved = program.solve(Stop.after(0.5))
     assert solved.bound <= solved.value
     assert solved.bound < 0.0
     assert not solved.optimal
@@ -151,7 +156,7 @@ def test_an_interrupt_stops_highs(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt = Pressing(20)
     interrupt.in_highs(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        program.solve(NEVER_SECONDS)
+        program.solve(Stop.after(NEVER_SECONDS))
     assert interrupt.pressed
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -164,7 +169,7 @@ def test_highs_works_in_another_thread() -> None:
         program = Program("HIGHS")
         x = program.variable(-1.0, integer=True)
         program.at_most({x: 2.0}, 1.0)
-        found.append(program.solve(5))
+        found.append(program.solve(Stop.after(5)))
 
     thread = threading.Thread(target=solve)
     thread.start()
@@ -232,9 +237,10 @@ def test_an_interrupt_before_any_plan_is_raised_and_leaves_all_as_it_was() -> No
 def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
     code = (
         "from memplan.programs.solver import Program\n"
+        "from memplan.util.stop import Stop\n"
         "program = Program('CBC')\n"
         "program.at_most({program.variable(-1.0): 1.0}, 1.0)\n"
-        "assert program.solve(5.0).values is not None\n"
+        "assert program.solve(Stop.after(5.0)).values is not None\n"
         "import mxnet\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
@@ -244,12 +250,13 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
 THREADS = """
 import os, mip
 from memplan.programs.solver import Program
+from memplan.util.stop import Stop
 
 
 def solve():
     with Program() as program:
         program.at_most({program.variable(-1.0, integer=True): 2.0}, 3.0)
-        return program.solve(60).value
+        return program.solve(Stop.after(60)).value
 
 
 before = BEFORE

@@ -21,6 +21,7 @@ from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.strategies.evict import Evict
+from memplan.util.stop import Stop
 
 
 def test_without_drops_nothing_is_recomputed() -> None:
@@ -28,7 +29,7 @@ def test_without_drops_nothing_is_recomputed() -> None:
     search = Evictions(graph, 100 * UNIT)
     stages = search.stages(set())
     assert stages == [[t] for t in range(len(graph.ops))]
-    found = search.fit((), math.inf)
+    found = search.fit((), Stop(math.inf))
     assert found is not None
     assert found.schedule == Schedule.unplanned(graph)
     assert not found.drops
@@ -64,7 +65,7 @@ def test_drops_of_a_schedule_are_those_of_what_it_carries(
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     for share in shares:
         search = Evictions(graph, int(share * peak), recompute_backward=True)
-        found = search.fit((), math.inf)
+        found = search.fit((), Stop(math.inf))
         if found is not None:
             carried = carried_tensors(found.schedule)
             taken["drops"] += bool(search.drops_in(found.schedule))
@@ -82,7 +83,7 @@ def test_what_is_cheapest_per_byte_is_dropped() -> None:
     )
     sizes = (2, 2, 3, 1, 1)
     tensors = tuple(Tensor(str(i), n, n) for i, n in enumerate(sizes))
-    found = Evictions(TrainingGraph(ops, tensors, (4,), 5), 6).fit((), math.inf)
+    found = Evictions(TrainingGraph(ops, tensors, (4,), 5), 6).fit((), Stop(math.inf))
     assert found is not None
     assert found.schedule.ops == (0, 1, 2, 3, 1, 4)
 
@@ -90,7 +91,7 @@ def test_what_is_cheapest_per_byte_is_dropped() -> None:
 def test_room_is_made_for_long_sequences() -> None:
     """Within three tensors a chain runs its first ops many times more than there is room for."""
     graph = unit_chain(24)
-    found = Evictions(graph, 3 * UNIT).fit((), math.inf)
+    found = Evictions(graph, 3 * UNIT).fit((), Stop(math.inf))
     assert found is not None
     assert len(found.schedule.ops) > ROOM * len(graph.ops)
     assert simulate(found.schedule).peak_nbytes <= 3 * UNIT
@@ -113,7 +114,7 @@ def test_evictions_are_valid_and_within_the_budget(
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
     backward = data.draw(st.booleans())
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
-    low = simulate(lowest(graph, math.inf)).peak_nbytes
+    low = simulate(lowest(graph, Stop(math.inf))).peak_nbytes
     budget = data.draw(st.integers(max(0, low - 2), high))
     outcome = Evict(patience=10, recompute_backward=backward).solve(Problem(graph, budget))
     assert outcome.status is not Status.INFEASIBLE
@@ -126,7 +127,7 @@ def test_evictions_are_valid_and_within_the_budget(
 @examples(30)
 @given(st.one_of(training_graphs(), small_graphs(6)))
 def test_the_least_memory_costs_at_most_a_forward_pass(graph: TrainingGraph) -> None:
-    schedule = lowest(graph, math.inf)
+    schedule = lowest(graph, Stop(math.inf))
     assert validate(schedule).valid
     forward = sum(op.seconds for op in graph.ops[: graph.nforward])
     assert schedule.seconds <= graph.seconds + forward

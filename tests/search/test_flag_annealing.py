@@ -38,7 +38,7 @@ def test_a_replay_that_ends_early_decides_as_a_whole_one(monkeypatch: pytest.Mon
         found = []
         for evaluator in (Evaluator, Whole):
             monkeypatch.setattr(flag_annealing, "Evaluator", evaluator)
-            found.append(anneal(graph, frozenset(), budget, seconds=PLENTY, moves=1000))
+            found.append(anneal(graph, frozenset(), budget, stop=Stop.after(PLENTY), moves=1000))
         assert found[0] == found[1]
     assert Whole.ncut > 100
 
@@ -57,7 +57,7 @@ def chains_of(monkeypatch: pytest.MonkeyPatch, stop: Stop, moves: int | None) ->
     monkeypatch.setattr(flag_annealing._Search, "begin", noted)
     graph = dataclasses.replace(unit_chain(20), match_range=2)
     budget = allocate(Schedule.unplanned(graph)).nbytes * 2 // 3
-    found = anneal(graph, frozenset(), budget, seconds=stop, moves=moves)
+    found = anneal(graph, frozenset(), budget, stop=stop, moves=moves)
     assert found is not None
     assert allocate(found).nbytes <= budget
     monkeypatch.undo()

@@ -150,8 +150,7 @@ def test_a_graph_without_tensors(graph: TrainingGraph, budget: int | None) -> No
         rules = Rules(False, True, match_ranges)
         stop = Stop.after(60.0)
         assert (
-            search(graph, budget, rules=rules, starts=[], seed=0, deadline=stop, rounds=1)
-            == unplanned
+            search(graph, budget, rules=rules, starts=[], seed=0, stop=stop, rounds=1) == unplanned
         )
         assert not stop.cut_by_clock
     assert Replayer.of(graph)(unplanned.ops, 1) == (0, 0)
@@ -160,7 +159,7 @@ def test_a_graph_without_tensors(graph: TrainingGraph, budget: int | None) -> No
     found = Evictions(graph, 0).fit((), Stop.after(60.0))
     assert found is not None
     assert found.schedule == unplanned
-    anneal(graph, frozenset(), budget, seconds=60.0, moves=5)
+    anneal(graph, frozenset(), budget, stop=Stop.after(60.0), moves=5)
 
 
 def chain_of(nbytes: int) -> TrainingGraph:
@@ -178,7 +177,7 @@ def test_nothing_wraps_where_a_graph_may_be(match_range: int) -> None:
     cost = Replayer.of(graph)(schedule.ops, match_range)
     assert cost.peak_nbytes == simulate(schedule).peak_nbytes
     assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
-    found = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), math.inf)
+    found = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), Stop(math.inf))
     assert found is not None
 
 
@@ -186,11 +185,13 @@ def test_bytes_that_would_wrap_summed_over_steps_are_refused() -> None:
     rules = Rules(False, True, ())
     graph = chain_of(MAX_NBYTES // 4)
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 2 // 3
-    found = search(graph, budget, rules=rules, starts=[], seed=0, deadline=math.inf, rounds=1)
+    found = search(graph, budget, rules=rules, starts=[], seed=0, stop=Stop(math.inf), rounds=1)
     assert found is not None
     assert simulate(found).peak_nbytes <= budget
     with pytest.raises(GraphError, match="bytes in all"):
-        search(chain_of(MAX_NBYTES), 1, rules=rules, starts=[], seed=0, deadline=math.inf, rounds=1)
+        search(
+            chain_of(MAX_NBYTES), 1, rules=rules, starts=[], seed=0, stop=Stop(math.inf), rounds=1
+        )
 
 
 def test_more_places_that_read_than_a_word_has_bits() -> None:

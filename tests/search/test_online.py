@@ -116,7 +116,7 @@ def test_every_slack_is_tried_and_work_is_counted(monkeypatch: pytest.MonkeyPatc
 def test_choosing_drops_begins_with_the_cheaper_of_the_two() -> None:
     graph = unit_chain(100)
     search = Evictions(graph, 14 * UNIT)
-    alone = search.fit((), PLENTY)
+    alone = search.fit((), Stop.after(PLENTY))
     begun = search.cheapest_online(Stop.after(PLENTY))
     assert begun is not None
     first = search.first(begun, Stop.after(PLENTY))

@@ -40,7 +40,7 @@ def test_what_is_too_large_for_the_memory_that_counts_is_mended() -> None:
         rules=RULES,
         starts=[],
         seed=0,
-        deadline=Stop.after(1e6, work=2e5),
+        stop=Stop.after(1e6, work=2e5),
         rounds=6,
         excess=memory.excess,
     )
@@ -71,7 +71,7 @@ def test_where_nothing_fits_the_memory_that_counts_nothing_is_found() -> None:
         rules=RULES,
         starts=[],
         seed=0,
-        deadline=Stop.after(1e6, work=1e5),
+        stop=Stop.after(1e6, work=1e5),
         rounds=3,
         excess=lambda schedule, budget_nbytes: 1,
     )
@@ -83,14 +83,14 @@ def test_the_better_of_several_searches_goes_on() -> None:
     graph = dict(held_out())["cells"]
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
     evictions = Evictions(graph, budget)
-    made = [evictions.within(int(part * budget)).fit((), math.inf) for part in (0.9, 1.0)]
+    made = [evictions.within(int(part * budget)).fit((), Stop(math.inf)) for part in (0.9, 1.0)]
     fitting = [found for found in made if found is not None]
     assert len(fitting) == 2
     starts = [Start(evictions, start) for start in fitting]
-    found = improve_best(starts, math.inf, patience=100).found
+    found = improve_best(starts, Stop(math.inf), patience=100).found
     assert simulate(found.schedule).peak_nbytes <= budget
     alone = evictions.improve(
-        min(fitting, key=lambda s: s.schedule.seconds), math.inf, patience=100
+        min(fitting, key=lambda s: s.schedule.seconds), Stop(math.inf), patience=100
     )
     assert found.schedule.seconds <= alone.schedule.seconds
 

@@ -160,7 +160,7 @@ def test_what_mirroring_could_recompute_is_a_schedule_like_others(
 ) -> None:
     unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
     for budget in (None, unplanned * 3 // 4):
-        found = mirrored_schedule(graph, budget, match_range=2, seconds=math.inf, moves=50)
+        found = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=50)
         if found is not None:
             taken["plan"] += 1
             assert validate(found).valid
@@ -170,7 +170,7 @@ def test_what_mirroring_could_recompute_is_a_schedule_like_others(
 def test_segments_are_found_where_annealing_has_no_time() -> None:
     graph = in_mxnets_order(unit_chain(64))
     budget = allocate(Schedule.unplanned(graph), match_range=2).nbytes // 2
-    found = mirrored_schedule(graph, budget, match_range=2, seconds=math.inf, moves=0)
+    found = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=0)
     assert found is None or best_allocation(found).nbytes <= budget
 
 

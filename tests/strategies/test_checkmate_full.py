@@ -28,6 +28,7 @@ from memplan.strategies.base import Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.strategies.evict import Evict
+from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -291,7 +292,7 @@ def test_brute_force_refuses_large_graphs() -> None:
 def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(100)
     with pytest.raises(TimeoutError):
-        StageProgram(graph, 4 * UNIT, Program("CBC"), deadline=0.0)
+        StageProgram(graph, 4 * UNIT, Program("CBC"), stop=Stop(0.0))
     monkeypatch.setattr("memplan.programs.stage_refinement.refine", lambda *_, **__: iter(()))
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
     outcome = Checkmate(time_limit=0.2).solve(Problem(graph, budget))
