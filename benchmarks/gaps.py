@@ -27,7 +27,7 @@ import published_graphs
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.step.validate import validate
+from memplan.step.validate import first_violation
 from memplan.strategies import Outcome, Status, configured, create, options_of
 from memplan.strategies.base import SEQUENCES, Problem
 
@@ -122,9 +122,9 @@ def answer(step: Step, percent: float, strategy: str, options: argparse.Namespac
     problem = Problem(step.graph, limit, memory=step.memory, time_limit=options.seconds)
     outcome = solver.solve(problem)
     if outcome.schedule is not None:
-        verdict = validate(outcome.schedule)
-        if not verdict.valid or step.memory.nbytes(outcome.schedule) > limit:
-            raise AssertionError(f"{strategy} at {percent}%: {verdict.reason or 'too many bytes'}")
+        reason = first_violation(outcome.schedule)
+        if reason is not None or step.memory.nbytes(outcome.schedule) > limit:
+            raise AssertionError(f"{strategy} at {percent}%: {reason or 'too many bytes'}")
     return outcome
 
 

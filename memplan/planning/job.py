@@ -32,7 +32,7 @@ from memplan.step.costs import Costs, CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import validate
+from memplan.step.validate import first_violation
 from memplan.strategies import REALISATIONS, Problem
 from memplan.strategies.base import MOST_OVERHEAD, check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
@@ -291,9 +291,9 @@ class Job:
 def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
     """The checked schedule as a network, and what it holds; ``packing`` if that is known."""
     with no_collections():
-        verdict = validate(schedule)
-        if not verdict.valid:
-            raise ScheduleError(f"the strategy's schedule is invalid: {verdict.reason}")
+        reason = first_violation(schedule)
+        if reason is not None:
+            raise ScheduleError(f"the strategy's schedule is invalid: {reason}")
         return job.realised(schedule, packing)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import random
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import cycle, islice, pairwise
 from typing import NamedTuple
@@ -125,33 +125,25 @@ class Evictions:
         place = bisect_right(self.readers[a], t)
         return self.readers[a][place] if place < len(self.readers[a]) else None
 
-    def _last_read(self, a: int, r: int) -> int:
-        """The stage that reads ``a`` before stage ``r`` does, or that writes it."""
-        place = bisect_left(self.readers[a], r)
-        return self.readers[a][place - 1] if place else self.graph.producer[a]
-
     def drops_of(self, retained: Sequence[AbstractSet[int]]) -> set[Drop]:
         """The drops by which ``retained[t]`` are carried into stage t, as far as drops can say."""
         return {
-            (a, r)
-            for a, readers in enumerate(self.readers)
-            for r in readers
-            if not self._arrays.fixed[a]
-            and r < len(self.graph.ops)
-            and any(a not in retained[t] for t in range(self._last_read(a, r) + 1, r + 1))
+            (a, r) for a, r, stages in self._waits() if any(a not in retained[t] for t in stages)
         }
 
     def drops_in(self, schedule: Schedule) -> set[Drop]:
         """The drops of what ``schedule`` carries: in little memory also where it has many steps."""
         carried = carried_ranges(schedule)
-        return {
-            (a, r)
-            for a, readers in enumerate(self.readers)
-            for r in readers
-            if not self._arrays.fixed[a]
-            and r < len(self.graph.ops)
-            and not _has_all(carried[a], range(self._last_read(a, r) + 1, r + 1))
-        }
+        return {(a, r) for a, r, stages in self._waits() if not _has_all(carried[a], stages)}
+
+    def _waits(self) -> Iterator[tuple[int, int, range]]:
+        """Tensor, reading op, and the stages into which it is carried unless that is a drop."""
+        for a, readers in enumerate(self.readers):
+            before = self.graph.producer[a]
+            for r in readers:
+                if not self._arrays.fixed[a] and r < len(self.graph.ops):
+                    yield a, r, range(before + 1, r + 1)
+                before = r
 
     def stages(self, drops: AbstractSet[Drop]) -> list[list[int]]:
         """For every stage, the ops that run with these drops."""
@@ -227,9 +219,7 @@ class Evictions:
 
         Ends after ``patience`` attempts in a row without a cheaper schedule, or with ``stop``.
         """
-        descent = _Descent(self, found, seed)
-        descent.go_on(None, patience, stop)
-        return descent.found()
+        return improve_best([Start(self, found)], stop, patience=patience, seed=seed).found
 
 
 class Start(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from memplan.errors import ArgumentError
 from memplan.memory.memory import Live, Memory, cheapest
 from memplan.programs.solver import SOLVERS, TOLERANCE
+from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies.spaces import Sequences, Space
@@ -119,6 +120,10 @@ class Problem:
         """Of ``schedules``, the cheapest within the budget; without one, that of least memory."""
         known = (schedule for schedule in schedules if schedule is not None)
         return cheapest(known, self.budget_nbytes, self.memory, most_seconds=self.most_seconds)
+
+    def points(self, *, linear: bool) -> tuple[int, ...]:
+        """The articulation points; with ``linear`` all forward ops that a forward op reads."""
+        return self.space.points(self.graph) if linear else articulation_points(self.graph)
 
     def best_of(self, schedules: Iterable[Schedule | None]) -> Outcome:
         """The outcome of a strategy that has made these schedules, and proves nothing."""
@@ -234,10 +239,13 @@ class Strategy(Protocol):
         """A schedule that keeps the budget in the memory of ``problem``."""
 
 
-class OneOf(Protocol):
+class OneOf:
     """A strategy that makes a few schedules whatever the budget, and takes the best one."""
 
     def candidates(self, problem: Problem) -> Iterable[Schedule]:
         """These schedules."""
+        raise NotImplementedError
 
-    def solve(self, problem: Problem) -> Outcome: ...
+    def solve(self, problem: Problem) -> Outcome:
+        """The cheapest of them within the budget; without one, that of least memory."""
+        return problem.best_of(self.candidates(problem))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from memplan.search.rematerialize import rematerialize
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem
+from memplan.strategies.base import OneOf, Problem
 
 
 @dataclass(frozen=True)
-class CheckpointLast:
+class CheckpointLast(OneOf):
     """Carries of the forward values only those of the op before; recomputes the others, each time.
 
     Values that later forward ops read are no exception: they are recomputed, too.
@@ -24,7 +24,3 @@ class CheckpointLast:
         """That one schedule."""
         producer = problem.graph.producer
         yield rematerialize(problem.graph, lambda t, a: producer[a] == t - 1)
-
-    def solve(self, problem: Problem) -> Outcome:
-        """That one schedule, if it fits the budget."""
-        return problem.best_of(self.candidates(problem))

@@ -12,17 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.search.segments import articulation_points, threshold_cuts
+from memplan.search.segments import threshold_cuts
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, check_options
-
-
-def _points(problem: Problem, linear: bool) -> tuple[int, ...]:
-    return problem.space.points(problem.graph) if linear else articulation_points(problem.graph)
+from memplan.strategies.base import OneOf, Problem, check_options
 
 
 @dataclass(frozen=True)
-class ChenSqrt:
+class ChenSqrt(OneOf):
     """Keeps √n of n points, evenly spaced, and recomputes everything between them.
 
     Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
@@ -34,17 +30,13 @@ class ChenSqrt:
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """That one schedule."""
-        points = _points(problem, self.linear)
+        points = problem.points(linear=self.linear)
         segment = max(1, math.isqrt(len(points)))
         yield problem.space.keeping(problem.graph, points[segment - 1 :: segment])
 
-    def solve(self, problem: Problem) -> Outcome:
-        """That one schedule, if it fits the budget."""
-        return problem.best_of(self.candidates(problem))
-
 
 @dataclass(frozen=True)
-class ChenGreedy:
+class ChenGreedy(OneOf):
     """Keeps a point whenever the segment before it exceeds a threshold; searches the threshold.
 
     Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
@@ -59,10 +51,6 @@ class ChenGreedy:
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every threshold."""
-        points = _points(problem, self.linear)
+        points = problem.points(linear=self.linear)
         for cut in threshold_cuts(problem.graph, points, at_most=self.ntrial):
             yield problem.space.keeping(problem.graph, cut)
-
-    def solve(self, problem: Problem) -> Outcome:
-        """The cheapest schedule of the search within the budget; without one, the least memory."""
-        return problem.best_of(self.candidates(problem))

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from memplan.search.rematerialize import rematerialize
 from memplan.search.revolve import first_sweep, stored_at
-from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, check_options
+from memplan.strategies.base import OneOf, Problem, check_options
 
 
 @dataclass(frozen=True)
-class Griewank:
+class Griewank(OneOf):
     """Stores points of the forward pass in a number of slots, and reuses a slot as it gets free.
 
     Points are the articulation points; with ``linear`` all forward ops that a forward op reads.
@@ -38,13 +37,9 @@ class Griewank:
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """The schedule of every number of slots."""
         graph = problem.graph
-        points = problem.space.points(graph) if self.linear else articulation_points(graph)
+        points = problem.points(linear=self.linear)
         for slots in range(1, min(self.max_slots, max(1, len(points))) + 1):
             yield _revolve(graph, points, slots)
-
-    def solve(self, problem: Problem) -> Outcome:
-        """The cheapest schedule within the budget; without one, that of least memory."""
-        return problem.best_of(self.candidates(problem))
 
 
 def _revolve(graph: TrainingGraph, points: Sequence[int], slots: int) -> Schedule:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from memplan.search.segments import stages, threshold_cuts
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, check_options
+from memplan.strategies.base import OneOf, Problem, check_options
 
 
 @dataclass(frozen=True)
-class Memonger:
+class Memonger(OneOf):
     """Everything is recomputed but the stages at which a segment exceeds a threshold.
 
     Stages are the ops that carry the attribute ``mirror_stage``; in a network without such hints,
@@ -32,7 +32,3 @@ class Memonger:
         graph = problem.graph
         for cut in threshold_cuts(graph, stages(graph), at_most=self.ntrial):
             yield problem.space.keeping(graph, cut)
-
-    def solve(self, problem: Problem) -> Outcome:
-        """The cheapest schedule of the search within the budget; without one, the least memory."""
-        return problem.best_of(self.candidates(problem))

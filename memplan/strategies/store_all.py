@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem
+from memplan.strategies.base import OneOf, Problem
 
 
 @dataclass(frozen=True)
-class StoreAll:
+class StoreAll(OneOf):
     """Runs every op once, in base order."""
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
         """That one schedule."""
         yield Schedule.unplanned(problem.graph)
-
-    def solve(self, problem: Problem) -> Outcome:
-        """The unplanned schedule, if it fits the budget: none is cheaper."""
-        return problem.best_of(self.candidates(problem))

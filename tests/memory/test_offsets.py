@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from itertools import permutations, product
@@ -22,7 +21,7 @@ from memplan.memory.offsets.placement import NO_SEGMENTS, place, solve
 from memplan.memory.offsets.state import new_state
 from oracles.offsets import Buffer, flaw, least_nbytes, least_sum, peak
 
-NAMES = [field.name for field in dataclasses.fields(Inferences)]
+NAMES = list(Inferences._fields)
 
 
 def arrays(buffers: list[Buffer]) -> Buffers:

@@ -16,6 +16,7 @@ import pytest
 
 from helpers.graphs import unit_chain
 from helpers.paths import ROOT
+from helpers.replays import replayed
 from memplan.errors import GraphError
 from memplan.memory import offsets
 from memplan.memory.blocks import allocate
@@ -24,7 +25,6 @@ from memplan.search.compile import compile_all
 from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.mirroring import Evaluator
-from memplan.search.kernels.replay import Replayer
 from memplan.search.sequence_search import Rules, search
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -153,7 +153,7 @@ def test_a_graph_without_tensors(graph: TrainingGraph, budget: int | None) -> No
             search(graph, budget, rules=rules, starts=[], seed=0, stop=stop, rounds=1) == unplanned
         )
         assert not stop.cut_by_clock
-    assert Replayer.of(graph)(unplanned.ops, 1) == (0, 0)
+    assert replayed(graph, unplanned.ops, 1) == (0, 0)
     evaluate = Evaluator(graph)
     assert evaluate(evaluate.flags(())).peak_nbytes == 0
     found = Evictions(graph, 0).fit((), Stop.after(60.0))
@@ -174,7 +174,7 @@ def chain_of(nbytes: int) -> TrainingGraph:
 def test_nothing_wraps_where_a_graph_may_be(match_range: int) -> None:
     graph = chain_of(MAX_NBYTES)
     schedule = Schedule.sequence(graph, [*range(6), 3, 6, 7, 3, *range(8, 13)])
-    cost = Replayer.of(graph)(schedule.ops, match_range)
+    cost = replayed(graph, schedule.ops, match_range)
     assert cost.peak_nbytes == simulate(schedule).peak_nbytes
     assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
     found = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), Stop(math.inf))
@@ -208,7 +208,7 @@ def test_more_places_that_read_than_a_word_has_bits() -> None:
     graph = TrainingGraph(tuple(ops), tensors, (2 * ninputs,), len(ops))
     schedule = Schedule.unplanned(graph)
     assert simulate(schedule).peak_nbytes == 4 * (ninputs + 1)
-    assert Replayer.of(graph)(schedule.ops, 1).peak_nbytes == 4 * (ninputs + 1)
+    assert replayed(graph, schedule.ops, 1).peak_nbytes == 4 * (ninputs + 1)
 
 
 @pytest.mark.long

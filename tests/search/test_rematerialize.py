@@ -18,7 +18,7 @@ from memplan.search.rematerialize import (
 )
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import validate
+from oracles.peaks import validate
 
 
 def test_keeping_everything_recomputes_nothing() -> None:

@@ -16,6 +16,7 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.clock import TickingClock
 from helpers.graphs import UNIT, training_graphs, unit_chain
+from helpers.replays import replayed
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
 from memplan.errors import ArgumentError
@@ -25,7 +26,6 @@ from memplan.search import rounds
 from memplan.search.kernels.annealing import expand
 from memplan.search.kernels.model import sequence_model
 from memplan.search.kernels.moves import propose
-from memplan.search.kernels.replay import Replayer
 from memplan.search.kernels.sequence import load, undo
 from memplan.search.kernels.state import CHANGES, EXCESS, LENGTH, OP, sequence_state
 from memplan.search.rematerialize import repeatable
@@ -33,11 +33,11 @@ from memplan.search.sequence_search import compile_search
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.strategies.search import Search
 from memplan.util import stop
+from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 GRAPHS = st.one_of(training_graphs(), small_graphs(6))
@@ -49,7 +49,7 @@ def test_the_compiled_replay_is_that_of_simulator_and_allocator(
     graph: TrainingGraph, seed: int, match_range: int
 ) -> None:
     schedule = random_schedule(graph, seed)
-    cost = Replayer.of(graph)(schedule.ops, match_range)
+    cost = replayed(graph, schedule.ops, match_range)
     assert cost.peak_nbytes == simulate(schedule).peak_nbytes
     assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
 

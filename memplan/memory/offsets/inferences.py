@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inferences:
+class Inferences(NamedTuple):
     """What the search may conclude. Every choice of them finds the same capacities feasible.
 
     ``canonical``: buffers are placed by ascending offset, ties by rank, so that no placement is

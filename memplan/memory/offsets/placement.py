@@ -76,7 +76,6 @@ def place(
     capacity_nbytes: int | None = None,
     segment_nbytes: int = NO_SEGMENTS,
     nnodes: int = 1_000_000,
-    inferences: Inferences = ALL,
 ) -> Placement:
     """Offsets within ``capacity_nbytes``, by default in the fewest bytes; always the same ones.
 
@@ -95,9 +94,7 @@ def place(
     failed = 0  # the largest size that is too small, or not solved
     for attempt in range(1 if capacity_nbytes is not None else 1 + MOST_SIZES):
         most = nnodes if attempt == 0 else int(SHARE * nnodes)
-        status, offsets = solve(
-            buffers, target, segment_nbytes=segment_nbytes, nnodes=most, inferences=inferences
-        )
+        status, offsets = solve(buffers, target, segment_nbytes=segment_nbytes, nnodes=most)
         if status == SOLVED:
             best = _placement(buffers, offsets, bound)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,19 +53,6 @@ COUNTS = _record("ntrail nranked nagenda nnodes")
 Records = NDArray[Any]
 
 
-class Flags(NamedTuple):
-    """:class:`Inferences` as compiled code takes them, in the same order."""
-
-    canonical: bool
-    floors: bool
-    lifting: bool
-    dominance: bool
-    twins: bool
-    parts: bool
-    sorting: bool
-    jumping: bool
-
-
 class State(NamedTuple):
     """A search within ``capacity``. ``by_total``: the bytes left in the fullest section of a
     buffer's life rank it, before its ``order``."""
@@ -81,7 +67,7 @@ class State(NamedTuple):
     trail: Records
     ranked: Records
     counts: Records  # one
-    flags: Flags
+    flags: Inferences
     by_total: bool
     capacity: int
     segment_nbytes: int
@@ -118,7 +104,7 @@ def new_state(
         trail=np.zeros(buffers.npairs // 2 + 1, dtype=FLOOR),
         ranked=np.zeros(RANKS_PER_BUFFER * n, dtype=RANK),
         counts=np.zeros(1, dtype=COUNTS),
-        flags=Flags(*astuple(inferences)),
+        flags=inferences,
         by_total=by_total,
         capacity=capacity_nbytes,
         segment_nbytes=segment_nbytes,

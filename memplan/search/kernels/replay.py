@@ -11,8 +11,6 @@ any. A copy's tensors are further tensors, so that an original and its copy can 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +24,7 @@ from memplan.search.kernels.arrays import (
     WRITTEN,
     Array,
     GraphArrays,
-    graph_arrays,
 )
-from memplan.step.graph import TrainingGraph
 from memplan.util.compiled import compiled
 
 # More bytes than there can be: the tensors of a graph have 2^53 at most, and as many elements.
@@ -38,13 +34,6 @@ UNLIMITED = 1 << 62
 BLOCK, UNREAD = range(2)
 SIZE, TRUE, USERS, CONTENT, OLDER, NEWER = range(6)
 OLDEST, NEWEST = range(2)
-
-
-class Cost(NamedTuple):
-    """Bytes of MXNet's blocks and peak of live bytes."""
-
-    allocated_nbytes: int
-    peak_nbytes: int
 
 
 class ReplayMemory(NamedTuple):
@@ -81,25 +70,6 @@ def replay_memory(arrays: GraphArrays, nsteps: int, *, copies: bool = False) -> 
         np.empty((2, len(arrays.classes)), dtype=np.int64),
         np.empty(nsteps, dtype=np.int64),
     )
-
-
-@dataclass(frozen=True)
-class Replayer:
-    """Costs of sequences of one graph."""
-
-    arrays: GraphArrays
-
-    @classmethod
-    def of(cls, graph: TrainingGraph) -> Replayer:
-        """For sequences of ``graph``."""
-        return cls(graph_arrays(graph))
-
-    def __call__(self, sequence: Iterable[int], match_range: int) -> Cost:
-        """The cost of running these ops in this order; the blocks are those of ``match_range``."""
-        ops = np.array(list(sequence), dtype=np.int64)
-        memory = replay_memory(self.arrays, len(ops))
-        allocated, peak = replay(self.arrays, memory, ops, len(ops), match_range, UNLIMITED)
-        return Cost(int(allocated), int(peak))
 
 
 @compiled
