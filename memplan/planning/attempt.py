@@ -15,7 +15,7 @@ from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
+from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.quick import quick_schedule
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes
@@ -59,7 +59,7 @@ def try_strategy(
     """
     problem = job.problem(budget_nbytes, start, bound_seconds=bound_seconds)
     begin = time.monotonic() if since is None else since
-    name = name or (strategy if isinstance(strategy, str) else type(strategy).__name__)
+    name = name or name_of(strategy)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
     with noticing() as interrupt:
         trial = _Trial(job, strategy, problem, begin, interrupt)
@@ -227,7 +227,7 @@ class _Trial:
         least = LEAST_SHARE_OF_TIME * self.job.time_limit
         seconds = max(0.1, least, until.seconds_left)
         outcome = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
-        name = type(self.solver).__name__
+        name = name_of(self.solver)
         if not isinstance(outcome, Outcome):
             returned = type(outcome).__name__
             raise ArgumentError(f"strategy {name} must return an Outcome, but returned {returned}")

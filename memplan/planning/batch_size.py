@@ -18,12 +18,11 @@ from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
-from memplan.planning.record import Known
 from memplan.planning.tasks import Task, run
 from memplan.programs.moment_program import moment_bound
 from memplan.step.schedule import Schedule
-from memplan.strategies import Status, Strategy, configured, create, options_of
-from memplan.strategies.base import check_overhead
+from memplan.strategies import configured, create, name_of, options_of
+from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_overhead
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.stop import Stop
@@ -186,6 +185,18 @@ def _on(job: Job, schedule: Schedule) -> Schedule | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Known:
+    """The strategy whose answer is a schedule that is known already."""
+
+    schedule: Schedule
+
+    def solve(self, problem: Problem) -> Outcome:
+        """That schedule; whether it fits is found out by who asks."""
+        del problem
+        return Outcome(Status.FEASIBLE, self.schedule)
+
+
 class _Search:
     """Halves the interval between a size that fits and one that does not."""
 
@@ -203,7 +214,7 @@ class _Search:
         self.sizes, self.strategy, self.budget_nbytes = sizes, strategy, budget_nbytes
         self.most = math.inf if max_overhead is None else max_overhead
         self.deadline, self.executor, self.cache = deadline, executor, cache
-        self.name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        self.name = name_of(strategy)
         self.trials: dict[int, Trial] = {}
         self.carried: set[int] = set()  # sizes that fit by the plan of another size
         self.least: Plan | None = None
@@ -279,7 +290,7 @@ class _Search:
                 continue
             start = self._carried_over(job, n)
             if start is not None and start.overhead <= self.most and self._holds(job, start):
-                self._note(n, try_strategy(job, Known(Status.FEASIBLE, start), self.budget_nbytes))
+                self._note(n, try_strategy(job, _Known(start), self.budget_nbytes))
                 self.carried.add(n)
             if n not in self.trials or not self.trials[n].fits:
                 tasks[n] = self._task(job, start, begin)

@@ -7,10 +7,9 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from memplan.errors import ArgumentError
-from memplan.planning.plan import Attempt, Plan
+from memplan.planning.plan import Attempt
 from memplan.util.nbytes import format_nbytes
 
 if TYPE_CHECKING:
@@ -100,35 +99,3 @@ def _cells(row: Attempt) -> tuple[str, ...]:
     sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
     cells = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
     return (row.strategy, budget, status, *cells)
-
-
-@runtime_checkable
-class Curve(Protocol):
-    """See :class:`memplan.planning.frontier.Frontier`."""
-
-    @property
-    def plans(self) -> Sequence[Plan]: ...
-
-
-Plans = Comparison | Curve | Iterable[Plan]
-
-
-def plans_of(plans: Plans) -> list[Plan]:
-    """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
-    if isinstance(plans, Comparison):
-        chosen = [row.plan for row in plans.rows if row.plan is not None]
-    elif isinstance(plans, Curve):
-        chosen = list(plans.plans)
-    elif isinstance(plans, Iterable):
-        chosen = list(plans)
-    else:
-        raise ArgumentError(f"plans must be a Comparison or several plans, got {plans!r}")
-    for plan in chosen:
-        if not isinstance(plan, Plan):
-            kind = type(plan).__name__
-            raise ArgumentError(
-                f"plans must be a Comparison or plans, got an object of type {kind} among them"
-            )
-    if not chosen:
-        raise ArgumentError("plans: there is no plan to be drawn")
-    return chosen

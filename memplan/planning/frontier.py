@@ -68,6 +68,30 @@ class Frontier:
         return Comparison(self.points).to_csv()
 
 
+Plans = Comparison | Frontier | Iterable[Plan]
+
+
+def plans_of(plans: Plans) -> list[Plan]:
+    """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
+    if isinstance(plans, Comparison):
+        chosen = [row.plan for row in plans.rows if row.plan is not None]
+    elif isinstance(plans, Frontier):
+        chosen = list(plans.plans)
+    elif isinstance(plans, Iterable):
+        chosen = list(plans)
+    else:
+        raise ArgumentError(f"plans must be a Comparison or several plans, got {plans!r}")
+    for plan in chosen:
+        if not isinstance(plan, Plan):
+            kind = type(plan).__name__
+            raise ArgumentError(
+                f"plans must be a Comparison or plans, got an object of type {kind} among them"
+            )
+    if not chosen:
+        raise ArgumentError("plans: there is no plan to be drawn")
+    return chosen
+
+
 def frontier(
     net: Symbol,
     *,
@@ -134,10 +158,14 @@ class _Curve:
         least = try_strategy(job, "store_all", None).plan
         self.made = [try_strategy(job, "store_all", None if least is None else least.total_nbytes)]
 
+    @property
+    def _plans(self) -> list[Plan]:
+        return [attempt.plan for attempt in self.made if attempt.plan is not None]
+
     def between_the_ends(self, npoints: int) -> list[int]:
         """Make the point of the least memory; budgets that divide the way to it evenly."""
         self.add([None], between=False)
-        totals = [attempt.plan.total_nbytes for attempt in self.made if attempt.plan is not None]
+        totals = [plan.total_nbytes for plan in self._plans]
         least, most, parts = min(totals), max(totals), npoints - 1
         steps = [least + (most - least) * part // parts for part in range(parts - 1, 0, -1)]
         return [nbytes for nbytes in dict.fromkeys(steps) if least < nbytes < most]
@@ -164,8 +192,7 @@ class _Curve:
         """The cheapest schedule within the budget that is known."""
         if budget_nbytes is None or not self.takes_start:
             return None
-        plans = [attempt.plan for attempt in self.made if attempt.plan is not None]
-        fitting = [plan for plan in plans if plan.total_nbytes <= budget_nbytes]
+        fitting = [plan for plan in self._plans if plan.total_nbytes <= budget_nbytes]
         best = min(fitting, key=lambda plan: plan.overhead, default=None)
         return None if best is None else best.schedule
 
@@ -173,10 +200,9 @@ class _Curve:
         """The most that is proved for a budget at least as large, in any order of the ops."""
         if budget_nbytes is None:
             return 0.0
-        plans = [attempt.plan for attempt in self.made if attempt.plan is not None]
         proved = [
             plan.lower_bound_overhead or 0.0
-            for plan in plans
+            for plan in self._plans
             if not plan.bound_in_order and (plan.budget_nbytes or 0) >= budget_nbytes
         ]
         return max((self.job.graph.seconds * (1.0 + share) for share in proved), default=0.0)

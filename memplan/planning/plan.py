@@ -13,7 +13,7 @@ from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
 
 if TYPE_CHECKING:
-    from memplan.planning.comparison import Plans
+    from memplan.planning.frontier import Plans
     from memplan.views.pictures import Figure
 
 

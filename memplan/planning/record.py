@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ScheduleError
-from memplan.planning.attempt import try_strategy
-from memplan.planning.job import Job
+from memplan.planning.attempt import plan_of
+from memplan.planning.job import Job, realise
 from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Problem, Status
+from memplan.strategies import Outcome, Status
 from memplan.util.files import parse_json
 from memplan.util.numbers import is_finite, is_whole, shown
 
@@ -60,20 +59,14 @@ def from_json(job: Job, text: str) -> Attempt:
             raise ScheduleError(f"its lower bound is {shown(bound)}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ScheduleError(f"not a memplan attempt: {error}") from error
-    found = try_strategy(
-        dataclasses.replace(job, time_limit=_AT_ONCE), Known(status, schedule), budget_nbytes
-    )
-    if found.plan is None:
+    realised = realise(job, schedule)
+    is_late = schedule.seconds > job.problem(budget_nbytes).most_seconds
+    is_large = budget_nbytes is not None and realised.footprint.total_nbytes > budget_nbytes
+    if is_late or is_large:
         raise ScheduleError("the recorded schedule does not fit the budget")
-    plan = dataclasses.replace(
-        found.plan,
-        strategy=name,
-        status=status,
-        lower_bound_overhead=bound,
-        bound_in_order=in_order,
-        planning_seconds=seconds,
-        cut_by_clock=cut,
-    )
+    outcome = Outcome(status, schedule, in_order=in_order, cut_by_clock=cut)
+    plan = plan_of(job, name, outcome, realised, budget_nbytes, seconds)
+    plan = dataclasses.replace(plan, lower_bound_overhead=bound)
     return Attempt(name, budget_nbytes, status, plan, seconds, in_order, cut_by_clock=cut)
 
 
@@ -86,20 +79,3 @@ def _check_figures(name: Any, budget_nbytes: Any, seconds: Any, in_order: Any, c
         raise ScheduleError(f"its budget is {shown(budget_nbytes)}")
     if not is_finite(seconds):
         raise ScheduleError(f"its seconds are {shown(seconds)}")
-
-
-# A recorded schedule that does not fit is not tightened: there is nothing else to try.
-_AT_ONCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Known:
-    """The strategy whose answer is a schedule that is known already."""
-
-    status: Status
-    schedule: Schedule
-
-    def solve(self, problem: Problem) -> Outcome:
-        """That schedule; whether it fits is found out by who asks."""
-        del problem
-        return Outcome(self.status, self.schedule)

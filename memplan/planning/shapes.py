@@ -19,7 +19,7 @@ from memplan.planning.realisation import Symbol
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs
 from memplan.step.schedule import Schedule
-from memplan.strategies import Outcome, Problem, Status, Strategy, create, options_of
+from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Moves
@@ -144,7 +144,7 @@ class ShapePlanner:
         Raises BudgetError where that is nothing.
         """
         solver = create(self.strategy, realisation=job.realisation.name)
-        name = self.strategy if isinstance(self.strategy, str) else type(solver).__name__
+        name = name_of(self.strategy)
         attempt, start = None, None
         if nearest is not None:
             start = transferred(nearest.schedule, job.graph)

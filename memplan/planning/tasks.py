@@ -31,7 +31,7 @@ from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import as_traced
 from memplan.step.schedule import Schedule
-from memplan.strategies import Status, Strategy, create
+from memplan.strategies import Status, Strategy, create, name_of
 from memplan.util.interrupts import noticing
 
 # The process that imported this: a fork of it has other threads' locks, but not the threads.
@@ -59,7 +59,7 @@ class Task:
     @property
     def name(self) -> str:
         """What tables call the strategy."""
-        return self.strategy if isinstance(self.strategy, str) else type(self.strategy).__name__
+        return name_of(self.strategy)
 
     @property
     def solver(self) -> Strategy:
@@ -68,14 +68,15 @@ class Task:
 
     def run(self) -> Attempt:
         """The attempt."""
-        given = (self.solver, self.budget_nbytes)
-        options = {
-            "start": self.start,
-            "bound_seconds": self.bound_seconds,
-            "since": self.since,
-            "name": self.name,
-        }
-        return self._do(try_strategy, *given, **options)
+        return self._do(
+            try_strategy,
+            self.solver,
+            self.budget_nbytes,
+            start=self.start,
+            bound_seconds=self.bound_seconds,
+            since=self.since,
+            name=self.name,
+        )
 
     def read(self, text: str) -> Attempt:
         """The attempt that is recorded as ``text``; ScheduleError if it is none of this job."""
@@ -123,8 +124,8 @@ def _options_of(solver: Strategy) -> dict[str, str] | None:
     options = {}
     for field in dataclasses.fields(solver):
         value = getattr(solver, field.name)
-        text = digest(value.to_json()) if isinstance(value, Schedule) else repr(value)
-        options[field.name] = text
+        is_schedule = isinstance(value, Schedule)
+        options[field.name] = digest(value.to_json()) if is_schedule else repr(value)
     return None if any(" at 0x" in text for text in options.values()) else options
 
 

@@ -70,11 +70,10 @@ class _View:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve gave: flags (or None), a proven bound on extra seconds, and what is proved."""
+    """What a solve gave: flags (or None), and what is proved: a bound on extra seconds."""
 
     flags: frozenset[int] | None
     bound_seconds: float
-    optimal: bool
     infeasible: bool
 
 
@@ -382,4 +381,4 @@ class MirrorProgram:
         flags = None
         if solved.values is not None:
             flags = frozenset(u for u, n in self.number.items() if solved.values[n] > 0.5)
-        return Solution(flags, solved.bound / self.scale, solved.optimal, solved.infeasible)
+        return Solution(flags, solved.bound / self.scale, solved.infeasible)

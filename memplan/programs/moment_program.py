@@ -118,9 +118,12 @@ class MomentProgram:
         again = (self.runs.get((j, producer)) for j in range(k, until + 1))
         return {there: 1.0, **{run: 1.0 for run in again if run is not None}}
 
-    def _demand(self, terms: Mapping[int, float] | None, *, at_least: float = 1.0) -> None:
+    def _demand(self, terms: Mapping[int, float], *, at_least: float) -> None:
+        self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
+
+    def _demand_if(self, condition: int, terms: dict[int, float] | None) -> None:
         if terms is not None:
-            self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
+            self._demand(terms | {condition: -1.0}, at_least=0.0)
 
     def _read(self, k: int) -> None:
         """What is written before moment k and read after it is there, or runs again after it.
@@ -129,7 +132,7 @@ class MomentProgram:
         """
         last = len(self.ops) - 1
         for a, reader in self._waiting(k):
-            is_soon = k < last and reader is not None and reader in self.before[k + 1]
+            is_soon = reader is not None and self._comes_soon(k, reader)
             self._demand_read(k, a, reader, self._available(k, a, k if is_soon else last))
 
     def _waiting(self, k: int) -> Iterator[tuple[int, int | None]]:
@@ -143,8 +146,7 @@ class MomentProgram:
                 continue
             readers = self.graph.readers[a]
             sure = [r for r in readers if r in self.after[k]]
-            if k < len(self.ops) - 1:
-                sure.sort(key=lambda r: r not in self.before[k + 1])
+            sure.sort(key=lambda r: not self._comes_soon(k, r))
             if sure or a in heads:
                 yield a, next(iter(sure), None)
             is_settled = bool(sure) or a in heads
@@ -171,11 +173,8 @@ class MomentProgram:
     def _recompute(self, k: int) -> None:
         """What an op reads that runs again is there, or runs again in the same interval."""
         for p, op in enumerate(self.graph.ops):
-            run = self.runs.get((k, p))
-            for b in dict.fromkeys(() if run is None else op.inputs):
-                terms = self._available(k, b, k)
-                if terms is not None and run is not None:
-                    self._demand(terms | {run: -1.0}, at_least=0.0)
+            for b in dict.fromkeys(op.inputs if (k, p) in self.runs else ()):
+                self._demand_if(self.runs[k, p], self._available(k, b, k))
 
     def _recompute_later(self, k: int) -> None:
         """What is read after moment k is there or runs again after it, with all that it reads."""
@@ -183,9 +182,7 @@ class MomentProgram:
             self._demand_read(k, a, reader, self._available_later(k, a))
         for p in range(len(self.graph.ops) - 1, -1, -1):  # a producer comes before its readers
             for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.later else ()):
-                terms = self._available_later(k, b)
-                if terms is not None:
-                    self._demand(terms | {self.later[k, p]: -1.0}, at_least=0.0)
+                self._demand_if(self.later[k, p], self._available_later(k, b))
 
     def _available_later(self, k: int, a: int) -> dict[int, float] | None:
         """there[k, a] + later[k, p] for the op p that writes a; None if a is there in any case."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,22 @@ def relatives(graph: TrainingGraph) -> tuple[list[int], list[int]]:
         for other in graph.followers[t]:
             descendants[t] |= descendants[other] | 1 << other
     return ancestors, descendants
+
+
+def needed(graph: TrainingGraph, buffers: Buffers, tensors: Iterable[int]) -> dict[int, int]:
+    """For the buffers of these ``tensors``, a bit for every op during which they are needed.
+
+    A tensor is at the descendants of the op that writes it that are ancestors of a reader.
+    """
+    ancestors, descendants = relatives(graph)
+    heads = frozenset(graph.heads)
+    masks: dict[int, int] = defaultdict(int)
+    for a in tensors:
+        before = -1 if a in heads else 0
+        for r in graph.readers[a]:
+            before |= ancestors[r]
+        masks[buffers.class_of[a]] |= descendants[graph.producer[a]] & before
+    return masks
 
 
 def bits(mask: int, count: int) -> Array:
@@ -80,20 +96,12 @@ def ranked(
 
 def _waiting(graph: TrainingGraph, buffers: Buffers) -> dict[int, int]:
     """For buffers, the ops during which they are there and neither read nor written."""
-    ancestors, descendants = relatives(graph)
-    heads = frozenset(graph.heads)
-    masks: dict[int, int] = defaultdict(int)
+    sized = [a for a, c in enumerate(buffers.class_of) if c >= 0]
     touching: dict[int, int] = defaultdict(int)
-    for a, c in enumerate(buffers.class_of):
-        if c < 0:
-            continue
-        readers, before = graph.readers[a], -1 if a in heads else 0
-        for r in readers:
-            before |= ancestors[r]
-        masks[c] |= descendants[graph.producer[a]] & before
-        for op in (graph.producer[a], *readers):
-            touching[c] |= 1 << op
-    waiting = {c: mask & ~touching[c] for c, mask in masks.items()}
+    for a in sized:
+        for op in (graph.producer[a], *graph.readers[a]):
+            touching[buffers.class_of[a]] |= 1 << op
+    waiting = {c: mask & ~touching[c] for c, mask in needed(graph, buffers, sized).items()}
     return {c: mask for c, mask in waiting.items() if mask}
 
 

@@ -9,14 +9,13 @@ what they have written. Each moment by itself is thus a relaxation of the whole 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from memplan.programs.moment_ranking import bits, ranked, relatives
+from memplan.programs.moment_ranking import bits, needed, ranked
 from memplan.search.buffers import Buffers
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import TrainingGraph, reached
@@ -71,22 +70,11 @@ class Moments:
     def _held(self) -> dict[int, int]:
         """For buffers of what cannot be computed again: a bit for every op at which they are there.
 
-        That of tensor a is there at the descendants of its op that are ancestors of a reader.
+        Nothing is said of large graphs.
         """
-        nops = len(self.graph.ops)
-        if nops > LARGE:
-            return {}
-        ancestors, descendants = relatives(self.graph)
-        masks: dict[int, int] = defaultdict(int)
-        heads = frozenset(self.graph.heads)
-        for a, c in enumerate(self.buffers.class_of):
-            p = self.graph.producer[a]
-            if c >= 0 and not self.again[p]:
-                before = -1 if a in heads else 0
-                for r in self.graph.readers[a]:
-                    before |= ancestors[r]
-                masks[c] |= descendants[p] & before
-        return dict(masks)
+        tensors = enumerate(self.buffers.class_of)
+        once = [a for a, c in tensors if c >= 0 and not self.again[self.graph.producer[a]]]
+        return needed(self.graph, self.buffers, once) if len(self.graph.ops) <= LARGE else {}
 
     def promising(self, budget_nbytes: int) -> list[int]:
         """Ops at whose first run something must be dropped, those likely to prove most first.

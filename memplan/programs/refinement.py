@@ -123,12 +123,11 @@ def refine(
         yield Refined(best, highest)
         if best is not None and best.seconds < cheapest:
             stalled, cheapest = 0, best.seconds
-        if len(graph.ops) * (len(bound.ops) + 1) > options.size:
+        is_enough = stalled == PATIENCE or added >= options.effort * MOMENTS
+        if is_enough or len(graph.ops) * (len(bound.ops) + 1) > options.size:
             return
         op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
-        if op is None or stalled == PATIENCE or added >= options.effort * MOMENTS:
-            return
-        if stop.is_over():
+        if op is None or stop.is_over():
             return
         with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)

@@ -28,6 +28,7 @@ __all__ = [
     "Strategy",
     "configured",
     "create",
+    "name_of",
     "names",
     "options_of",
     "register",
@@ -102,6 +103,11 @@ def names(realisation: str | None = None) -> tuple[str, ...]:
     check_realisation(realisation)
     known = [n for n, row in _rows.items() if realisation is None or row.serves(realisation)]
     return tuple(dict.fromkeys((*known, *(entry.name for entry in entry_points(group=GROUP)))))
+
+
+def name_of(strategy: str | Strategy) -> str:
+    """What a plan and tables call ``strategy``."""
+    return strategy if isinstance(strategy, str) else type(strategy).__name__
 
 
 def register(name: str, loader: Loader, *, replace: bool = False) -> None:

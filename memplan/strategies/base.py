@@ -66,6 +66,12 @@ class Outcome:
     in_order: bool = False
     cut_by_clock: bool = False
 
+    @classmethod
+    def unproved(cls, schedule: Schedule | None, *, cut_by_clock: bool = False) -> Outcome:
+        """That of a search which proves nothing; None if it has found nothing."""
+        status = Status.NO_PLAN_FOUND if schedule is None else Status.FEASIBLE
+        return cls(status, schedule, cut_by_clock=cut_by_clock)
+
 
 # More extra time than this many steps is no plan, unless a user asks for it: what was dropped was
 # needed again and again. An LSTM's took 115 steps, and MXNet 47 times the bytes of its tensors to
@@ -129,8 +135,7 @@ class Problem:
         """The outcome of a strategy that has made these schedules, and proves nothing."""
         if (settled := self.unplanned()) is not None:
             return settled
-        best = self.cheapest(schedules)
-        return Outcome(Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE, best)
+        return Outcome.unproved(self.cheapest(schedules))
 
     def unplanned(self) -> Outcome | None:
         """The step without a plan if that fits, which is optimal; else None."""

@@ -61,8 +61,7 @@ class CheckmateLP:
             least = lowest(graph, stop.share(0.3), most_seconds=problem.most_seconds)
             rounded = self._round(graph, simulate(least).peak_nbytes, stop).schedule
             best = problem.cheapest([least, rounded])
-            status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
-            return Outcome(status, best, cut_by_clock=stop.cut_by_clock)
+            return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
         outcomes: list[Outcome] = []
 
         def solve(aim: int, until: Stop) -> Schedule | None:

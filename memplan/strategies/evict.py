@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status, check_options
+from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, check_options
 from memplan.util.stop import Stop
 
 
@@ -47,9 +47,7 @@ class Evict:
         is_open = problem.max_overhead is None
         if found is not None and is_open and found.overhead > MOST_OVERHEAD:
             found = None
-        best = problem.cheapest([found])
-        status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
-        return Outcome(status, best, cut_by_clock=stop.cut_by_clock)
+        return Outcome.unproved(problem.cheapest([found]), cut_by_clock=stop.cut_by_clock)
 
     def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found with at most ``aim`` live bytes."""

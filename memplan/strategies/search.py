@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import Outcome, Problem, Status, check_options
+from memplan.strategies.base import Outcome, Problem, check_options
 from memplan.strategies.least import least
 from memplan.strategies.spaces import Moves
 
@@ -51,5 +51,4 @@ class Search:
         else:
             start = problem.cheapest(starts) or next(reversed(starts), None)
             best = problem.space.improve(problem, start, stop, moves)
-        status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
-        return Outcome(status, best, cut_by_clock=stop.cut_by_clock)
+        return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)

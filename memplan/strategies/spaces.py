@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from memplan.errors import ScheduleError
 from memplan.programs.flag_refinement import refine_flags
@@ -93,9 +93,8 @@ class Moves:
 class Space(Protocol):
     """Which schedules MXNet can be made to execute."""
 
-    @property
-    def repeats_backward(self) -> bool:
-        """May backward ops run more than once in it?"""
+    repeats_backward: ClassVar[bool]
+    """May backward ops run more than once in it?"""
 
     def takes_at_most(self, graph: TrainingGraph) -> float:
         """Seconds that no schedule of it exceeds."""
@@ -134,9 +133,7 @@ class Space(Protocol):
 class Flags:
     """What MXNet's mirroring can execute: a schedule for every set of flagged forward ops."""
 
-    @property
-    def repeats_backward(self) -> bool:
-        return False
+    repeats_backward: ClassVar[bool] = False
 
     def takes_at_most(self, graph: TrainingGraph) -> float:
         return graph.seconds + graph.forward_seconds
@@ -217,9 +214,7 @@ class Flags:
 class Sequences:
     """Any sequence of executions in which every step reads the latest run of what it reads."""
 
-    @property
-    def repeats_backward(self) -> bool:
-        return True
+    repeats_backward: ClassVar[bool] = True
 
     def takes_at_most(self, graph: TrainingGraph) -> float:
         return math.inf
@@ -325,7 +320,8 @@ class Sequences:
                 bound = found.bound_seconds if aim == budget_nbytes else 0.0
                 known.append(Refined(found.schedule, bound))
                 if found.schedule is not None:
-                    cheapest = min(cheapest or found.schedule, found.schedule, key=_seconds)
+                    if cheapest is None or found.schedule.seconds < cheapest.seconds:
+                        cheapest = found.schedule
                     if cheapest.seconds <= found.bound_seconds + options.gap_seconds:
                         break
             return cheapest
@@ -352,10 +348,6 @@ def _ending(stop: Stop) -> Iterator[None]:
         yield
     if interrupt.noticed:
         stop.end()
-
-
-def _seconds(schedule: Schedule) -> float:
-    return schedule.seconds
 
 
 def _search(

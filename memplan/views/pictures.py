@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memplan.errors import ArgumentError, DependencyError
-from memplan.planning.comparison import Plans, plans_of
+from memplan.planning.frontier import Plans, plans_of
 from memplan.planning.plan import Plan
 from memplan.step.liveness import Alive, at_peak, fates, live_by_role, waits
 from memplan.step.schedule import Schedule

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import ArgumentError
-from memplan.planning.comparison import Plans, plans_of
+from memplan.planning.frontier import Plans, plans_of
 from memplan.planning.plan import Plan
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits

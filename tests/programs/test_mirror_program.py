@@ -291,7 +291,6 @@ def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
     bounds = []
     for _ in range(3):
         solution = program.solve(Stop.after(10))
-        assert solution.optimal
         assert not solution.infeasible
         assert solution.flags is not None
         found.append(solution.flags)

@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.kernels.arrays import Array, ragged, ragged_lists
+from memplan.search.kernels.arrays import READ, WRITTEN, Array, ragged, ragged_lists
 from memplan.search.kernels.replay import UNLIMITED, replay
 from memplan.step.graph import TrainingGraph
 from memplan.util.compiled import compiled
 
-# Lists of an op, as rows of DropArrays.start.
-READ, WRITTEN = range(2)
 # Bits of DropState.dropped: not carried to that read; not even if it is recomputed on the way.
 ONCE, TWICE = 1, 2
 # What :func:`fit` ends with.
@@ -29,10 +27,10 @@ STAGE, THERE, BEFORE = range(3)
 
 
 class DropArrays(NamedTuple):
-    """A graph: the lists of its ops, and for each tensor the ops that read it, the end for heads.
+    """A graph: the lists of its ops (what they read and write), and who reads each tensor.
 
-    ``reads[first_read[a]:first_read[a + 1]]`` are the readers of tensor a, ascending. ``fixed``
-    are the tensors that are never dropped.
+    ``reads[first_read[a]:first_read[a + 1]]`` are the readers of tensor a, ascending, the end
+    for heads. ``fixed`` are the tensors that are never dropped.
     """
 
     start: Array
@@ -104,7 +102,7 @@ def drop_state(arrays: DropArrays, capacity: int) -> DropState:
 
 
 @compiled
-def _next_read(arrays, tensor, stage):  # type: ignore[no-untyped-def]
+def next_read(arrays, tensor, stage):  # type: ignore[no-untyped-def]
     """The place of the first read of ``tensor`` by an op after ``stage``; -1 if there is none."""
     low, end = arrays.first_read[tensor], arrays.first_read[tensor + 1]
     high = end
@@ -167,7 +165,7 @@ def _close(arrays, state, op, stage):  # type: ignore[no-untyped-def]
 def _free(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
     """Free a tensor after ``stage`` if it is dropped, or not read any more."""
     if not arrays.fixed[tensor]:
-        place = _next_read(arrays, tensor, stage)
+        place = next_read(arrays, tensor, stage)
         bits = ONCE if place >= 0 else 0
         if place >= 0 and state.recomputed[place]:
             bits |= TWICE
@@ -184,7 +182,7 @@ def _run_stage(arrays, state, stage, count):  # type: ignore[no-untyped-def]
         for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
             _log(state, flat[i], stage, True)
             if op < stage:
-                place = _next_read(arrays, flat[i], stage)
+                place = next_read(arrays, flat[i], stage)
                 if place >= 0:
                     state.recomputed[place] = True
     for k in range(count):
@@ -254,7 +252,7 @@ def _drop(arrays, state, stage, idle, excess):  # type: ignore[no-untyped-def]
     scores = np.empty(len(idle))
     count = 0
     for tensor in idle:
-        place = _next_read(arrays, tensor, stage)
+        place = next_read(arrays, tensor, stage)
         if arrays.fixed[tensor] or place < 0 or arrays.reads[place] >= len(arrays.seconds):
             continue
         if state.dropped[place] & TWICE:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.kernels.arrays import Array
-from memplan.search.kernels.greedy import READ, WRITTEN, DropArrays
+from memplan.search.kernels.arrays import READ, WRITTEN, Array
+from memplan.search.kernels.greedy import DropArrays, next_read
 from memplan.util.compiled import compiled
 
 # What the age of a tensor is: the stages until it is needed next, or the seconds since it was used.
@@ -85,15 +85,8 @@ def _root(parent, union):  # type: ignore[no-untyped-def]
 @compiled
 def _need(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
     """The stage, from ``stage`` on, that reads ``tensor`` next, itself or to recompute others."""
-    low, end = arrays.first_read[tensor], arrays.first_read[tensor + 1]
-    high = end
-    while low < high:
-        middle = (low + high) // 2
-        if arrays.reads[middle] >= stage:
-            high = middle
-        else:
-            low = middle + 1
-    need = arrays.reads[low] if low < end else np.int64(NEVER)
+    place = next_read(arrays, tensor, stage - 1)
+    need = arrays.reads[place] if place >= 0 else np.int64(NEVER)
     return min(need, state.needed[tensor]) if state.needed[tensor] >= stage else need
 
 
