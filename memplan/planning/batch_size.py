@@ -304,7 +304,7 @@ class _Search:
     def _task(self, job: Job, start: Schedule | None, since: float) -> Task:
         """The search for a plan of ``job``, short where any plan is proved to take too long."""
         bound = 0.0
-        problem, solver = job.problem(self.budget_nbytes), self._solver
+        problem, solver = job.problem(self.budget_nbytes), create(self.strategy)
         if math.isfinite(self.most) and "start" in options_of(solver):
             assert problem.budget_nbytes is not None
             stop = Stop(min(self.deadline, since + job.time_limit))
@@ -316,11 +316,6 @@ class _Search:
         if bound > job.graph.seconds * (1.0 + self.most):
             job = dataclasses.replace(job, effort=HOPELESS_SHARE * job.effort)
         return Task(job, self.strategy, self.budget_nbytes, start, bound, since=since)
-
-    @property
-    def _solver(self) -> Strategy:
-        realisation = usable(self.sizes.options.get("realisation", "mirror"))
-        return create(self.strategy, realisation=realisation)
 
     def _carried_over(self, job: Job, size: int) -> Schedule | None:
         """Of the least memory and of the plan of the next larger size, on this network: the cheaper

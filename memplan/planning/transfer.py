@@ -26,10 +26,11 @@ def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
     compute. An op without its like runs when something first depends on it, or at the end. So what
     comes out is a schedule whatever is taken for alike.
     """
-    for likenesses in (_likenesses, _likenesses_nearby):
+    for nearby in (False, True):
         numbers: dict[object, int] = {}
-        place = {likeness: op for op, likeness in enumerate(likenesses(graph, numbers))}
-        matching = [place.get(likeness) for likeness in likenesses(schedule.graph, numbers)]
+        place = {like: op for op, like in enumerate(_likenesses(graph, numbers, nearby=nearby))}
+        others = _likenesses(schedule.graph, numbers, nearby=nearby)
+        matching = [place.get(like) for like in others]
         nmatched = sum(op is not None and op < graph.nforward for op in matching)
         if nmatched >= ALIKE * graph.nforward:
             matched = (matching[op] for op in schedule.ops)
@@ -38,40 +39,33 @@ def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
     return None
 
 
-def _likenesses(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[int, int]]:
+def _likenesses(
+    graph: TrainingGraph, numbers: dict[object, int], *, nearby: bool
+) -> list[tuple[int, int]]:
     """What each op is: the number of its description, and the how many-th it is of that.
 
-    A forward op is described by its kind and inputs, a backward op by its forward op. Of a sum of
-    gradients the last term says which one it is: longer networks begin it with more terms.
+    A forward op is described by its kind and inputs, or ``nearby`` by its kind and those of the ops
+    that write them; a backward op by its forward op. Of a sum of gradients the last term says which
+    one it is: longer networks begin it with more terms.
     """
-    kinds: list[int] = []
     seen: Counter[int] = Counter()
     result: list[tuple[int, int]] = []
-    for index, op in enumerate(graph.ops):
-        inputs = tuple((kinds[graph.producer[a]], graph.position[a]) for a in op.inputs)
-        if op.differentiates is not None:
-            inputs = ((kinds[op.differentiates], -1),)
-        elif index >= graph.nforward:
-            inputs = inputs[-1:]
-        number = numbers.setdefault((op.kind, inputs), len(numbers))
-        kinds.append(number)
-        seen[number] += 1
-        result.append((number, seen[number]))
-    return result
 
+    def written(a: int) -> object:
+        number, count = result[graph.producer[a]]
+        return (number, count) if nearby else (number, graph.position[a])
 
-def _likenesses_nearby(graph: TrainingGraph, numbers: dict[object, int]) -> list[tuple[int, int]]:
-    """The same, of a forward op's inputs only the kinds of the ops that write them."""
-    seen: Counter[int] = Counter()
-    result: list[tuple[int, int]] = []
     for index, op in enumerate(graph.ops):
-        sources = [graph.producer[a] for a in op.inputs]
+        inputs: tuple[object, ...]
         if op.differentiates is not None:
-            inputs: tuple[object, ...] = (result[op.differentiates],)
+            twin = result[op.differentiates]
+            inputs = (twin if nearby else twin[0],)
         elif index >= graph.nforward:
-            inputs = tuple(result[source] for source in sources[-1:])
+            inputs = tuple(map(written, op.inputs[-1:]))
+        elif nearby:
+            inputs = tuple(graph.ops[graph.producer[a]].kind for a in op.inputs)
         else:
-            inputs = tuple(graph.ops[source].kind for source in sources)
+            inputs = tuple(map(written, op.inputs))
         number = numbers.setdefault((op.kind, inputs), len(numbers))
         seen[number] += 1
         result.append((number, seen[number]))

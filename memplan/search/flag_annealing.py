@@ -178,10 +178,8 @@ def keep_more(
     """
     evaluate = Evaluator(graph)
 
-    def gain(op: int) -> float:
-        return graph.ops[op].seconds / max(1, output_nbytes(graph, op))
-
-    ranked = sorted(flags, key=lambda op: (-gain(op), op))
+    gain = {op: graph.ops[op].seconds / max(1, output_nbytes(graph, op)) for op in flags}
+    ranked = sorted(flags, key=lambda op: (-gain[op], op))
 
     def fits(nkept: int) -> bool:
         cost = evaluate(evaluate.flags(ranked[nkept:]))

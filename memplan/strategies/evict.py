@@ -15,10 +15,11 @@ from memplan.util.stop import Stop
 class Evict:
     """Drops what is cheapest per byte where too much is alive, then improves what it dropped.
 
-    By :mod:`memplan.search.eviction`, for graphs that are too large for a program. It ends after ``patience`` attempts in a row that found no cheaper schedule, at the latest after
-    the usual work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``. A
-    schedule with more than three times the seconds of the step in recomputation does not count,
-    unless ``max_overhead`` says otherwise.
+    By :mod:`memplan.search.eviction`, for graphs that are too large for a program. It ends after
+    ``patience`` attempts in a row that found no cheaper schedule, at the latest after the usual
+    work or ``time_limit`` seconds. Backward ops run once unless ``recompute_backward``. A schedule
+    with more than three times the seconds of the step in recomputation does not count, unless
+    ``max_overhead`` says otherwise.
     """
 
     time_limit: float | None = None

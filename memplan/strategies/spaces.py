@@ -93,17 +93,21 @@ class Moves:
 class Space(Protocol):
     """Which schedules MXNet can be made to execute."""
 
-    repeats_backward: ClassVar[bool]
+    repeats_backward: ClassVar[bool] = True
     """May backward ops run more than once in it?"""
 
     def takes_at_most(self, graph: TrainingGraph) -> float:
         """Seconds that no schedule of it exceeds."""
+        del graph
+        return math.inf
 
     def prepare(self) -> None:
         """Compile what a search needs, which is not to be in anybody's time."""
 
     def has(self, schedule: Schedule) -> bool:
         """Is ``schedule`` one of them?"""
+        del schedule
+        return True
 
     def points(self, graph: TrainingGraph) -> tuple[int, ...]:
         """The forward ops of the linearised network between which segments may be cut."""
@@ -130,7 +134,7 @@ class Space(Protocol):
 
 
 @dataclass(frozen=True)
-class Flags:
+class Flags(Space):
     """What MXNet's mirroring can execute: a schedule for every set of flagged forward ops."""
 
     repeats_backward: ClassVar[bool] = False
@@ -211,20 +215,11 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(Space):
     """Any sequence of executions in which every step reads the latest run of what it reads."""
-
-    repeats_backward: ClassVar[bool] = True
-
-    def takes_at_most(self, graph: TrainingGraph) -> float:
-        return math.inf
 
     def prepare(self) -> None:
         compile_search()
-
-    def has(self, schedule: Schedule) -> bool:
-        del schedule
-        return True
 
     def points(self, graph: TrainingGraph) -> tuple[int, ...]:
         return inner_forward(graph)

@@ -17,6 +17,8 @@ MAX_NBYTES = 2**53
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
+_UNITS = f"the units are B, {', '.join([*_BINARY, *_DECIMAL])}"
+
 # Besides the proper spelling all upper and all lower case: "Gb" may well mean bits.
 _NBYTES_OF_UNIT = {
     spelling: nbytes
@@ -81,7 +83,7 @@ def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     if unit == "%":
         return _share(text, number / 100, unplanned_total_nbytes)
     if unit not in _NBYTES_OF_UNIT:
-        raise _error(text, f"{unit!r} is no unit of bytes; {_units()}")
+        raise _error(text, f"{unit!r} is no unit of bytes; {_UNITS}")
     return number * _NBYTES_OF_UNIT[unit]
 
 
@@ -98,10 +100,6 @@ def _share(budget: object, share: Fraction | None, unplanned_total_nbytes: int) 
     if share is None or not 0 < share <= 1:
         raise _error(budget, "a share of the unplanned step lies above 0 and at most at 1 (100%)")
     return share * unplanned_total_nbytes
-
-
-def _units() -> str:
-    return f"the units are B, {', '.join([*_BINARY, *_DECIMAL])}"
 
 
 def _error(budget: object, reason: str = "") -> ArgumentError:

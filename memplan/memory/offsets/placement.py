@@ -87,7 +87,8 @@ def place(
     bound = buffers.peak_nbytes
     target = bound if capacity_nbytes is None else max(bound, capacity_nbytes)
     best = _quick(buffers, segment_nbytes, target)
-    best = _disturbed(buffers, best, segment_nbytes, target, nnodes // NNODES_OF_PASS)
+    orders = _disturbed_orders(buffers, nnodes // NNODES_OF_PASS)
+    best = _lowest(buffers, best, orders, segment_nbytes, target)
     if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
         return best
     unit = math.gcd(segment_nbytes, int(np.gcd.reduce(buffers.sizes)))
@@ -114,29 +115,26 @@ def _placement(buffers: Buffers, offsets: Array, bound_nbytes: int) -> Placement
 
 def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
     """The best of some passes over the buffers, or the first that takes no more than enough."""
-    arguments = buffers.sizes, buffers.first, buffers.last
-    bound = buffers.peak_nbytes
     order = np.lexsort((buffers.first, -buffers.sizes))
-    best = _placement(buffers, first_fit(*arguments, order, segment_nbytes), bound)
-    for name in PASSES:
-        if best.nbytes <= enough:
-            break
-        order = np.argsort(_ranks(buffers, name))
-        found = lowest_first(*arguments, order, segment_nbytes)
-        best = min(best, _placement(buffers, found, bound), key=lambda option: option.nbytes)
-    return best
+    offsets = first_fit(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
+    first = _placement(buffers, offsets, buffers.peak_nbytes)
+    orders = (np.argsort(_ranks(buffers, name)) for name in PASSES)
+    return _lowest(buffers, first, orders, segment_nbytes, enough)
 
 
-def _disturbed(
-    buffers: Buffers, best: Placement, segment_nbytes: int, enough: int, npasses: int
-) -> Placement:
-    """The best of it and of passes in disturbed orders, or the first that takes no more."""
+def _disturbed_orders(buffers: Buffers, norders: int) -> Iterator[Array]:
+    """Orders of passes, at the most so many, and fewer of many buffers."""
     noise = np.random.default_rng(0)
-    most = min(MOST_DISTURBED, npasses, MOST_SQUARES // max(1, len(buffers) ** 2))
+    most = min(MOST_DISTURBED, norders, MOST_SQUARES // max(1, len(buffers) ** 2))
     for name in islice(cycle(SEARCHED), most):
-        if best.nbytes <= enough:
-            break
-        order = np.argsort(_ranks(buffers, name, noise))
+        yield np.argsort(_ranks(buffers, name, noise))
+
+
+def _lowest(
+    buffers: Buffers, best: Placement, orders: Iterator[Array], segment_nbytes: int, enough: int
+) -> Placement:
+    """The best of it and of passes in these orders, or the first that takes no more."""
+    while best.nbytes > enough and (order := next(orders, None)) is not None:
         found = lowest_first(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
         made = _placement(buffers, found, best.bound_nbytes)
         best = min(best, made, key=lambda option: option.nbytes)

@@ -7,7 +7,7 @@ reads the heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +87,7 @@ def sequence_model(
         for op in ops[1:]:
             number[graph.ops[op].outputs[0]] = number[graph.ops[op].inputs[0]]
     read = [
-        _distinct(number[a] for a in row if a in number)
+        list(dict.fromkeys(number[a] for a in row if a in number))
         for row in (*(call.inputs for call in calls), graph.heads)
     ]
     written = [[number[a] for a in call.outputs if a in number] for call in calls]
@@ -133,10 +133,6 @@ def _handed(call: Op, number: Mapping[int, int]) -> list[int]:
         if source is not None and output is not None and inputs.count(source) == 1
         for t in (source, output)
     ]
-
-
-def _distinct(values: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(values))
 
 
 def _predecessors(
