@@ -229,7 +229,7 @@ class _Extended:
             index_of[index] = len(found)
             found.append(self.gated.get(index, op))
             origins.append((OP, index))
-        found = [_renumbered(op, index_of) for op in found]
+        found = [op.renumbered(index_of) for op in found]
         anchor_of = {index: len(found) + i for i, index in enumerate(self.anchors)}
         found += self.anchors.values()
         origins += [(ANCHOR, index) for index in self.anchors]
@@ -277,10 +277,3 @@ class _Extended:
             sources.insert(place, gate_step)
         reads.append(tuple(sources))
         ops += [index - 1, index]
-
-
-def _renumbered(op: Op, index_of: dict[int, int]) -> Op:
-    differentiates = None if op.differentiates is None else index_of[op.differentiates]
-    return dataclasses.replace(
-        op, differentiates=differentiates, after=tuple(index_of[other] for other in op.after)
-    )

@@ -87,7 +87,8 @@ class _Child:
         if kind == "unknown":
             return function(self._job, *arguments, **options)
         if kind == "error":
-            raise _error(*rest)
+            error, text = rest  # without the error where that cannot be sent
+            raise error or PlanningError(f"planning has failed:\n{text}")
         return rest[0]
 
     def _has_begun(self) -> bool:
@@ -182,10 +183,3 @@ def _fields(job: Job) -> dict[str, Any]:
     del fields["trace"]
     way = child.Way(job.realisation.name, job.realisation.binds)
     return fields | {"realisation": way, "counted": job.memory}
-
-
-def _error(error: BaseException | None, text: str) -> BaseException:
-    """What a function has raised; where that cannot be sent, an error that tells of it."""
-    if error is None:
-        return PlanningError(f"planning has failed:\n{text}")
-    return error

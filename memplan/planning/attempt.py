@@ -112,9 +112,7 @@ def budget_error(
     ``better`` is a sentence on another realisation.
     """
     floor = moments_of(job, create(strategy, realisation=job.realisation.name)).floor
-    least = job.least
-    whatever = dataclasses.replace(least[1], workspace_nbytes=job.beside.workspace_nbytes)
-    return refusal(*(job.graph, attempt, floor, least, whatever, job.max_overhead, better))
+    return refusal(job, attempt, floor, better)
 
 
 def moments_of(job: Job, solver: Strategy) -> Moments:

@@ -166,7 +166,6 @@ class _Sizes:
             )
 
     def job(self, size: int) -> Job:
-        """The network with batches of ``size``."""
         if size not in self.jobs:
             shapes = {
                 name: tuple(size if n == MARK else n for n in shape)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from memplan.errors import BudgetError
+from memplan.planning.beside import Beside
+from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Footprint
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph
@@ -16,23 +18,15 @@ from memplan.util.nbytes import format_nbytes
 NAMED = 3
 
 
-def refusal(
-    graph: TrainingGraph,
-    attempt: Attempt,
-    floor: Floor,
-    least: tuple[Schedule, Footprint],
-    whatever: Footprint,
-    max_overhead: float | None,
-    better: str,
-) -> BudgetError:
-    """The error for an ``attempt`` without a plan.
+def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetError:
+    """The error for an ``attempt`` without a plan of ``job``.
 
-    ``floor`` is what no schedule of ``graph`` goes below, ``least`` what memplan can reach at
-    ``max_overhead`` at most. What ``whatever`` has beside activations is held by every plan.
-    ``better`` is a sentence on another realisation, or empty.
+    ``floor`` is what none of its schedules goes below. ``better`` is a sentence on another
+    realisation, or empty.
     """
+    graph, max_overhead = job.graph, job.max_overhead
     proved = attempt.status is Status.INFEASIBLE
-    budget_nbytes, held = attempt.budget_nbytes, whatever.beside_nbytes
+    budget_nbytes, held = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if budget_nbytes is None or max_overhead is not None:
@@ -43,12 +37,12 @@ def refusal(
         sentences = [f"no {kind} fits in {within} (proved)"]
     else:
         sentences = [f"strategy {attempt.strategy} found no plan within {within}"]
-    sentences.append(_beside(whatever))
+    sentences.append(_beside(graph, job.beside))
     if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
         sentences.append(_forced(graph, floor, held))
-    sentences.append(_reached(*least, max_overhead))
+    sentences.append(_reached(*job.least, max_overhead))
     sentences += [better] if better else []
-    lowest = least[1].total_nbytes
+    lowest = job.least[1].total_nbytes
     if budget_nbytes is None:
         sentences.append("Raise max_overhead, or take strategy='auto'")
     elif lowest <= budget_nbytes:
@@ -60,16 +54,16 @@ def refusal(
     return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
 
 
-def _beside(footprint: Footprint) -> str:
+def _beside(graph: TrainingGraph, beside: Beside) -> str:
     """What is held whatever the plan."""
     parts = [
-        ("the states of the optimizer", footprint.optimizer_nbytes),
-        ("the workspace of operators", footprint.workspace_nbytes),
+        ("the states of the optimizer", beside.optimizer_nbytes),
+        ("the workspace of operators", beside.workspace_nbytes),
     ]
     others = "".join(f"{name} {format_nbytes(n)}, " for name, n in parts if n)
     return (
-        f"Arguments, gradients and states take {format_nbytes(footprint.fixed_nbytes)}, {others}"
-        f"the reserve {format_nbytes(footprint.reserve_nbytes)}, whatever the plan"
+        f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, {others}"
+        f"the reserve {format_nbytes(beside.reserve_nbytes)}, whatever the plan"
     )
 
 

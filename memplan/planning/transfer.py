@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Drop, Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -126,7 +125,7 @@ def mended(
             return None
         return search.improve(found, stop.share(share), patience=patience).schedule
 
-    found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, fitting, share=share)
+    found = problem.aim_lower(solve, fitting, share=share)
     if fitting.cut_by_clock:
         stop.cut()
     return problem.cheapest([found, schedule])

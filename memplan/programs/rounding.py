@@ -30,7 +30,7 @@ def relaxation(program: StageProgram, stop: Stop, *, effort: float = 1.0) -> Sol
     solves = 0
     while solves < effort * RELAXATIONS and not stop.is_over():
         solves += 1
-        solved = program.solve(stop, relax=True, effort=effort)
+        solved = program.program.solve(stop, relax=True, effort=effort)
         if solved.infeasible:
             return solved
         if solved.values is None or not solved.optimal:

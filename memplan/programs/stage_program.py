@@ -40,7 +40,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from memplan.programs.solver import TOLERANCE, Program, Solved
+from memplan.programs.solver import TOLERANCE, Program
 from memplan.search.buffers import Buffers, carried_tensors, last_stages
 from memplan.search.rematerialize import repeatable, retaining
 from memplan.step.graph import TrainingGraph
@@ -202,13 +202,13 @@ class StageProgram:
             if p < t:
                 self._at_most(self.carried(t + 1, a), (self.carried(t, a), self.run(t, p)))
 
-    def _at_most(self, left: Quantity, right: Sequence[Quantity], constant: float = 0.0) -> None:
-        """The row left <= constant + sum of right, unless it holds in any case."""
+    def _at_most(self, left: Quantity, right: Sequence[Quantity]) -> None:
+        """The row left <= sum of right, unless it holds in any case."""
         if isinstance(left, float) and left <= 0.0:
             return
         if any(isinstance(q, float) and q >= 1.0 for q in right):
             return
-        row = _Sum(constant=-constant)
+        row = _Sum()
         row.add(1.0, left)
         for quantity in right:
             row.add(-1.0, quantity)
@@ -297,18 +297,6 @@ class StageProgram:
         self.program.at_most(terms, len(ones) - 1.0)
 
     # Solutions --------------------------------------------------------------------------------
-
-    def solve(
-        self,
-        stop: Stop,
-        *,
-        relax: bool = False,
-        effort: float = 1.0,
-        gap_seconds: float = 0.0,
-    ) -> Solved:
-        """Solve the relaxation; with ``relax``, without integrality."""
-        gap = self.scale * gap_seconds
-        return self.program.solve(stop, relax=relax, effort=effort, gap=gap)
 
     def seconds(self, bound: float) -> float:
         """Seconds of a whole step that a bound of the program proves, tolerances taken off."""

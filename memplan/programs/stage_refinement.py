@@ -148,8 +148,8 @@ class StageRefinement:
             solves += 1
             if self.best is not None:
                 program.start_from(self.best)
-            gap = options.program_gap
-            solved = program.solve(self.stop, effort=options.effort, gap_seconds=gap)
+            gap = options.program_gap * program.scale
+            solved = program.program.solve(self.stop, effort=options.effort, gap=gap)
             if solved.infeasible:
                 self._raise_bound(math.inf, in_order=True)
                 return

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.step.graph import Op, TrainingGraph
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.remember import remembered
 
@@ -48,13 +48,7 @@ def _reordered(graph: TrainingGraph, order: Sequence[int]) -> Reordered:
     if isinstance(order, range):
         return Reordered(graph, order, graph)
     place = {op: k for k, op in enumerate(order)}
-
-    def moved(op: Op) -> Op:
-        twin = None if op.differentiates is None else place[op.differentiates]
-        after = tuple(place[other] for other in op.after)
-        return dataclasses.replace(op, after=after, differentiates=twin)
-
-    ops = tuple(moved(graph.ops[op]) for op in order)
+    ops = tuple(graph.ops[op].renumbered(place) for op in order)
     return Reordered(graph, order, dataclasses.replace(graph, ops=ops))
 
 

@@ -113,6 +113,12 @@ class Op:
         made.__dict__.update(self.__dict__, seconds=seconds)
         return made
 
+    def renumbered(self, number_of: Mapping[int, int]) -> Op:
+        """The same op in a graph whose ops have other numbers."""
+        twin = None if self.differentiates is None else number_of[self.differentiates]
+        after = tuple(number_of[other] for other in self.after)
+        return dataclasses.replace(self, after=after, differentiates=twin)
+
 
 @dataclass(frozen=True)
 class TrainingGraph:

@@ -20,7 +20,7 @@ def in_halves(graph: TrainingGraph) -> TrainingGraph:
     def changed(index: int, op: Op) -> Op:
         if index in producers:
             return dataclasses.replace(op, recomputable=False)
-        before = (*(graph.producer[tensor] for tensor in op.inputs), *op.after)
+        before = graph.dependencies[index]
         if index < graph.nforward or any(other >= graph.nforward for other in before):
             return op
         return dataclasses.replace(op, after=tuple(dict.fromkeys((*op.after, *producers))))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from memplan.errors import ArgumentError
 from memplan.memory.memory import Live, Memory, cheapest
 from memplan.programs.solver import SOLVERS, TOLERANCE
+from memplan.search.aiming import SHARE_OF_TIME, aim_lower
 from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -169,6 +170,21 @@ class Problem:
         holds = self.budget_nbytes is not None and most <= self.budget_nbytes
         bound = self.bound_seconds if holds else 0.0
         return dataclasses.replace(self, budget_nbytes=budget_nbytes, bound_seconds=bound)
+
+    def aim_lower(
+        self,
+        solve: Callable[[int, Stop], Schedule | None],
+        stop: Stop,
+        *,
+        share: float = SHARE_OF_TIME,
+    ) -> Schedule | None:
+        """A schedule of ``solve(aim, until)``, which counts live bytes, that keeps the budget.
+
+        Where live bytes are not what counts, a try gets this ``share`` of the time that is left.
+        """
+        assert self.budget_nbytes is not None
+        share = 1.0 if self.counts_live else share
+        return aim_lower(solve, self.budget_nbytes, self.memory.excess, stop, share=share)
 
     def starts(self, *others: Schedule | None) -> list[Schedule]:
         """What to begin from: the known schedule and ``others``, as far as MXNet can run them."""

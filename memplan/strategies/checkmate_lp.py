@@ -16,7 +16,6 @@ from memplan.memory.memory import Live, cheapest
 from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
-from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -68,8 +67,7 @@ class CheckmateLP:
             outcomes.append(self._round(graph, aim, until))
             return outcomes[-1].schedule
 
-        share = 1.0 if problem.counts_live else 0.5
-        found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, stop, share=share)
+        found = problem.aim_lower(solve, stop, share=0.5)
         return self._outcome(problem, outcomes[0], found, stop)
 
     def _outcome(

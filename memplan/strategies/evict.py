@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions, lowest
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, check_options
@@ -38,13 +38,7 @@ class Evict:
         if problem.budget_nbytes is None:
             found: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
         else:
-            found = aim_lower(
-                lambda aim, until: self._fitted(problem, aim, until),
-                problem.budget_nbytes,
-                problem.memory.excess,
-                stop,
-                share=1.0 if problem.counts_live else 0.5,
-            )
+            found = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
         is_open = problem.max_overhead is None
         if found is not None and is_open and found.overhead > MOST_OVERHEAD:
             found = None

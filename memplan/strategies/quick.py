@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from memplan.memory.memory import Live
-from memplan.search.aiming import aim_lower
 from memplan.search.eviction import Evictions
 from memplan.search.online import online_schedules
 from memplan.search.segments import stages
@@ -101,7 +100,6 @@ def quick_schedule(
 
 
 def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
-    assert problem.budget_nbytes is not None
     if problem.memory.is_exact:  # which is counted as fast as live bytes
         return problem.cheapest(known)
     live = Live()
@@ -112,7 +110,7 @@ def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
         del until
         return next((known[n] for _, peak, n in ranked if peak <= aim), None)
 
-    return aim_lower(solve, problem.budget_nbytes, problem.memory.excess, Stop(math.inf))
+    return problem.aim_lower(solve, Stop(math.inf))
 
 
 def fewest_bytes(problem: Problem, known: list[Schedule], *, by_live: bool = False) -> Schedule:

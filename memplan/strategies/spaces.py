@@ -17,7 +17,6 @@ from memplan.errors import ScheduleError
 from memplan.programs.flag_refinement import refine_flags
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
-from memplan.search.aiming import aim_lower
 from memplan.search.choosing import Choosing
 from memplan.search.eviction import lowest
 from memplan.search.flag_annealing import (
@@ -272,7 +271,7 @@ class Sequences(Space):
         def solve(aim: int, until: Stop) -> Schedule | None:
             return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
 
-        found = aim_lower(solve, problem.budget_nbytes, problem.memory.excess, stop)
+        found = problem.aim_lower(solve, stop)
         return [] if found is None else [found]
 
     def _evicted(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
@@ -281,7 +280,6 @@ class Sequences(Space):
         On traced networks that is as good as the search for long, and drops at the same places in
         repeated layers are easily packed.
         """
-        assert problem.budget_nbytes is not None
         choosing = Choosing(
             problem.graph,
             recompute_backward=moves.recompute_backward,
@@ -289,9 +287,7 @@ class Sequences(Space):
             seed=moves.seed,
             few=len(problem.graph.ops) > LARGE,
         )
-        share = 1.0 if problem.counts_live else EVICTING_SHARE
-        excess = problem.memory.excess
-        found = aim_lower(choosing.solve, problem.budget_nbytes, excess, stop, share=share)
+        found = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
         return [] if found is None else [found]
 
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
@@ -322,8 +318,7 @@ class Sequences(Space):
             return cheapest
 
         share = REFINING_SHARE_OF_LARGE if len(graph.ops) > LARGE else REFINING_SHARE
-        share = 1.0 if problem.counts_live else share
-        aim_lower(solve, budget_nbytes, problem.memory.excess, stop, share=share)
+        problem.aim_lower(solve, stop, share=share)
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         assert problem.budget_nbytes is not None

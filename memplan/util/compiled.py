@@ -22,7 +22,6 @@ class Compiled:
         self.py_func = py_func
 
     def __call__(self, *arguments: Any) -> Any:
-        """What it returns, compiled."""
         return self.dispatcher(*arguments)
 
     @cached_property

@@ -10,8 +10,8 @@ class Stop:
     """The work that a search may do, and a time of time.monotonic() at which it ends in any case.
 
     Work is counted in units of about a move of the search over sequences; with it the same seed
-    gives the same result on any machine. Where the clock has ended or shortened the search,
-    ``cut_by_clock`` is true.
+    gives the same result on any machine. Where the clock has ended or shortened the search, or a
+    part of it, ``cut_by_clock`` is true.
     """
 
     def __init__(
@@ -20,17 +20,12 @@ class Stop:
         self.deadline: float = deadline if part_of is None else min(deadline, part_of.deadline)
         self.work_left: float = work if part_of is None else min(work, part_of.work_left)
         self._part_of = part_of
-        self._cut = False
+        self.cut_by_clock = False
 
     @classmethod
     def after(cls, seconds: float, *, work: float = math.inf) -> Stop:
         """This many seconds from now, or after this much work."""
         return cls(time.monotonic() + seconds, work=work)
-
-    @property
-    def cut_by_clock(self) -> bool:
-        """Has the clock ended or shortened the search, or a part of it?"""
-        return self._cut
 
     @property
     def seconds_left(self) -> float:
@@ -61,7 +56,7 @@ class Stop:
 
     def cut(self) -> None:
         """Time is too short for what was to be done."""
-        self._cut = True
+        self.cut_by_clock = True
         if self._part_of is not None:
             self._part_of.cut()
 
