@@ -246,34 +246,17 @@ class _Extended:
             index = schedule.ops[step]
             sources = [step_of[source] for source in schedule.reads[step]]
             if index in self.gates:
-                self._add_gated(index, sources, index_of[index], ops, reads)
-            else:
-                ops.append(index_of[index])
-                reads.append(tuple(sources))
+                gate = self.gates[index]
+                place = self.gated[index].inputs.index(gate.outputs[0])
+                read = slice(place, place + len(gate.inputs))
+                reads.append(tuple(sources[read]))
+                sources[read] = [len(ops)]
+                ops.append(index_of[index] - 1)
+            ops.append(index_of[index])
+            reads.append(tuple(sources))
             step_of[step] = len(ops) - 1
             if step in anchored:
                 ops.append(anchor_of[index])
                 reads.append((step_of[step],))
         heads = tuple(step_of[step] for step in schedule.heads)
         return Lowered(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))
-
-    def _add_gated(
-        self,
-        op: int,
-        sources: list[int],
-        index: int,
-        ops: list[int],
-        reads: list[tuple[int, ...]],
-    ) -> None:
-        """Append the gate of ``op`` and ``op`` itself, whose inputs come from ``sources``."""
-        gate = self.gates[op]
-        place = self.gated[op].inputs.index(gate.outputs[0])
-        gate_step = len(ops)
-        if gate.inputs:
-            reads.append((sources[place],))
-            sources[place] = gate_step
-        else:
-            reads.append(())
-            sources.insert(place, gate_step)
-        reads.append(tuple(sources))
-        ops += [index - 1, index]

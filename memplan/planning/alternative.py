@@ -8,7 +8,7 @@ from memplan.errors import MemplanError
 from memplan.planning.apart import apart
 from memplan.planning.attempt import try_strategy
 from memplan.planning.job import STOCK, Job
-from memplan.planning.plan import Attempt, Plan
+from memplan.planning.plan import Attempt
 from memplan.planning.realisation import AUTO, Symbol
 from memplan.strategies.evict import Evict
 
@@ -42,10 +42,6 @@ def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
         return ""
     if other is None or (made is not None and TIMES * other.overhead > made.overhead):
         return ""
-    return _sentence(other)
-
-
-def _sentence(other: Plan) -> str:
     return (
         f"A {other.realisation} plan fits at {other.overhead:+.1%} time or less: train with "
         f"memplan.mxnet.Module or memplan.mxnet.gluon.TrainStep, which plan so by themselves"

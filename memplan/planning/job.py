@@ -61,6 +61,10 @@ LOWEST_SECONDS = 30.0
 LARGE, LARGE_WORK = 1000, 20e3
 
 
+# What the unplanned step holds, until it is realised.
+_UNKNOWN = Footprint(0, 0, 0, 0, 0.0, 0)
+
+
 @dataclass(frozen=True)
 class Realised:
     """A schedule as a network, what it holds, and where its tensors lie, if in one array."""
@@ -115,52 +119,19 @@ class Job:
         options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}
 
         def traced(name: str) -> Job:
-            way, graph_and_nodes = trace_by(name, net, **options)
+            way, trace = trace_by(name, net, **options)
             beside = Beside.of(
-                graph_and_nodes,
-                way,
-                ctx=ctx,
-                table=_table(costs),
-                reserve=reserve,
-                optimizer=optimizer,
+                trace, way, ctx=ctx, table=_table(costs), reserve=reserve, optimizer=optimizer
             )
-            return cls._of_trace(graph_and_nodes, way, costs, ctx, time_limit, beside)
+            graph = with_costs(trace.graph, costs, device=device_of(ctx))
+            given = (_name_of(costs), on_gpu, time_limit, beside)
+            return cls(trace, graph, way, _UNKNOWN, *given, max_overhead=max_overhead)
 
         with no_collections():
-            stock = dataclasses.replace(traced(STOCK), max_overhead=max_overhead)
-            stock = stock._with_unplanned()
+            stock = traced(STOCK)._with_unplanned()
             if not runs_whole_steps(realisation):
                 return stock
             return traced(realisation)._compared_with(stock)
-
-    @classmethod
-    def _of_trace(
-        cls,
-        traced: Trace,
-        realisation: Realisation,
-        costs: Costs,
-        ctx: Context | None,
-        time_limit: float,
-        beside: Beside,
-    ) -> Job:
-        graph = with_costs(traced.graph, costs, device=device_of(ctx))
-        return cls(
-            trace=traced,
-            graph=graph,
-            realisation=realisation,
-            unplanned=Footprint(
-                peak_nbytes=0,
-                allocated_nbytes=0,
-                fixed_nbytes=graph.fixed_nbytes,
-                seconds=graph.seconds,
-                match_range=graph.match_range,
-                **beside.parts(Schedule.unplanned(graph)),
-            ),
-            costs=_name_of(costs),
-            on_gpu=ctx is not None and ctx.device_type == "gpu",
-            time_limit=time_limit,
-            beside=beside,
-        )
 
     def _with_unplanned(self) -> Job:
         """With the figures of the step that MXNet runs without a plan, and how long that took."""
@@ -170,18 +141,14 @@ class Job:
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 
     def _compared_with(self, stock: Job) -> Job:
-        """With the unplanned step and the options of ``stock``, the same network without a plan."""
+        """With the unplanned step of ``stock``, the same network without a plan."""
         unplanned = stock.unplanned
         if self.beside.workspace_nbytes > stock.beside.workspace_nbytes:
             # It runs the same ops: their workspace is the least that it takes.
             everything = Schedule.unplanned(self.graph)
             unplanned = dataclasses.replace(unplanned, **self.beside.parts(everything))
-        return dataclasses.replace(
-            self,
-            unplanned=unplanned,
-            realising_seconds=stock.realising_seconds,
-            max_overhead=stock.max_overhead,
-        )
+        seconds = stock.realising_seconds
+        return dataclasses.replace(self, unplanned=unplanned, realising_seconds=seconds)
 
     @property
     def space(self) -> Space:

@@ -371,10 +371,7 @@ class StageProgram:
                 for nbytes, sources in buffers.takeovers[k]:
                     dying = sum(1.0 - max(alive[m] for m in members) for members in sources)
                     saved += nbytes * max(0.0, min(running, dying))
-                for a in call.inputs:
-                    if buffers.class_of[a] >= 0:
-                        total += put(a, max(alive[a], running))
-                for a in call.outputs:
+                for a in (*call.inputs, *call.outputs):
                     if buffers.class_of[a] >= 0:
                         total += put(a, max(alive[a], running))
                 yield k, total - saved
