@@ -189,7 +189,7 @@ class _Curve:
         self.made += [attempt for attempt in found if attempt is not None]
 
     def _start(self, budget_nbytes: int | None) -> Schedule | None:
-        """The cheapest schedule within the budget that is known."""
+        """The cheapest schedule that is known within the budget."""
         if budget_nbytes is None or not self.takes_start:
             return None
         fitting = [plan for plan in self._plans if plan.total_nbytes <= budget_nbytes]

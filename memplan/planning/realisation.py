@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from memplan.errors import ArgumentError, CostError, TraceError
 from memplan.memory.memory import Memory
@@ -51,14 +51,10 @@ class Realisation(Protocol):
     step takes.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def spells_out_backward(self) -> bool: ...
-    @property
-    def in_one_array(self) -> bool: ...
-    @property
-    def binds(self) -> float: ...
+    name: ClassVar[str]
+    spells_out_backward: ClassVar[bool]
+    in_one_array: ClassVar[bool]
+    binds: ClassVar[float]
 
     def check_context(self, ctx: Context | None) -> None:
         """ArgumentError where this realisation cannot run on ``ctx``."""

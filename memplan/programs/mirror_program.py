@@ -40,16 +40,13 @@ from typing import Any
 
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, reasons_of
-from memplan.programs.solver import Program
+from memplan.programs.solver import SCALE, Program
 from memplan.step.graph import TrainingGraph, reached
 from memplan.step.mirroring import flaggable
 from memplan.util.stop import Stop
 
-# Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
-# around 1e-6, and op times are of that order.
-COST_SCALE = 1000.0
-
-# Bytes are counted in MiB in the rows, for the same reason; in budgets, where these are smaller.
+# Bytes are counted in MiB in the rows, as solvers have tolerances; in budgets, where these are
+# smaller.
 MIB = 1 << 20
 
 NONE, ALL = Linear(), Linear(constant=1.0)
@@ -86,7 +83,7 @@ class MirrorProgram:
     def __init__(self, graph: TrainingGraph, budget_nbytes: int, program: Program) -> None:
         self.graph = graph
         self.program = program
-        self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
+        self.scale = SCALE / graph.seconds if graph.seconds else 1.0
         self.unit = 1.0 / min(MIB, max(1, budget_nbytes))
         self.budget_nbytes = budget_nbytes
         self.consumers = consumers_of(graph)

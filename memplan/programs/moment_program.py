@@ -8,11 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, TOLERANCE, Program
+from memplan.programs.solver import DEFAULT_SOLVER, SCALE, TOLERANCE, Program
 from memplan.util.stop import Stop
-
-# Solvers work with tolerances around 1e-6: seconds and bytes are scaled to about this range.
-SCALE = 1000.0
 
 
 @dataclass(frozen=True)

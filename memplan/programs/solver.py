@@ -34,8 +34,9 @@ SOLVERS = ("HIGHS", "CBC")
 # factorization.
 DEFAULT_SOLVER = "HIGHS"
 
-# Solvers work with tolerances around 1e-6: an optimum this close to its bound is proved.
-TOLERANCE = 1e-6
+# Solvers work with tolerances around 1e-6: an optimum this close to its bound is proved. Op times
+# are of that order, so costs are scaled until the unplanned step costs this much.
+TOLERANCE, SCALE = 1e-6, 1000.0
 
 # Sums of floats that should be equal differ by less than this.
 ROUNDING = 1e-9

@@ -40,7 +40,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from memplan.programs.solver import TOLERANCE, Program
+from memplan.programs.solver import SCALE, TOLERANCE, Program
 from memplan.search.buffers import Buffers, carried_tensors, last_stages
 from memplan.search.rematerialize import repeatable, retaining
 from memplan.step.graph import TrainingGraph
@@ -49,10 +49,6 @@ from memplan.util.stop import Stop
 
 # Of graphs with more pairs of ops than this the program is too large to be solved in a minute.
 PAIRS = 1_000_000
-
-# Costs are scaled so that the unplanned step costs this much: solvers work with tolerances
-# around 1e-6, and op times are of that order.
-COST_SCALE = 1000.0
 
 # Memory rows count in budgets; one that is exceeded by less than this is left to the exact replay.
 SLACK = 1e-6
@@ -100,7 +96,7 @@ class StageProgram:
         self.stop = stop
         self.budget_nbytes = budget_nbytes
         self.program = program
-        self.scale = COST_SCALE / graph.seconds if graph.seconds else 1.0
+        self.scale = SCALE / graph.seconds if graph.seconds else 1.0
         self.again = tuple(
             again and any(graph.tensors[a].nbytes for a in op.outputs)
             for op, again in zip(

@@ -293,16 +293,16 @@ class Sequences(Space):
     def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
-        if problem.memory.match_ranges:
+        is_large, in_blocks = len(graph.ops) > LARGE, bool(problem.memory.match_ranges)
+        if in_blocks:
             options = dataclasses.replace(options, effort=BLOCKS_EFFORT * options.effort)
-        if len(graph.ops) > LARGE:
+        if is_large:
             options = dataclasses.replace(options, alone=ALONE_OF_LARGE, size=SIZE_OF_LARGE)
-            if problem.memory.match_ranges:
-                known.append(next(refine(graph, budget_nbytes, stop, options)))
-                return
-        again = dataclasses.replace(options, effort=REPEATED_EFFORT * options.effort)
-        if len(graph.ops) > LARGE:
-            again = dataclasses.replace(again, alone=1)
+        if is_large and in_blocks:
+            known.append(next(refine(graph, budget_nbytes, stop, options)))
+            return
+        alone, effort = 1 if is_large else options.alone, REPEATED_EFFORT * options.effort
+        again = dataclasses.replace(options, effort=effort, alone=alone)
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             cheapest: Schedule | None = None
@@ -317,7 +317,7 @@ class Sequences(Space):
                         break
             return cheapest
 
-        share = REFINING_SHARE_OF_LARGE if len(graph.ops) > LARGE else REFINING_SHARE
+        share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
         problem.aim_lower(solve, stop, share=share)
 
     def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:

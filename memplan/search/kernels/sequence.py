@@ -163,7 +163,7 @@ def _shift(state, place, by):  # type: ignore[no-untyped-def]
 
 @compiled
 def _link(steps, runs, length, op, gap, earlier, later):  # type: ignore[no-untyped-def]
-    """Enter the run of ``op`` at the new step ``gap`` between its runs before and after."""
+    """Enter the run of ``op`` at the step ``gap`` between its runs before and after."""
     steps[OP, gap] = op
     steps[EARLIER, gap] = earlier
     steps[LATER, gap] = later
@@ -307,16 +307,7 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
     state.live[:length] = 0
     for step in range(length):
         op = sequence[step]
-        earlier = runs[LAST, op]
-        steps[OP, step] = op
-        steps[EARLIER, step] = earlier
-        steps[LATER, step] = length
-        steps[DISCOUNT, step] = 0
-        if earlier >= 0:
-            steps[LATER, earlier] = step
-        else:
-            runs[FIRST, op] = step
-        runs[LAST, op] = step
+        _link(steps, runs, length, op, step, runs[LAST, op], length)
         state.seconds[0] += model.seconds[op]
     for step in range(length):
         op = steps[OP, step]
