@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from memplan.planning.realisation import (
     trace_by,
 )
 from memplan.search.eviction import lowest
-from memplan.step.costs import Costs, CostTable, with_costs
+from memplan.step.costs import Costs, table_of, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -121,7 +120,7 @@ class Job:
         def traced(name: str) -> Job:
             way, trace = trace_by(name, net, **options)
             beside = Beside.of(
-                trace, way, ctx=ctx, table=_table(costs), reserve=reserve, optimizer=optimizer
+                trace, way, ctx=ctx, table=table_of(costs), reserve=reserve, optimizer=optimizer
             )
             graph = with_costs(trace.graph, costs, device=device_of(ctx))
             given = (_name_of(costs), on_gpu, time_limit, beside)
@@ -273,13 +272,6 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
         raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
 
 
-def _table(costs: Costs) -> CostTable | None:
-    """The table that ``costs`` are or name."""
-    if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
-        return CostTable.load(costs)
-    return costs if isinstance(costs, CostTable) else None
-
-
 def _name_of(costs: Costs) -> str:
-    table = _table(costs)
+    table = table_of(costs)
     return str(costs) if table is None else f"measured on {table.device}"

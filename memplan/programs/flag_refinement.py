@@ -39,41 +39,34 @@ def refine_flags(
     Ends when that optimum is a schedule whose live bytes are within the budget, after so much
     effort, or with ``stop``. ``start`` is a mirrored schedule for the solver to begin with.
     """
-    with Program(options.solver) as program:
-        mirrored = MirrorProgram(graph, budget_nbytes, program)
-        yield from _refine(mirrored, stop, options, start)
-
-
-def _refine(
-    program: MirrorProgram, stop: Stop, options: Proving, start: Schedule | None
-) -> Iterator[Refined]:
-    graph, budget_nbytes = program.graph, program.budget_nbytes
     unplanned = simulate(Schedule.unplanned(graph))
-    program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
-    bound = 0.0
-    rounds = 0
-    while rounds < options.effort * ROUNDS and not stop.is_over():
-        rounds += 1
-        if start is not None:
-            program.start_from(flags_of(start))
-        solution = program.solve(stop, effort=options.effort, gap_seconds=options.program_gap)
-        if solution.infeasible:
-            yield Refined(None, float("inf"))
-            return
-        bound = max(bound, solution.bound_seconds)
-        seconds = graph.seconds + bound
-        tell("program", bound_seconds=seconds, unplanned_seconds=graph.seconds)
-        if solution.flags is None:
+    with Program(options.solver) as solver:
+        program = MirrorProgram(graph, budget_nbytes, solver)
+        program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
+        bound = 0.0
+        rounds = 0
+        while rounds < options.effort * ROUNDS and not stop.is_over():
+            rounds += 1
+            if start is not None:
+                program.start_from(flags_of(start))
+            solution = program.solve(stop, effort=options.effort, gap_seconds=options.program_gap)
+            if solution.infeasible:
+                yield Refined(None, float("inf"))
+                return
+            bound = max(bound, solution.bound_seconds)
+            seconds = graph.seconds + bound
+            tell("program", bound_seconds=seconds, unplanned_seconds=graph.seconds)
+            if solution.flags is None:
+                yield Refined(None, seconds)
+                return
+            schedule = mirror(graph, solution.flags)
+            timeline = simulate(schedule)
+            if timeline.peak_nbytes <= budget_nbytes:
+                yield Refined(schedule, seconds)
+                return
             yield Refined(None, seconds)
-            return
-        schedule = mirror(graph, solution.flags)
-        timeline = simulate(schedule)
-        if timeline.peak_nbytes <= budget_nbytes:
-            yield Refined(schedule, seconds)
-            return
-        yield Refined(None, seconds)
-        if not _add_moments(program, schedule, timeline, budget_nbytes):
-            program.forbid(solution.flags)
+            if not _add_moments(program, schedule, timeline, budget_nbytes):
+                program.forbid(solution.flags)
 
 
 def _add_moments(

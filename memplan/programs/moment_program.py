@@ -19,14 +19,12 @@ class Bound:
     Because of the moments at which ``ops`` first run (none: nothing says more than that every
     op runs). ``dropped[k]`` are the tensors that are needed after moment k, but not there, in the
     best answer for these moments alone; a good schedule drops much the same. ``there[k]`` are the
-    buffers that are there, also such as only what runs again reads. ``exact``: no integer answer
-    for these moments is cheaper than this one.
+    buffers that are there, also such as only what runs again reads.
     """
 
     seconds: float
     ops: tuple[int, ...]
     dropped: tuple[tuple[int, ...], ...]
-    exact: bool
     there: tuple[frozenset[int], ...] = ()
 
 
@@ -236,7 +234,7 @@ class MomentProgram:
         gap = self.scale * gap_seconds
         solved = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
         if solved.infeasible:
-            return Bound(math.inf, self.ops, ((),) * len(self.ops), False)
+            return Bound(math.inf, self.ops, ((),) * len(self.ops))
         extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
         there: tuple[frozenset[int], ...] = ()
         dropped: tuple[tuple[int, ...], ...] = ((),) * len(self.ops)
@@ -246,8 +244,7 @@ class MomentProgram:
                 tuple(a for a in crossing if self.class_of[a] not in buffers)
                 for crossing, buffers in zip(self.crossing, there, strict=True)
             )
-        exact = solved.optimal and not relax
-        return Bound(self.graph.seconds + extra, self.ops, dropped, exact, there)
+        return Bound(self.graph.seconds + extra, self.ops, dropped, there)
 
     def _all_there(self, k: int, values: Sequence[float]) -> frozenset[int]:
         there = {c for (moment, c), v in self.there.items() if moment == k and values[v] > 0.5}
@@ -269,7 +266,7 @@ def moment_bound(
     The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
     relaxation says most, the integer program is solved, with so much effort, to such a gap.
     """
-    best, tightest = Bound(moments.graph.seconds, (), (), False), None
+    best, tightest = Bound(moments.graph.seconds, (), ()), None
     with ExitStack() as programs:
         for t in moments.promising(budget_nbytes)[:nmoments]:
             if not stop.is_over():

@@ -194,7 +194,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
 
 
 def _resolve(costs: Costs) -> Roofline | CostTable:
-    if isinstance(costs, Roofline | CostTable):
+    if isinstance(costs, Roofline):
         return costs
     if isinstance(costs, str) and costs.startswith(PREFIX):
         name = costs.removeprefix(PREFIX)
@@ -202,9 +202,17 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
             choices = ", ".join(PREFIX + known for known in ROOFLINES)
             raise ArgumentError(f"there is no roofline {name!r}; the choices are {choices}")
         return ROOFLINES[name]
+    table = table_of(costs)
+    if table is None:
+        raise ArgumentError(
+            f"costs must be a Roofline, a name like '{PREFIX}v100', a CostTable or the path of a "
+            f"saved one (*.json), got {costs!r}"
+        )
+    return table
+
+
+def table_of(costs: Costs) -> CostTable | None:
+    """The table that ``costs`` are or name."""
     if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
         return CostTable.load(costs)
-    raise ArgumentError(
-        f"costs must be a Roofline, a name like '{PREFIX}v100', a CostTable or the path of a "
-        f"saved one (*.json), got {costs!r}"
-    )
+    return costs if isinstance(costs, CostTable) else None
