@@ -64,6 +64,8 @@ def try_strategy(
     with noticing() as interrupt:
         trial = _Trial(job, strategy, problem, begin, interrupt)
         outcome, realised = trial.run()
+    if trial.was_cut:
+        outcome = dataclasses.replace(outcome, cut_by_clock=True)
     seconds = time.monotonic() - begin
     plan = None
     if outcome.schedule is not None and realised is not None:
@@ -142,12 +144,6 @@ class _Trial:
 
     def run(self) -> tuple[Outcome, Realised | None]:
         """The outcome, its schedule as a network and what that holds."""
-        outcome, realised = self._run()
-        if self.stop.cut_by_clock or any(other.cut_by_clock for other in self.outcomes):
-            outcome = dataclasses.replace(outcome, cut_by_clock=True)
-        return outcome, realised
-
-    def _run(self) -> tuple[Outcome, Realised | None]:
         limit = self.problem.budget_nbytes
         if limit is not None and limit < moments_of(self.job, self.solver).floor.nbytes:
             return Outcome(Status.INFEASIBLE), None
@@ -177,6 +173,11 @@ class _Trial:
             status=Status.INFEASIBLE if first.status is Status.INFEASIBLE else Status.NO_PLAN_FOUND,
             schedule=None,
         ), None
+
+    @property
+    def was_cut(self) -> bool:
+        """Has the clock ended a search?"""
+        return self.stop.cut_by_clock or any(outcome.cut_by_clock for outcome in self.outcomes)
 
     def _start(self, limit: int | None) -> Schedule:
         """The known schedule, if that fits, else the better one of it and of quick strategies."""

@@ -119,11 +119,13 @@ class Job:
 
         def traced(name: str) -> Job:
             way, trace = trace_by(name, net, **options)
+            table = table_of(costs)
             beside = Beside.of(
-                trace, way, ctx=ctx, table=table_of(costs), reserve=reserve, optimizer=optimizer
+                trace, way, ctx=ctx, table=table, reserve=reserve, optimizer=optimizer
             )
             graph = with_costs(trace.graph, costs, device=device_of(ctx))
-            given = (_name_of(costs), on_gpu, time_limit, beside)
+            name_of_costs = str(costs) if table is None else f"measured on {table.device}"
+            given = (name_of_costs, on_gpu, time_limit, beside)
             return cls(trace, graph, way, _UNKNOWN, *given, max_overhead=max_overhead)
 
         with no_collections():
@@ -270,8 +272,3 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
         )
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
-
-
-def _name_of(costs: Costs) -> str:
-    table = table_of(costs)
-    return str(costs) if table is None else f"measured on {table.device}"

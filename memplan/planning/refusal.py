@@ -30,7 +30,8 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if budget_nbytes is None or max_overhead is not None:
-        within += _at_most(max_overhead)
+        most = "one more forward pass" if max_overhead is None else f"{max_overhead:.1%} more time"
+        within += f" at {most} at most"
     if budget_nbytes is None:
         sentences = [f"strategy {attempt.strategy} found no plan{within}"]
     elif proved:
@@ -65,13 +66,6 @@ def _beside(graph: TrainingGraph, beside: Beside) -> str:
         f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, {others}"
         f"the reserve {format_nbytes(beside.reserve_nbytes)}, whatever the plan"
     )
-
-
-def _at_most(max_overhead: float | None) -> str:
-    """Within which time a plan was looked for; without a budget, by default one forward pass."""
-    if max_overhead is None:
-        return " at one more forward pass at most"
-    return f" at {max_overhead:.1%} more time at most"
 
 
 def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:

@@ -236,14 +236,13 @@ class MomentProgram:
         if solved.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops))
         extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
-        there: tuple[frozenset[int], ...] = ()
-        dropped: tuple[tuple[int, ...], ...] = ((),) * len(self.ops)
-        if solved.values is not None:
-            there = tuple(self._all_there(k, solved.values) for k in range(len(self.ops)))
-            dropped = tuple(
-                tuple(a for a in crossing if self.class_of[a] not in buffers)
-                for crossing, buffers in zip(self.crossing, there, strict=True)
-            )
+        if solved.values is None:
+            return Bound(self.graph.seconds + extra, self.ops, ((),) * len(self.ops))
+        there = tuple(self._all_there(k, solved.values) for k in range(len(self.ops)))
+        dropped = tuple(
+            tuple(a for a in crossing if self.class_of[a] not in buffers)
+            for crossing, buffers in zip(self.crossing, there, strict=True)
+        )
         return Bound(self.graph.seconds + extra, self.ops, dropped, there)
 
     def _all_there(self, k: int, values: Sequence[float]) -> frozenset[int]:

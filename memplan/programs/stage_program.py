@@ -37,8 +37,7 @@ Exact reductions, none of which loses the optimum:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memplan.programs.solver import SCALE, TOLERANCE, Program
 from memplan.search.buffers import Buffers, carried_tensors, last_stages
@@ -58,18 +57,16 @@ Quantity = int | float
 Values = Sequence[float]
 
 
-@dataclass
-class _Sum:
-    """factor * quantity, summed."""
-
-    terms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    constant: float = 0.0
-
-    def add(self, factor: float, quantity: Quantity) -> None:
+def _summed(addends: Iterable[tuple[float, Quantity]]) -> tuple[dict[int, float], float]:
+    """factor * quantity, summed: the factors of variables, and a constant."""
+    terms: dict[int, float] = defaultdict(float)
+    constant = 0.0
+    for factor, quantity in addends:
         if isinstance(quantity, int):
-            self.terms[quantity] += factor
+            terms[quantity] += factor
         else:
-            self.constant += factor * quantity
+            constant += factor * quantity
+    return terms, constant
 
 
 def _value(quantity: Quantity, values: Values) -> float:
@@ -204,11 +201,8 @@ class StageProgram:
             return
         if any(isinstance(q, float) and q >= 1.0 for q in right):
             return
-        row = _Sum()
-        row.add(1.0, left)
-        for quantity in right:
-            row.add(-1.0, quantity)
-        self.program.at_most(row.terms, -row.constant)
+        terms, constant = _summed([(1.0, left), *((-1.0, quantity) for quantity in right)])
+        self.program.at_most(terms, -constant)
 
     def _largest(self, quantities: Sequence[Quantity]) -> Quantity:
         """A quantity that is at least each of ``quantities``, and in an optimum no more."""
@@ -250,15 +244,16 @@ class StageProgram:
         if (t, k) in self.rows:
             return False
         self.rows.add((t, k))
-        row = _Sum()
         unit = 1.0 / max(1, self.budget_nbytes)
+        held: list[tuple[float, Quantity]] = []
         for nbytes, members in self.buffers.classes:
             alive = [self._alive(t, k, a) for a in members if self.graph.producer[a] <= t]
-            row.add(nbytes * unit, self._largest(alive))
+            held.append((nbytes * unit, self._largest(alive)))
         for nbytes, sources in self.buffers.takeovers[k]:
-            row.add(-nbytes * unit, self._saved(t, k, sources))
-        if row.terms or row.constant > 1.0:
-            self.program.at_most(row.terms, min(1.0, self.budget_nbytes) - row.constant)
+            held.append((-nbytes * unit, self._saved(t, k, sources)))
+        terms, constant = _summed(held)
+        if terms or constant > 1.0:
+            self.program.at_most(terms, min(1.0, self.budget_nbytes) - constant)
         return True
 
     def _saved(self, t: int, k: int, sources: Sequence[Sequence[int]]) -> Quantity:
@@ -280,10 +275,8 @@ class StageProgram:
 
         self._derived.append((made, saved))
         self._at_most(made, (running,))
-        row = _Sum(constant=-float(len(survivors)))
-        for q in (made, *survivors):
-            row.add(1.0, q)
-        self.program.at_most(row.terms, -row.constant)
+        terms, constant = _summed((1.0, q) for q in (made, *survivors))
+        self.program.at_most(terms, len(survivors) - constant)
         return made
 
     def forbid(self, values: Values) -> None:

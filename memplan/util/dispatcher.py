@@ -24,7 +24,7 @@ import numba
 from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
-from memplan.util.progress import announce
+from memplan.util.progress import LOGGER
 
 SECONDS = 30
 """About what it takes to compile all of memplan's compiled functions on one core."""
@@ -58,7 +58,7 @@ def folder_stamp(folder: Path) -> str:
 @functools.cache
 def _announce() -> None:
     """Say, once in a process, why nothing else happens for a while."""
-    announce(
+    LOGGER.warning(
         f"memplan compiles its search: about {SECONDS} seconds, once after an installation "
         "(python -m memplan.search.compile does it ahead of time)"
     )

@@ -7,11 +7,6 @@ import logging
 LOGGER = logging.getLogger("memplan")
 
 
-def announce(message: str) -> None:
-    """Log what a user should know who waits: a warning, which Python shows where nobody listens."""
-    LOGGER.warning(message)
-
-
 def tell(
     message: str,
     *,
