@@ -75,8 +75,12 @@ class _Cache(FunctionCache):
     _impl_class = _CacheImpl
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What is on disk, if anything is: else numba compiles next."""
-        found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        """What is on disk, if anything is that can be read: else numba compiles next."""
+        try:
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:  # damaged, or of an older memplan that had a class which is gone
+            self.flush()  # type: ignore[no-untyped-call]
+            found = None
         if found is None:
             _announce()
         return found

@@ -152,7 +152,7 @@ def test_rows_of_ops_in_their_place_are_exact(
 
 
 @taking(fits=20)
-@examples(200, quick=50, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(200, quick=100, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.one_of(layered_graphs(max_forward=6), mirrored_graphs(max_forward=5)))
 def test_what_fits_to_the_byte_is_not_proved_infeasible(
     taken: Counter[str], graph: TrainingGraph

@@ -6,12 +6,14 @@ import ast
 import functools
 import importlib
 import math
+import pickle
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numba
 import pytest
 
 from helpers.graphs import unit_chain
@@ -53,6 +55,18 @@ def test_an_edit_in_another_file_is_seen(tmp_path: Path) -> None:
     assert run_in(tmp_path) == "3 from disk"
     (tmp_path / "a.py").write_text(source.format(10))
     assert run_in(tmp_path) == "21 from source"
+
+
+@pytest.mark.long
+def test_a_cache_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
+    """As one of an older memplan, which names a class that is gone."""
+    head = "from memplan.util.compiled import compiled\n"
+    (tmp_path / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + 2\n")
+    assert run_in(tmp_path) == "3 from source"
+    [index] = tmp_path.rglob("*.nbi")
+    index.write_bytes(pickle.dumps(numba.__version__) + b"cmemplan.search\nNoSuchClass\n.")
+    assert run_in(tmp_path) == "3 from source"
+    assert run_in(tmp_path) == "3 from disk"
 
 
 @pytest.mark.parametrize(("package", "least"), [(kernels, 40), (offsets, 15)])
