@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP, sequence_state
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
+from memplan.search.round_kinds import SHORT_HOT, Round
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -40,15 +40,11 @@ from memplan.util.stop import JUDGED_AFTER, Pace, Stop
 MOVES_PER_OP = 2000
 # Temperatures of a round are in units of the mean time of an op; each falls to this share.
 COLD = 0.1
-# A short round first; then again and again these, each time longer.
-FIRST_ROUND, LENGTHEN = 0.05, 1.5
 # In the search for the fewest bytes: what the overhead counts in units of relative bytes, and
 # the temperature, over the number of ops.
 SECONDS_AT_LEAST, LEAST_HOT = 0.02, 0.1
 # What MXNet allocates changes by jumps: annealing in blocks is so much hotter.
 BLOCKS_HOTTER = 4.0
-# What is left when there is too little for a round improves the best at this temperature.
-SHORT_HOT = 0.04
 FEWEST_MOVES = 64
 # What packing costs in work, for every op: where quick placements fit, and where none does.
 # Measured on the zoo's ResNet-50 and on an LSTM of 1,700 ops.
@@ -85,31 +81,6 @@ class Speed:
             return moves
         stop.cut()
         return max(FEWEST_MOVES, int(self.moves / self.seconds * left))
-
-
-class Round(NamedTuple):
-    """How a round anneals: from the best sequence, or from the first; how hot, how long."""
-
-    from_best: bool
-    hot: float
-    length: float
-
-
-SHORT = Round(True, SHORT_HOT, FIRST_ROUND)
-ROUNDS = (
-    Round(False, 0.3, 0.5),
-    Round(False, 0.15, 1.0),
-    Round(False, 0.5, 1.0),
-    Round(True, 0.1, 1.0),
-)
-
-
-def rounds_to_make(limit: int | None) -> Iterator[Round]:
-    """The rounds of a search, at most ``limit``, at least the first."""
-    yield SHORT
-    for done in itertools.count(1) if limit is None else range(1, limit):
-        cycle, place = divmod(done - 1, len(ROUNDS))
-        yield ROUNDS[place]._replace(length=ROUNDS[place].length * LENGTHEN**cycle)
 
 
 # By how many bytes a schedule is over a budget.
@@ -293,7 +264,9 @@ class Rounds:
     def start_of(self, kind: Round, best: Best) -> Array:
         """What a round begins with."""
         sequence = best_sequence(best)
-        return sequence if kind.from_best and len(sequence) else self.first
+        if kind.from_best and len(sequence):
+            return sequence
+        return self.unplanned if kind.chains else self.first
 
     def round(
         self,
@@ -306,7 +279,7 @@ class Rounds:
         start: Array | None = None,
         stop: Stop | None = None,
     ) -> Array:
-        """Anneal, with fewer moves, and from the best, if little work is left; where that ends.
+        """Anneal, with fewer moves, and mostly from the best, if little work is left; its end.
 
         A ``best`` of its own is where a round puts what it finds; ``start`` is what it begins with
         instead of what its kind says.
@@ -314,12 +287,15 @@ class Rounds:
         stop = self.stop if stop is None else stop
         best = self.found if best is None else best
         moves = self._moves(kind, match_range, stop)
-        if moves < self._moves_of(kind) and not kind.from_best:
+        if moves < self._moves_of(kind) and not (kind.from_best or kind.chains):
             kind = kind._replace(from_best=True, hot=SHORT_HOT)
         hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
         review = min(2000, max(100, moves // 400))
-        task = Task(self.unit, match_range, shrink, False, hot, COLD * hot, moves, review)
+        heat = (hot, COLD * hot)
+        task = Task(self.unit, match_range, shrink, False, *heat, moves, review, kind.chains)
         start = self.start_of(kind, best) if start is None else start
+        if kind.chains and not kind.from_best:
+            self.weight = 1.0  # where little fits it has grown until bytes are all that counts
         return self._anneal(start, budget_nbytes, task, best, stop)
 
     def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:

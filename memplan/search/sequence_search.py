@@ -14,18 +14,8 @@ from collections.abc import Sequence
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
-from memplan.search.rounds import (
-    MOVES_PER_OP,
-    ROUNDS,
-    SHORT,
-    SHORT_HOT,
-    Excess,
-    Round,
-    Rounds,
-    Rules,
-    best_sequence,
-    rounds_to_make,
-)
+from memplan.search.round_kinds import ROUNDS, SHORT, SHORT_HOT, Round, rounds_to_make
+from memplan.search.rounds import MOVES_PER_OP, Excess, Rounds, Rules, best_sequence
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -58,8 +48,10 @@ MENDING, MENDINGS = Round(False, SHORT_HOT, 0.1), 4
 PATIENCE = len(ROUNDS)
 
 
-def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
-    """Look for the cheapest sequence within the budget."""
+def cheapest(
+    search: Rounds, budget_nbytes: int, rounds: int | None, kinds: Sequence[Round] = ROUNDS
+) -> None:
+    """Look for the cheapest sequence within the budget, in rounds of these kinds."""
     if not search.found.figures[BEST_LENGTH]:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
@@ -69,7 +61,7 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
         _from_unplanned(search, budget_nbytes)
     aim = _settled(search, budget_nbytes, budget_nbytes)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
-    for kind in rounds_to_make(rounds):
+    for kind in rounds_to_make(rounds, kinds):
         if search.is_enough() or search.stop.is_over():
             break
         match_range = search.nbytes(search.start_of(kind, search.found))[1]
@@ -239,6 +231,7 @@ def search(
     rounds: int | None,
     enough_seconds: float = 0.0,
     excess: Excess | None = None,
+    kinds: Sequence[Round] = ROUNDS,
 ) -> Schedule | None:
     """The best schedule found in this many rounds; None if none fits the budget.
 
@@ -262,7 +255,7 @@ def search(
         if budget_nbytes is None:
             lowest(found, rounds)
         else:
-            cheapest(found, budget_nbytes, rounds)
+            cheapest(found, budget_nbytes, rounds, kinds)
     except KeyboardInterrupt:
         found.settle(budget_nbytes or 0)
         if not found.found.figures[BEST_LENGTH]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memplan.programs.refinement import Proving, Refined
 from memplan.programs.solver import DEFAULT_SOLVER
+from memplan.search.round_kinds import CHAIN_ROUNDS
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
     DEFAULT_GAP,
@@ -46,6 +47,11 @@ BEGINNINGS_SHARE_OF_LARGE = 0.1
 # nothing found none better, this part of what is left goes into other schedules to begin with: how
 # good one is depends on its luck. Set on the zoo's ResNet-50 at 30% of its step.
 FAR, AGAIN_SHARE = 0.015, 0.45
+
+# Where the best costs more than this many forward passes, the last search makes moves of whole
+# chains: little memory is left, and other moves end far from the bound. Set on a small U-Net at 30
+# to 33% of its step, where in between the usual moves find the cheaper plans.
+CHAINS_ABOVE = 1.15
 
 # Beginnings take as many seeds in a row as they make searches: others begin after them.
 OTHER_SEED = 100
@@ -255,12 +261,13 @@ class _Search:
 
     def _search(self) -> None:
         graph = self.problem.graph
-        # From an expensive schedule the search does not get far: better without.
-        start = self.best
-        expensive = start is not None and start.seconds > graph.seconds + graph.forward_seconds
-        if expensive and not self._is_large and start is not self.anew:
-            start = None
-        moves = self._search_moves()
+        moves, start = self._search_moves(), self.best
+        more_seconds = 0.0 if start is None else start.seconds - graph.seconds
+        has_chains = self.begins_anew and not self._in_blocks
+        if has_chains and more_seconds > CHAINS_ABOVE * graph.forward_seconds:
+            moves = dataclasses.replace(moves, kinds=CHAIN_ROUNDS)
+        elif more_seconds > graph.forward_seconds and not self._is_large and start is not self.anew:
+            start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
             moves = dataclasses.replace(moves, seed=moves.seed + 1)
         found = self.problem.space.improve(self.problem, start, self.stop, moves)

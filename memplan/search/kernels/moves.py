@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.search.kernels.model import AFTER, BEFORE, READ, WRITER
+from memplan.search.kernels.model import AFTER, BEFORE, READ, WRITER, WRITTEN
 from memplan.search.kernels.sequence import insert, last_read, latest, log_change, move, remove
 from memplan.search.kernels.state import (
     EARLIER,
@@ -21,9 +21,14 @@ from memplan.util.compiled import compiled
 
 # Shares of the kinds of moves: recompute, do not, exchange the two; the rest moves a run.
 RECOMPUTE, DROP, EXCHANGE = 0.3, 0.25, 0.05
+# And, in some rounds, of moves of whole chains: recompute with all that it takes, do not in a row,
+# nor what then is not read, run where an input is there. Set on a small U-Net in little memory.
+CLOSE, OPEN, ATTACH = 0.01, 0.02, 0.05
 # A recomputed tensor whose own inputs would be carried over this many steps may recompute these.
 FAR = 3
 MOST_CHAINED = 12
+# All that a recomputation takes are at most so many runs, looked for in so many steps.
+MOST_CLOSED, REACH = 60, 240
 
 
 @compiled
@@ -91,6 +96,54 @@ def _recompute(model, state, exchange):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _close(model, state):  # type: ignore[no-untyped-def]
+    """Recompute what a random reader reads, with all inputs that were last read long before."""
+    if len(model.edges) == 0:
+        return False
+    edge = _below(state, len(model.edges))
+    op = model.tensors[WRITER, model.edges[edge, 0]]
+    gap = state.runs[LAST, model.edges[edge, 1]]
+    while gap >= 0 and state.steps[EARLIER, gap] >= 0 and _chance(state, 0.3):
+        gap = state.steps[EARLIER, gap]
+    before = latest(state, op, gap)
+    if before < 0 or gap - before < 2 or state.totals[LENGTH] + MOST_CLOSED >= len(state.live):
+        return False
+    far = FAR
+    while _chance(state, 0.75):
+        far *= 2
+    insert(model, state, op, gap, -1)
+    log_change(state, INSERTED, gap, 0)
+    step, end, left = gap, gap, MOST_CLOSED
+    while step <= end and left > 0:
+        source = _far_input(model, state, step, far)
+        if source < 0:
+            step += 1
+            continue
+        insert(model, state, source, step, -1)
+        log_change(state, INSERTED, step, 0)
+        end += 1
+        left -= 1
+    return True
+
+
+@compiled
+def _far_input(model, state, step, far):  # type: ignore[no-untyped-def]
+    """What writes an input of the run at ``step`` that was last read more than ``far`` steps ago.
+
+    -1 if there is none that may run again.
+    """
+    op = state.steps[OP, step]
+    for i in range(model.start[READ, op], model.start[READ, op + 1]):
+        tensor = model.flat[i]
+        source = model.tensors[WRITER, tensor]
+        if model.repeatable[source]:
+            written = latest(state, source, step)
+            if step - last_read(model, state, tensor, written, step) > far:
+                return source
+    return np.int64(-1)
+
+
+@compiled
 def _random_recomputation(state):  # type: ignore[no-untyped-def]
     """A step that runs an op again, or -1 after some attempts."""
     for _ in range(8):
@@ -108,6 +161,65 @@ def _drop(model, state):  # type: ignore[no-untyped-def]
     op = state.steps[OP, step]
     remove(model, state, step)
     log_change(state, REMOVED, op, step)
+    return True
+
+
+@compiled
+def _is_read(model, state, step):  # type: ignore[no-untyped-def]
+    """Is anything read of what the run at ``step`` writes?"""
+    op, later = state.steps[OP, step], state.steps[LATER, step]
+    for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
+        if last_read(model, state, model.flat[i], step, later) > step:
+            return True
+    return False
+
+
+@compiled
+def _open(model, state):  # type: ignore[no-untyped-def]
+    """Do not recompute at a random step, nor in the row of recomputations that ends with it.
+
+    And no more what then is not read, in the steps before.
+    """
+    last = _random_recomputation(state)
+    if last < 0:
+        return False
+    left, in_row = MOST_CLOSED, True
+    for step in range(last, max(-1, last - REACH), -1):
+        is_again = state.steps[EARLIER, step] >= 0
+        in_row &= is_again
+        if not is_again or (not in_row and _is_read(model, state, step)):
+            continue
+        op = state.steps[OP, step]
+        remove(model, state, step)
+        log_change(state, REMOVED, op, step)
+        left -= 1
+        if left == 0:
+            break
+    return True
+
+
+@compiled
+def _attach(model, state):  # type: ignore[no-untyped-def]
+    """Put a random run right behind another run of what writes an input of it."""
+    step = _below(state, state.totals[LENGTH] - 1)
+    op = state.steps[OP, step]
+    begin, end = model.start[READ, op], model.start[READ, op + 1]
+    if begin == end:
+        return False
+    source = model.tensors[WRITER, model.flat[begin + _below(state, end - begin)]]
+    low, high = _limits(model, state, step)
+    gap = state.runs[LAST, source] + 1
+    while gap > high or (gap > low and _chance(state, 0.5)):
+        earlier = state.steps[EARLIER, gap - 1]
+        if earlier < 0:
+            break
+        gap = earlier + 1
+    gap = max(low, min(high, gap))
+    while gap < high and _chance(state, 0.5):
+        gap += 1
+    if gap == step or gap == step + 1:
+        return False
+    log_change(state, MOVED, step, move(model, state, step, gap))
     return True
 
 
@@ -151,8 +263,8 @@ def _move(model, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def propose(model, state):  # type: ignore[no-untyped-def]
-    """Make a random move; False if none was made."""
+def propose(model, state, chains):  # type: ignore[no-untyped-def]
+    """Make a random move, if ``chains`` also one of a whole chain; False if none was made."""
     kind = draw(state) / 9007199254740992.0
     if kind < RECOMPUTE:
         return _recompute(model, state, False)
@@ -160,4 +272,12 @@ def propose(model, state):  # type: ignore[no-untyped-def]
         return _drop(model, state)
     if kind < RECOMPUTE + DROP + EXCHANGE:
         return _recompute(model, state, _drop(model, state))
+    if chains:
+        kind -= RECOMPUTE + DROP + EXCHANGE
+        if kind < CLOSE:
+            return _close(model, state)
+        if kind < CLOSE + OPEN:
+            return _open(model, state)
+        if kind < CLOSE + OPEN + ATTACH:
+            return _attach(model, state)
     return _move(model, state)

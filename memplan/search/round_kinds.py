@@ -1,0 +1,49 @@
+"""Kinds of rounds of annealing, and in which order a search makes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+# A short round first; then again and again all kinds in turn, each time longer.
+FIRST_ROUND, LENGTHEN = 0.05, 1.5
+# What is left when there is too little for a round improves the best at this temperature.
+SHORT_HOT = 0.04
+
+
+class Round(NamedTuple):
+    """How a round anneals: from the best sequence, or from the first; how hot, how long.
+
+    With ``chains`` it also recomputes whole chains of ops in one move, and begins with the
+    unplanned step where it does not begin with the best.
+    """
+
+    from_best: bool
+    hot: float
+    length: float
+    chains: bool = False
+
+
+SHORT = Round(True, SHORT_HOT, FIRST_ROUND)
+ROUNDS = (
+    Round(False, 0.3, 0.5),
+    Round(False, 0.15, 1.0),
+    Round(False, 0.5, 1.0),
+    Round(True, 0.1, 1.0),
+)
+# Near the least memory a gradient of weights that is computed early takes dozens of ops once more:
+# other moves than those of whole chains, one op at a time, cost more before they gain. Where
+# budgets are looser these find less, as they take longer. Set on a small U-Net at 30% of its step.
+CHAIN_ROUNDS = (
+    Round(False, 1.0, 2.0, chains=True),
+    Round(True, 0.1, 1.0, chains=True),
+)
+
+
+def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ROUNDS) -> Iterator[Round]:
+    """The rounds of a search, at most ``limit``, at least the first."""
+    yield SHORT
+    for done in itertools.count(1) if limit is None else range(1, limit):
+        cycle, place = divmod(done - 1, len(kinds))
+        yield kinds[place]._replace(length=kinds[place].length * LENGTHEN**cycle)
