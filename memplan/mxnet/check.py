@@ -17,6 +17,7 @@ from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import request_of, trace_again
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import format_nbytes
+from memplan.util.tables import text_table
 
 # What a process may take above the promise: a share of it, and MXNet's code as it is first used.
 TOLERANCE = 0.05
@@ -68,8 +69,8 @@ class Check:
             ("measured growth", _bytes((before.grown_nbytes, after.grown_nbytes))),
             ("seconds of a step", [f"{trial.seconds:.4f}" for trial in (before, after)]),
         ]
-        lines = [f"On {self.device}:", "", f"{'':32}{'unplanned':>14}{'planned':>14}"]
-        lines += [f"{label:32}{first:>14}{second:>14}" for label, (first, second) in rows]
+        table = [("", "unplanned", "planned"), *((label, *pair) for label, pair in rows)]
+        lines = [f"On {self.device}:", "", *text_table(table, widths=(32, 12, 12))]
         lines += [
             "",
             f"Memory: {'within' if self.is_within else 'ABOVE'} the promise "

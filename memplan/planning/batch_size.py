@@ -14,7 +14,7 @@ from typing import Any
 from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
 from memplan.planning.attempt import budget_error, moments_of, try_strategy
 from memplan.planning.cache import Cache
-from memplan.planning.comparison import COLUMNS, Comparison, figures, to_csv
+from memplan.planning.comparison import COLUMNS, Comparison, cells, figures, to_csv
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
@@ -26,6 +26,7 @@ from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_ov
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.stop import Stop
+from memplan.util.tables import text_table
 
 MARK = "N"
 
@@ -79,10 +80,10 @@ class BatchSize:
             first += f"{self.too_large} did not fit, those between were not tried: time was up."
         else:
             first += f"{self.too_large} did not fit."
-        rows = str(Comparison(tuple(trial.attempt for trial in self.tried))).splitlines()
-        starts = [f"{'batch':>5}  fits"]
-        starts += [f"{t.batch_size:>5}  {'yes ' if t.fits else 'no  '}" for t in self.tried]
-        lines = [f"{start}  {row}" for start, row in zip(starts, rows, strict=True)]
+        rows = [
+            (str(t.batch_size), "yes" if t.fits else "no", *cells(t.attempt)) for t in self.tried
+        ]
+        lines = text_table([("batch", "fits", *Comparison.HEADER), *rows], left=(1, 2, 4))
         return "\n".join([first, "", *lines])
 
     def to_csv(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memplan.planning.plan import Attempt
 from memplan.util.nbytes import format_nbytes
+from memplan.util.tables import text_table
 
 if TYPE_CHECKING:
     from memplan.views.pictures import Figure
@@ -66,15 +67,7 @@ class Comparison:
     HEADER = ("strategy", "budget", "status", "total", "allocated", "peak", "overhead", "bound")
 
     def __str__(self) -> str:
-        table = [self.HEADER, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADER))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in table
-        ]
+        lines = text_table([self.HEADER, *(cells(row) for row in self.rows)], left=(0, 2))
         errors = [f"{row.strategy}: {row.error}" for row in self.rows if row.error is not None]
         return "\n".join([*lines, *dict.fromkeys(errors)])
 
@@ -89,7 +82,8 @@ class Comparison:
         return to_csv(COLUMNS, map(figures, self.rows))
 
 
-def _cells(row: Attempt) -> tuple[str, ...]:
+def cells(row: Attempt) -> tuple[str, ...]:
+    """What a table says of an attempt, as :attr:`Comparison.HEADER` has it."""
     budget = "least" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)
     status = row.status.value if row.error is None else "failed"
     if row.plan is None:
@@ -97,5 +91,5 @@ def _cells(row: Attempt) -> tuple[str, ...]:
     plan = row.plan
     bound = "-" if plan.lower_bound_overhead is None else f"{plan.lower_bound_overhead:.1%}"
     sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
-    cells = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
-    return (row.strategy, budget, status, *cells)
+    reached = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
+    return (row.strategy, budget, status, *reached)

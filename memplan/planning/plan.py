@@ -11,6 +11,7 @@ from memplan.memory.packing import Packing
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
+from memplan.util.tables import text_table
 
 if TYPE_CHECKING:
     from memplan.planning.frontier import Plans
@@ -198,13 +199,14 @@ class Plan:
             f"Fits{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
             f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
             "",
-            f"{'':28}{'unplanned':>14}{'planned':>14}",
         ]
-        for (label, before), after in zip(
-            self.unplanned.parts.items(), self.footprint.parts.values(), strict=True
-        ):
-            if before or after or label not in SELDOM:
-                lines.append(f"{label:28}{format_nbytes(before):>14}{format_nbytes(after):>14}")
+        parts = [(k, n, self.footprint.parts[k]) for k, n in self.unplanned.parts.items()]
+        rows = [
+            (label, format_nbytes(before), format_nbytes(after))
+            for label, before, after in parts
+            if before or after or label not in SELDOM
+        ]
+        lines += text_table([("", "unplanned", "planned"), *rows], widths=(28, 12, 12))
         recomputed = len(self.schedule.recomputed)
         lines += [
             "",

@@ -12,6 +12,7 @@ from memplan.step.liveness import Alive, at_peak, first_backward_step, readers
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.nbytes import format_nbytes
+from memplan.util.tables import text_table
 
 
 def peak(schedule: Schedule, *, rows: int = 12) -> str:
@@ -30,9 +31,8 @@ def peak(schedule: Schedule, *, rows: int = 12) -> str:
         by_role[tensor.role.value] += tensor.nbytes
         by_kind[tensor.kind] += tensor.nbytes
     for sums in (by_role, by_kind):
-        lines.append("")
-        for name, nbytes in sums.most_common():
-            lines.append(f"  {name:28}{format_nbytes(nbytes):>12}{nbytes / total:8.1%}")
+        shares = [(k, format_nbytes(n), f"{n / total:.1%}") for k, n in sums.most_common()]
+        lines += ["", *_indented(text_table(shares, widths=(28, 10, 6)))]
     lines += ["", *_rows(alive[:rows])]
     if len(alive) > rows:
         rest = sum(tensor.nbytes for tensor in alive[rows:])
@@ -41,13 +41,20 @@ def peak(schedule: Schedule, *, rows: int = 12) -> str:
 
 
 def _rows(alive: Sequence[Alive]) -> list[str]:
-    width = max(len(tensor.tensor) for tensor in alive)
-    return [
-        f"  {tensor.tensor:{width}}  {format_nbytes(tensor.nbytes):>12}  {tensor.role.value:10}  "
+    lives = [
         f"steps {tensor.since} to "
         f"{'the end' if tensor.reader is None else f'{tensor.until} ({tensor.reader})'}"
         for tensor in alive
     ]
+    table = [
+        (tensor.tensor, format_nbytes(tensor.nbytes), tensor.role.value, life)
+        for tensor, life in zip(alive, lives, strict=True)
+    ]
+    return _indented(text_table(table, left=(0, 2, 3), widths=(0, 12, 10)))
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def why(schedule: Schedule, name: str) -> str:
