@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -238,21 +239,25 @@ class Job:
         """
         tell("least memory")
         stop = self.least_stop
-        problem = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
+        within = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
+        # At whatever cost one round is enough, where less memory for less time takes many searches.
+        open_ended = math.inf if self.max_overhead is None else self.max_overhead
+        problem = dataclasses.replace(within, max_overhead=open_ended)
         known = list(candidates(problem, stop.share(0.5)))
-        is_large, most_seconds = self._is_large, problem.most_seconds
+        is_large, most_seconds = self._is_large, within.most_seconds
         if is_large:
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
             known.append(lowest(self.graph, until, most_seconds=most_seconds))
-        within = [s for s in known if s.seconds <= most_seconds]
-        quick = fewest_bytes(problem, within, by_live=is_large)
+        quick = fewest_bytes(
+            problem, [s for s in known if s.seconds <= most_seconds], by_live=is_large
+        )
         if is_large:
             return quick, realise(self, quick).footprint
         seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
         found = Search(rounds=1, time_limit=seconds, start=quick).solve(problem)
         if found.cut_by_clock:
             stop.cut()
-        schedule = problem.cheapest([quick, found.schedule]) or quick
+        schedule = within.cheapest([quick, found.schedule]) or quick
         return schedule, realise(self, schedule).footprint
 
 
