@@ -52,7 +52,7 @@ def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     """Train, and save what comes out; figures of it."""
     lowered = lower(traced, schedule).schedule
     blocks = best_allocation(lowered)
-    nbytes = pack(lowered).nbytes if traced.realisation == "packed" else blocks.nbytes
+    nbytes = pack(lowered).nbytes if traced.form.name == "packed" else blocks.nbytes
     args, states = random_arrays(traced, mx.cpu(0))
     mx.nd.waitall()
     before = _resident("VmRSS")

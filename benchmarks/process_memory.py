@@ -100,7 +100,7 @@ class Unplanned:
                 plan.schedule, plan.trace, ctx=mx.cpu(), match_range=plan.match_range, results=left
             )
             before = self.folder / "unplanned.npz"
-            found = unlike(left, before, with_gradients=not plan.trace.updates)
+            found = unlike(left, before, with_gradients=not plan.trace.form.updates)
             differs = ", other bits" if any(found.values()) else ""
             self.trained[key] = trial.grown_nbytes, differs
         return self.trained[key]

@@ -9,7 +9,6 @@ import click
 import memplan
 from memplan.cli.options import Asked, budget_option, planning_options, strategy_option
 from memplan.cli.output import Exit, plan_figures, show_json
-from memplan.cli.progress import working
 
 if TYPE_CHECKING:
     from memplan.mxnet.check import Check
@@ -43,8 +42,7 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
 
-    with working("checking"):
-        network = asked.load()
+    with asked.working("checking") as (network, _):
         options = asked.options(network)
         options["ctx"] = options.get("ctx") or context("cpu")
         made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)

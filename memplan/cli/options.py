@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memplan.cli.output import check_outputs
+from memplan.cli.progress import working
 from memplan.errors import ArgumentError
 from memplan.planning import planner
 from memplan.planning.realisation import AUTO
 from memplan.strategies import REALISATIONS
+from memplan.util.interrupts import Interrupt
 
 if TYPE_CHECKING:
     from memplan.mxnet.load import Network
@@ -97,21 +101,27 @@ class Asked:
             requests=self.grad_req,
         )
 
+    @contextlib.contextmanager
+    def working(self, title: str, *outputs: Path | None) -> Iterator[tuple[Network, Interrupt]]:
+        """Shows that the block works on the network (:func:`memplan.cli.progress.working`).
+
+        ArgumentError or OutputError before the work where an ``outputs`` cannot be written.
+        """
+        check_outputs(outputs, self.inputs)
+        with working(title) as interrupt:
+            network = self.load()
+            check_outputs(outputs, network.files)
+            yield network, interrupt
+
     def options(self, network: Network) -> dict[str, Any]:
         """The keyword arguments of :func:`memplan.plan` and the like; defaults are left out."""
         from memplan.mxnet.load import context
 
-        given = {
-            "costs": self.costs,
-            "time_limit": self.time_limit,
-            "reserve": self.reserve,
-            "optimizer": self.optimizer,
-            "cache": self.cache,
-            "ctx": None if self.ctx is None else context(self.ctx),
-        }
+        names = ("costs", "time_limit", "reserve", "optimizer", "cache")
+        given = {name: getattr(self, name) for name in names}
+        given["ctx"] = None if self.ctx is None else context(self.ctx)
         result = {name: value for name, value in given.items() if value is not None}
-        result["realisation"] = self.realisation
-        return result | network.options
+        return result | {"realisation": self.realisation} | network.options
 
     @property
     def inputs(self) -> list[Path]:

@@ -16,7 +16,7 @@ from memplan.cli.options import (
     planning_options,
     strategy_option,
 )
-from memplan.cli.output import Exit, check_outputs, note, plan_figures, show_json, write
+from memplan.cli.output import Exit, note, plan_figures, show_json, write
 from memplan.cli.progress import working
 from memplan.planning.plan import Plan
 from memplan.step.liveness import at_peak
@@ -55,10 +55,7 @@ def plan(
       optimizer_nbytes, workspace_nbytes, workspace_source, reserve_nbytes, total_nbytes, seconds,
       match_range
     """
-    check_outputs((output, report), asked.inputs)
-    with working("planning") as interrupt:
-        network = asked.load()
-        check_outputs((output, report), network.files)
+    with asked.working("planning", output, report) as (network, interrupt):
         options = asked.options(network)
         made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
         if output is not None:
@@ -76,21 +73,20 @@ def plan(
 
 
 def _write_network(made: Plan, output: Path) -> None:
-    from memplan.mxnet.load import symbol_text
     from memplan.mxnet.plan_file import plan_text
+    from memplan.mxnet.trace.symbol_json import text_of
 
-    write(output, plan_text(made) if made.trace.spells_out_backward else symbol_text(made.symbol))
+    is_file = made.trace.form.spells_out_backward
+    write(output, plan_text(made) if is_file else text_of(made.symbol))
 
 
 def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
     """How to train by the plan."""
-    from memplan.mxnet.load import outputs_without_loss
-
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if gluon:
         budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
-        packed = ", realisation='packed'" if made.trace.in_one_array else ""
-        packed += ", trainer=trainer" if made.trace.updates else ""
+        packed = ", realisation='packed'" if made.trace.form.in_one_array else ""
+        packed += ", trainer=trainer" if made.trace.form.updates else ""
         lines += [
             "To train the block so:",
             "  from memplan.mxnet.train.train_step import TrainStep",
@@ -99,7 +95,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
         return "\n".join(lines)
     if output is None:
         lines.append("To write the planned network: -o FILE")
-    elif not made.trace.spells_out_backward:
+    elif not made.trace.form.spells_out_backward:
         lines.append(f"Train it as before: module = mx.mod.Module(mx.sym.load({str(output)!r}))")
     else:
         net = f"mx.sym.load({source!r})" if source.endswith(".json") else "net"
@@ -109,9 +105,9 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
             "  from memplan.mxnet.plan_file import load_plan",
             f"  module = Module({net}, plan=load_plan({str(output)!r}))",
         ]
-    if without := outputs_without_loss(made.trace):
+    if without := made.trace.outputs_without_loss:
         advice = "put yours behind it; its plan stays on a network that is part of another."
-        if made.trace.spells_out_backward:
+        if made.trace.form.spells_out_backward:
             advice = "put yours behind it and plan that, for Module cannot train this."
         lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
     return "\n".join(lines)

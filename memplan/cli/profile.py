@@ -9,8 +9,7 @@ import click
 
 import memplan
 from memplan.cli.options import FILE, Asked, step_options
-from memplan.cli.output import Exit, OutputError, check_outputs, note, show_json
-from memplan.cli.progress import working
+from memplan.cli.output import Exit, OutputError, note, show_json
 from memplan.errors import CostError
 from memplan.step.costs import CostTable
 
@@ -38,34 +37,22 @@ def profile(asked: Asked, output: Path | None, repeats: int, warmup: int) -> Exi
       device, shapes, output, seconds (of each op by its signature: operator, attributes, shapes and
       dtypes)
     """
-    check_outputs((output,), asked.inputs)
-    with working("profiling"):
-        network = asked.load()
-        check_outputs((output,), network.files)
+    with asked.working("profiling", output) as (network, _):
         options = asked.options(network)
         table = memplan.profile(network.symbol, repeats=repeats, warmup=warmup, **options)
         if output is not None:
-            _save(table, output)
+            try:
+                table.save(output)
+            except CostError as error:
+                raise OutputError(str(error)) from error
     if asked.as_json:
-        show_json(
-            {
-                "device": table.device,
-                "shapes": table.shapes,
-                "output": None if output is None else str(output),
-                "seconds": table.seconds,
-            }
-        )
+        place = None if output is None else str(output)
+        data = {"device": table.device, "shapes": table.shapes, "output": place}
+        show_json(data | {"seconds": table.seconds})
     else:
         click.echo(_summary(table))
         note(f"\nWrote {output}." if output else "\nTo keep the costs: -o FILE")
     return Exit.OK
-
-
-def _save(table: CostTable, output: Path) -> None:
-    try:
-        table.save(output)
-    except CostError as error:
-        raise OutputError(str(error)) from error
 
 
 def _summary(table: CostTable) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,13 +21,11 @@ from memplan.cli.options import (
 from memplan.cli.output import (
     Exit,
     attempt_figures,
-    check_outputs,
     note,
     plan_figures,
     show_json,
     write,
 )
-from memplan.cli.progress import working
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import usable
 from memplan.strategies import Status
@@ -78,10 +77,7 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
       lower_bound_overhead, planning_seconds, cut_by_clock, error (null where there is
       none)
     """
-    check_outputs((output,), asked.inputs)
-    with working("comparing") as interrupt:
-        network = asked.load()
-        check_outputs((output,), network.files)
+    with asked.working("comparing", output) as (network, interrupt):
         options = asked.options(network)
         known = memplan.strategies.names(usable(options["realisation"]))
         usual = [name for name in _STRATEGIES if name in known]
@@ -91,20 +87,24 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
             budgets=[parse_budget(text) for text in _some(budgets)],
             **options,
         )
-    _show_table(asked, str(table), table.to_csv(), table.rows, output)
+    _show(asked, table, {"rows": list(map(attempt_figures, table.rows))}, output)
     return Exit.INTERRUPTED if interrupt.noticed else _code(table.rows)
 
 
-def _show_table(
-    asked: Asked, text: str, csv: str, rows: Iterable[Attempt], output: Path | None
+def _show(
+    asked: Asked,
+    found: memplan.Comparison | memplan.Frontier | memplan.BatchSize,
+    figures: Mapping[str, Any],
+    output: Path | None,
 ) -> None:
+    """Write what was ``found`` to ``output`` as CSV, and show it; as JSON the ``figures``."""
     if output is not None:
-        write(output, csv)
+        write(output, found.to_csv())
         note(f"Wrote {output}.")
     if asked.as_json:
-        show_json({"rows": [attempt_figures(row) for row in rows]})
+        show_json(figures)
     else:
-        click.echo(text)
+        click.echo(str(found))
 
 
 def _code(rows: Iterable[Attempt]) -> Exit:
@@ -144,20 +144,15 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
       lower_bound_overhead, planning_seconds, cut_by_clock, error; from the most bytes to
       the fewest
     """
-    check_outputs((output,), asked.inputs)
-    with working("looking for the frontier") as interrupt:
-        network = asked.load()
-        check_outputs((output,), network.files)
+    with asked.working("looking for the frontier", output) as (network, interrupt):
         options = asked.options(network)
         if budgets is not None:
             # Few digits are a count, more are bytes.
             digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
             count = digits is not None and int(budgets) < 2**10
-            options["budgets"] = (
-                int(budgets) if count else [parse_budget(b) for b in _some(budgets)]
-            )
+            options["budgets"] = int(budgets) if count else list(map(parse_budget, _some(budgets)))
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
-    _show_table(asked, str(curve), curve.to_csv(), curve.points, output)
+    _show(asked, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
 
 
@@ -197,10 +192,7 @@ def max_batch(
       allocated_nbytes, peak_nbytes, fixed_nbytes, optimizer_nbytes, workspace_nbytes,
       reserve_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error
     """
-    check_outputs((output,), asked.inputs)
-    with working("looking for the batch size") as interrupt:
-        network = asked.load()
-        check_outputs((output,), network.files)
+    with asked.working("looking for the batch size", output) as (network, interrupt):
         found = memplan.max_batch_size(
             network.symbol,
             budget,
@@ -208,16 +200,11 @@ def max_batch(
             max_overhead=max_overhead,
             **asked.options(network),
         )
-    if output is not None:
-        write(output, found.to_csv())
-        note(f"Wrote {output}.")
-    if asked.as_json:
-        tried = [
-            {"batch_size": trial.batch_size, "fits": trial.fits, **attempt_figures(trial.attempt)}
-            for trial in found.tried
-        ]
-        sizes = {"batch_size": found.batch_size, "too_large": found.too_large}
-        show_json(sizes | {"plan": plan_figures(found.plan), "tried": tried})
-    else:
-        click.echo(str(found))
+    tried = [
+        {"batch_size": trial.batch_size, "fits": trial.fits, **attempt_figures(trial.attempt)}
+        for trial in found.tried
+    ]
+    sizes = {"batch_size": found.batch_size, "too_large": found.too_large}
+    figures = sizes | {"plan": plan_figures(found.plan), "tried": tried}
+    _show(asked, found, figures, output)
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK

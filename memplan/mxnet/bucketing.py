@@ -55,17 +55,16 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
         plan: Plan | None = None,
         unseen: str = "plan",
     ) -> None:
-        super().__init__(
-            sym_gen,
-            default_bucket_key=default_bucket_key,
-            logger=logger,
-            context=mx.cpu() if context is None else context,
-            work_load_list=work_load_list,
-            fixed_param_names=fixed_param_names,
-            state_names=state_names,
-            group2ctxs=group2ctxs,
-            compression_params=compression_params,
-        )
+        self._of_each: dict[str, Any] = {
+            "logger": logger,
+            "context": mx.cpu() if context is None else context,
+            "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names,
+            "state_names": state_names,
+            "group2ctxs": group2ctxs,
+            "compression_params": compression_params,
+        }
+        super().__init__(sym_gen, default_bucket_key=default_bucket_key, **self._of_each)
         self._given = plan
         self._planner = planner_of_steps(
             budget=budget,
@@ -157,16 +156,7 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
         """A module for a bucket, not bound yet."""
         made, data_names, label_names = self._call_sym_gen(key)
         self._buckets[key] = Module(
-            made if symbol is None else symbol,
-            data_names,
-            label_names,
-            logger=self.logger,
-            context=self._context,
-            work_load_list=self._work_load_list,
-            fixed_param_names=self._fixed_param_names,
-            state_names=self._state_names,
-            group2ctxs=self._group2ctxs,
-            compression_params=self._compression_params,
+            made if symbol is None else symbol, data_names, label_names, **self._of_each
         )
         # Others wait for their first training step: a bucket may only be evaluated, and ``prepare``
         # binds the next one while the outputs of the last step are still to be read.

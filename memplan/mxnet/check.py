@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.profile import device_name
+from memplan.mxnet.realise.optimizer_states import optimizer_named
 from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.mxnet.train.updates import refusal
 from memplan.planning.plan import Footprint, Plan
@@ -61,15 +63,16 @@ class Check:
         plan = self.plan
         before, after = self.unplanned, self.planned
         sides = (plan.unplanned, plan.footprint)
-        rows = [
-            ("activations, as allocated", _bytes(of.allocated_nbytes for of in sides)),
-            ("states of the optimizer", _bytes(of.optimizer_nbytes for of in sides)),
-            ("workspace of operators", _bytes(of.workspace_nbytes for of in sides)),
-            ("promised growth of the process", _bytes(map(promised_growth, sides))),
-            ("measured growth", _bytes((before.grown_nbytes, after.grown_nbytes))),
-            ("seconds of a step", [f"{trial.seconds:.4f}" for trial in (before, after)]),
-        ]
-        table = [("", "unplanned", "planned"), *((label, *pair) for label, pair in rows)]
+        rows = {
+            "activations, as allocated": [side.allocated_nbytes for side in sides],
+            "states of the optimizer": [side.optimizer_nbytes for side in sides],
+            "workspace of operators": [side.workspace_nbytes for side in sides],
+            "promised growth of the process": list(map(promised_growth, sides)),
+            "measured growth": [before.grown_nbytes, after.grown_nbytes],
+        }
+        table = [(label, *map(format_nbytes, nbytes)) for label, nbytes in rows.items()]
+        seconds = ("seconds of a step", f"{before.seconds:.4f}", f"{after.seconds:.4f}")
+        table = [("", "unplanned", "planned"), *table, seconds]
         lines = [f"On {self.device}:", "", *text_table(table, widths=(32, 12, 12))]
         lines += [
             "",
@@ -99,42 +102,19 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ArgumentError(f"steps must be an integer >= 1, got {steps!r}")
-    if optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
-        known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
-        raise ArgumentError(f"MXNet has no optimizer {optimizer!r}; it has {known}")
-    reason = refusal(mx.optimizer.create(optimizer)) if plan.trace.updates else None
-    if reason is not None:
+    reason = refusal(optimizer_named(optimizer))
+    if plan.trace.form.updates and reason is not None:
         raise ArgumentError(f"the plan updates within the step, and {reason}; choose another")
     graph = plan.trace.graph
     request = request_of(plan.trace, device_type=ctx.device_type) | {"realisation": "mirror"}
     stock = trace_again(request, match_range=graph.match_range)
+    run = partial(run_apart, ctx=ctx, steps=steps, optimizer=optimizer)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{name}.npz") for name in ("planned", "unplanned")]
-        planned = run_apart(
-            plan.schedule,
-            plan.trace,
-            ctx=ctx,
-            match_range=plan.match_range,
-            steps=steps,
-            optimizer=optimizer,
-            results=paths[0],
-        )
-        unplanned = run_apart(
-            Schedule.unplanned(stock.graph),
-            stock,
-            ctx=ctx,
-            steps=steps,
-            optimizer=optimizer,
-            results=paths[1],
-        )
-        found = unlike(*paths, with_gradients=not plan.trace.updates)
-    return Check(plan, _device(ctx), planned, unplanned, found)
-
-
-def _device(ctx: mx.Context) -> str:
-    from memplan.mxnet.profile import device_name
-
-    return device_name(ctx)
+        planned = run(plan.schedule, plan.trace, match_range=plan.match_range, results=paths[0])
+        unplanned = run(Schedule.unplanned(stock.graph), stock, results=paths[1])
+        found = unlike(*paths, with_gradients=not plan.trace.form.updates)
+    return Check(plan, device_name(ctx), planned, unplanned, found)
 
 
 def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
@@ -150,10 +130,6 @@ def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[st
     return found
 
 
-def _bytes(values: Iterable[int]) -> list[str]:
-    return [format_nbytes(value) for value in values]
-
-
-def _some(names: list[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -19,8 +19,7 @@ from mxnet.base import MXNetError
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import complete_grad_req
-from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
+from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.train.nesting import dtype_name, leaves
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
@@ -87,27 +86,12 @@ def load_network(
     return dataclasses.replace(network, grad_req=asked)
 
 
-def outputs_without_loss(trace: Trace) -> list[str]:
-    """The outputs of a traced network whose gradients must come from outside."""
-    names = trace.symbol.list_outputs()
-    return [
-        names[int(node.name.rpartition("_")[2])]
-        for node in depth_first(trace.heads)
-        if node.is_variable and node.name not in trace.shapes
-    ]
-
-
 def context(text: str) -> mx.Context:
     """The context called "cpu", "gpu", "gpu:1" or "gpu(1)"; ArgumentError for anything else."""
     found = re.fullmatch(r"(cpu|gpu)(?::([0-9]{1,4})|\(([0-9]{1,4})\))?", text)
     if found is None:
         raise ArgumentError(f"there is no context {text!r}; it is 'cpu', 'gpu', or such as 'gpu:1'")
     return mx.Context(found[1], int(found[2] or found[3] or 0))
-
-
-def symbol_text(symbol: mx.sym.Symbol) -> str:
-    """``symbol`` as JSON, casts of mixed precision included."""
-    return str(symbol.tojson(remove_amp_cast=False))
 
 
 def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
@@ -197,7 +181,8 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
     if not shapes:
         raise ArgumentError(f"{source} returned a block; name its inputs by their shapes")
     symbol = _composed(source, block, loss, list(shapes))
-    params = {**block.collect_params(), **_params_of(loss)}
+    blocks = [part for part in (block, loss) if isinstance(part, mx.gluon.Block)]
+    params = {name: p for part in blocks for name, p in part.collect_params().items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
     return Network(symbol, shapes, type_dict, requests, (), gluon=True)
@@ -228,17 +213,12 @@ def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sy
             if loss is not None:
                 given = [mx.sym.Variable(name) for name in labels]
                 outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
-        symbol = mx.sym.Group(list(leaves(outputs)))
+        return mx.sym.Group(list(leaves(outputs)))
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         raise ArgumentError(
             f"the block that {source} returned cannot be called with the inputs "
             f"{', '.join(names)}: {type(error).__name__}: {error}"
         ) from error
-    return symbol
-
-
-def _params_of(loss: Any) -> Mapping[str, Any]:
-    return loss.collect_params() if isinstance(loss, mx.gluon.Block) else {}
 
 
 def _kind(made: Any) -> str:

@@ -43,8 +43,8 @@ def plan_text(plan: Plan) -> str:
         "status": plan.status.name,
         "footprint": dataclasses.asdict(plan.footprint),
         "unplanned": dataclasses.asdict(plan.unplanned),
-        "network": traced.symbol.tojson(remove_amp_cast=False),
-        "symbol": plan.symbol.tojson(remove_amp_cast=False),
+        "network": symbol_json.text_of(traced.symbol),
+        "symbol": symbol_json.text_of(plan.symbol),
         "shapes": {name: list(shape) for name, shape in traced.shapes.items()},
         "dtypes": dict(traced.dtypes),
         "grad_req": dict(traced.grad_req),
@@ -52,14 +52,12 @@ def plan_text(plan: Plan) -> str:
         "seconds": [op.seconds for op in graph.ops],
         "ops": [op.name for op in graph.ops],
         "schedule": json.loads(plan.schedule.to_json()),
-        "packing": None if plan.packing is None else _packing_data(plan.packing),
+        "packing": None,
     }
+    if plan.packing is not None:
+        offsets = [[*place, offset] for place, offset in plan.packing.offsets.items()]
+        data["packing"] = {"nbytes": plan.packing.nbytes, "offsets": offsets}
     return json.dumps(data, allow_nan=False)
-
-
-def _packing_data(packing: Packing) -> dict[str, Any]:
-    offsets = [[step, tensor, offset] for (step, tensor), offset in packing.offsets.items()]
-    return {"nbytes": packing.nbytes, "offsets": offsets}
 
 
 def is_plan(path: Path) -> bool:
@@ -126,7 +124,7 @@ def _packing(
     traced: Trace, schedule: Schedule, footprint: Footprint, data: Mapping[str, Any] | None
 ) -> Packing | None:
     """Where the tensors of a packed plan lie, checked against its schedule."""
-    if (data is None) == traced.in_one_array:
+    if (data is None) == traced.form.in_one_array:
         raise ValueError(f"'packing' cannot be {shown(data)}")
     if data is None:
         return None
@@ -172,14 +170,11 @@ def _trace(data: Mapping[str, Any]) -> Trace:
                 realisation=data["realisation"],
                 device_type=device_type,
             )
-        _check_same("shapes", {name: list(s) for name, s in traced.shapes.items()}, data)
-        _check_same("dtypes", dict(traced.dtypes), data)
-        _check_same("grad_req", dict(traced.grad_req), data)
+        shapes = {name: list(shape) for name, shape in traced.shapes.items()}
+        here = {"shapes": shapes, "dtypes": traced.dtypes, "grad_req": traced.grad_req}
+        for name, value in here.items():
+            if value != data[name]:
+                raise ValueError(f"{name!r} are not those of its network")
         if [op.name for op in traced.graph.ops] == data["ops"]:
             return traced
     raise ValueError("the network has other ops here than where the plan was made")
-
-
-def _check_same(name: str, here: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    if here != data[name]:
-        raise ValueError(f"{name!r} are not those of its network")

@@ -15,7 +15,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
 from memplan.strategies.spaces import Space
 from memplan.util.progress import tell
+
+# How many of the smallest ops are measured at once, and how often.
+SMALLEST, REPEATS = 100, 9
 
 
 def profile(
@@ -109,11 +112,11 @@ def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
 def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:
     """Measured seconds of the ops of ``traced``, by signature."""
     graph = traced.graph
-    schedule = frugal_schedule(graph, REALISATIONS[traced.realisation].space)
-    if not traced.spells_out_backward:
+    schedule = frugal_schedule(graph, REALISATIONS[traced.form.name].space)
+    if not traced.form.spells_out_backward:
         schedule = _without_readers(traced, schedule, ctx)
     try:
-        if traced.in_one_array:
+        if traced.form.in_one_array:
             floor, overhead = _call_seconds(ctx)
             passes = _timed_calls(traced, schedule, ctx, warmup, repeats)
             places = _first_steps(traced, schedule)
@@ -186,7 +189,7 @@ def _measure(
 ) -> tuple[list[str], list[list[float]]]:
     """The outputs that a step computes, in order, and the seconds before each, for each repeat."""
     executor: mx.executor.Executor | TrainExecutor
-    if traced.spells_out_backward:
+    if traced.form.spells_out_backward:
         arguments, states = random_arrays(traced, ctx)
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
         head_gradients = None
@@ -205,9 +208,8 @@ def _measure(
         with stopwatch.running():
             executor.backward(head_gradients)
         names, seconds = stopwatch.take()
-        if number >= warmup:
-            passes.append(seconds)
-    return names, passes
+        passes.append(seconds)
+    return names, passes[warmup:]
 
 
 def _timed_calls(
@@ -302,10 +304,10 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
 
 def _steps(traced: Trace, schedule: Schedule) -> list[tuple[int, Node]]:
     """The op and the node of every step that MXNet runs; op -1 where the realisation adds one."""
-    if not traced.spells_out_backward:
+    if not traced.form.spells_out_backward:
         return [(op, traced.nodes[op]) for op in schedule.ops]
     lowered = lower(traced, schedule)
-    op_of = {lowered.index_of[id(node)]: op for op, node in enumerate(traced.nodes)}
+    op_of = {lowered.index_of[node]: op for op, node in enumerate(traced.nodes)}
     return [(op_of.get(index, -1), lowered.nodes[index]) for index in lowered.schedule.ops]
 
 
@@ -317,46 +319,43 @@ def _disagree(found: Sequence[str], expected: str) -> None:
     )
 
 
-def _callback_seconds(ctx: mx.Context, nops: int = 100, repeats: int = 9) -> tuple[float, float]:
+def _callback_seconds(ctx: mx.Context) -> tuple[float, float]:
     """Seconds of the smallest op in a running executor, and what being monitored adds to it."""
     symbol = mx.sym.Variable("data")
-    for _ in range(nops):
+    for _ in range(SMALLEST):
         symbol = symbol + 1
     data, gradient = mx.nd.zeros((1,), ctx), mx.nd.zeros((1,), ctx)
     executor = symbol.bind(ctx, {"data": data}, args_grad={"data": gradient})
-
-    def step() -> float:
-        mx.nd.waitall()
-        start = time.perf_counter()
-        executor.forward(is_train=True)
-        mx.nd.waitall()
-        return (time.perf_counter() - start) / nops
-
-    alone = _undisturbed(step() for _ in range(repeats))
+    alone = _seconds_alone(lambda: executor.forward(is_train=True))
     stopwatch = _Stopwatch(executor)
     monitored = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         with stopwatch.running():
             executor.forward(is_train=True)
         monitored += stopwatch.take()[1]
     return alone, max(_undisturbed(monitored) - alone, 0.0)
 
 
-def _call_seconds(ctx: mx.Context, ncalls: int = 100, repeats: int = 9) -> tuple[float, float]:
+def _call_seconds(ctx: mx.Context) -> tuple[float, float]:
     """Seconds of the smallest call of a packed step, and what waiting for it adds to it."""
     memory, array = Memory(8, ctx), mx.nd.zeros((1,), ctx)
-    calls = [Call("_plus_scalar", {"scalar": "1"}, [array], [array]) for _ in range(ncalls)]
-
-    def step() -> float:
-        mx.nd.waitall()
-        start = time.perf_counter()
-        memory.in_turn(calls)
-        mx.nd.waitall()
-        return (time.perf_counter() - start) / ncalls
-
-    alone = _undisturbed(step() for _ in range(repeats))
+    calls = [Call("_plus_scalar", {"scalar": "1"}, [array], [array]) for _ in range(SMALLEST)]
+    alone = _seconds_alone(lambda: memory.in_turn(calls))
     waited = _undisturbed(memory.timed(call) for call in calls)
     return alone, max(waited - alone, 0.0)
+
+
+def _seconds_alone(run: Callable[[], Any]) -> float:
+    """Seconds of each of the smallest ops that ``run`` asks for, while nothing else runs."""
+
+    def seconds() -> float:
+        mx.nd.waitall()
+        start = time.perf_counter()
+        run()
+        mx.nd.waitall()
+        return (time.perf_counter() - start) / SMALLEST
+
+    return _undisturbed(seconds() for _ in range(REPEATS))
 
 
 def _undisturbed(seconds: Iterable[float]) -> float:

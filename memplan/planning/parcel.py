@@ -43,7 +43,7 @@ def unpack(text: str) -> Job:
             return Job(
                 trace=traced,
                 graph=graph,
-                realisation=load(traced.realisation),
+                realisation=load(traced.form.name),
                 unplanned=Footprint(**data["unplanned"]),
                 costs=data["costs"],
                 on_gpu=data["trace"]["device_type"] == "gpu",

@@ -212,7 +212,7 @@ class Plan:
             "",
             f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
             f"{f'; {self._proof()}' if recomputed else ''}.",
-            *(["Parameters are updated within the step."] if self.trace.updates else []),
+            *(["Parameters are updated within the step."] if self.trace.form.updates else []),
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s{', cut by the clock' * self.cut_by_clock}",
         ]

@@ -27,7 +27,7 @@ def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None
         strategy=strategy,
         costs="units",
         realisation="explicit",
-        trace=SimpleNamespace(updates=()),
+        trace=SimpleNamespace(form=SimpleNamespace(updates=())),
         budget_nbytes=budget,
         footprint=footprint(schedule),
         unplanned=footprint(Schedule.unplanned(schedule.graph)),

@@ -135,7 +135,7 @@ def bound(trace: Trace, schedule: Schedule, values: Values) -> TrainExecutor:
     description = executor.debug_str()
     lowered = lower(trace, schedule)
     assert ops(description) == expected_ops(lowered.schedule)
-    if trace.realisation == "packed":
+    if trace.form.name == "packed":
         nbytes = pack(lowered.schedule).nbytes
         assert executor.memory.nbytes == nbytes
     else:

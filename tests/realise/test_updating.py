@@ -228,7 +228,7 @@ def test_a_plan_from_a_file(tmp_path: Any) -> None:
     read = load_plan(file)
     assert plan_text(read) == plan_text(made)
     assert read.realisation == "updating"
-    assert read.trace.updates
+    assert read.trace.form.updates
     gradients = [n for n in read.symbol.list_outputs() if "backward" in n]
     assert len(gradients) > 5  # in the Symbol, which has no updates, they are outputs
 

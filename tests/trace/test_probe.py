@@ -8,6 +8,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.environment import current_match_range, match_range
 from memplan.mxnet.trace.inference import infer
@@ -18,7 +19,7 @@ from memplan.step.graph import Handover
 
 def node_of(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> Node:
     """The one op of ``symbol``, with its infos."""
-    _, heads = from_json(symbol.tojson())
+    _, heads = from_json(symbol_json.parse(symbol))
     found, _, states = symbol.infer_shape(**shapes)
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     infer(
@@ -31,8 +32,7 @@ def node_of(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> Node:
 
 
 def asked(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> tuple[Handover, ...]:
-    node = node_of(symbol, **shapes)
-    return handovers(node, node.infos.inputs, node.infos.outputs)
+    return handovers(node_of(symbol, **shapes))
 
 
 A, B = mx.sym.Variable("a"), mx.sym.Variable("b")

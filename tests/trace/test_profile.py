@@ -120,9 +120,9 @@ def test_explicit_ops_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) 
 
     def noted(traced: Trace, *arguments: object) -> tuple[list[str], list[list[float]]]:
         names, passes = _measure(traced, *arguments)
-        measured.append(traced.realisation)
+        measured.append(traced.form.name)
         extra = ["_again" in name or "_anchor" in name for name in names]
-        assert any(extra) is (traced.realisation == "explicit")
+        assert any(extra) is (traced.form.name == "explicit")
         slow = [[9.0 if x else s for x, s in zip(extra, row, strict=True)] for row in passes]
         return names, slow
 

@@ -12,6 +12,7 @@ import pytest
 
 import memplan
 from memplan.errors import SizeError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import from_json
@@ -89,7 +90,7 @@ def semantics(name: str) -> Iterator[None]:
 
 
 def node_of(symbol: Any) -> Any:
-    _, [(node, _)] = from_json(symbol.tojson())
+    _, [(node, _)] = from_json(symbol_json.parse(symbol))
     return node
 
 

@@ -84,7 +84,7 @@ def test_one_realisation_is_chosen_that_does_not_refuse(name: str) -> None:
     step = train_step(initialised(name), BLOCKS[name].loss)
     step(*BLOCKS[name].batch())
     [plan] = step.plans.values()
-    assert name not in REFUSED[plan.trace.realisation]
+    assert name not in REFUSED[plan.trace.form.name]
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,8 @@ def bind_inference(
 
     ``pool`` is that of :func:`bind_as_it_stands`.
     """
-    return bind_as_it_stands(_placed(symbol), ctx, args, aux_states, pool)
-
-
-def _placed(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
             node.setdefault("attrs", {}).update(PLACED)
-    return symbol_json.load(data)
+    return bind_as_it_stands(symbol_json.load(data), ctx, args, aux_states, pool)

@@ -12,39 +12,31 @@ does for the usual numbers of channels (multiples of 8 in, 16 out), otherwise bu
 
 from __future__ import annotations
 
-import ast
-import os
 from collections.abc import Sequence
 
 import mxnet as mx
 
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.sizes import Attributes
 
 _DATA, _WEIGHT = 0, 1
 
 
 def replace_weight_gradients(full: Sequence[Entry]) -> list[Entry]:
     """``full`` with the gradients of Deconvolution by Convolution; its nodes are changed."""
-    if not _uses_onednn():
+    if not (mx.runtime.Features().is_enabled("MKLDNN") and onednn_is_enabled()):
         return list(full)
     order = depth_first(full)
-    read = {(id(source), k) for node in order for source, k in node.inputs}
-    read |= {(id(source), k) for source, k in full}
-    instead: dict[tuple[int, int], Entry] = {}
+    read = {entry for node in order for entry in node.inputs}
+    read |= set(full)
+    instead: dict[Entry, Entry] = {}
     for node in order:
-        if (id(node), _WEIGHT) in read and _aborts(node):
-            data, weight = _gradients(node)
-            instead[id(node), _DATA] = data
-            instead[id(node), _WEIGHT] = weight
+        if (node, _WEIGHT) in read and _aborts(node):
+            instead[node, _DATA], instead[node, _WEIGHT] = _gradients(node)
     for node in order:
-        node.inputs = [instead.get((id(source), k), (source, k)) for source, k in node.inputs]
-    return [instead.get((id(source), k), (source, k)) for source, k in full]
-
-
-def _uses_onednn() -> bool:
-    return mx.runtime.Features().is_enabled("MKLDNN") and os.environ.get(
-        "MXNET_MKLDNN_ENABLED", "1"
-    ) not in ("0", "false")
+        node.inputs = [instead.get(entry, entry) for entry in node.inputs]
+    return [instead.get(entry, entry) for entry in full]
 
 
 def _aborts(node: Node) -> bool:
@@ -78,22 +70,11 @@ def _gradients(node: Node) -> tuple[Entry, Entry]:
 
 def _pad(node: Node) -> tuple[int, ...]:
     """The padding of a Deconvolution: as given, or so that its output gets the target shape."""
-
-    def values(name: str, default: int) -> tuple[int, ...]:
-        found = ast.literal_eval(node.attrs.get(name, "()"))
-        found = found if isinstance(found, tuple) else (found,)
-        return found or (default,) * len(kernel)
-
-    kernel = ast.literal_eval(node.attrs["kernel"])
-    target = values("target_shape", 0)
-    if not any(target):
-        return values("pad", 0)
     data = node.infos.inputs[0]
     assert data is not None
-    full = (
-        stride * (size - 1) + dilate * (width - 1) + 1
-        for stride, size, dilate, width in zip(
-            values("stride", 1), data.shape[2:], values("dilate", 1), kernel, strict=True
-        )
-    )
-    return tuple((size - wanted + 1) // 2 for size, wanted in zip(full, target, strict=True))
+    attrs, sizes = Attributes(node), data.shape[2:]
+    target = attrs.each("target_shape", sizes, 0)
+    if not any(target):
+        return tuple(attrs.each("pad", sizes, 0))
+    pairs = zip(attrs.spread(sizes), target, strict=True)
+    return tuple((full - wanted + 1) // 2 for full, wanted in pairs)

@@ -23,11 +23,20 @@ class Context(ctypes.Structure):
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
 
 
+def hidden_function(name: str, returns: Any = None) -> Any:
+    """A function of MXNet's that its C API does not have; None where the library hides it.
+
+    It is called with objects of ctypes, in half the time that it takes to make them of others.
+    """
+    function = getattr(_LIB, name, None)
+    if function is not None:
+        function.restype = returns
+    return function
+
+
 # NDArray::Reorder2DefaultAsync() const, which no function of the C API calls without a wait. An
 # MXNet without oneDNN has neither it nor other layouts. A handle is a pointer to the NDArray.
-_TO_DEFAULT_LAYOUT = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
-if _TO_DEFAULT_LAYOUT is not None:
-    _TO_DEFAULT_LAYOUT.restype = None
+_TO_DEFAULT_LAYOUT = hidden_function("_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv")
 
 
 def to_default_layout(arrays: Sequence[NDArray]) -> None:
@@ -41,6 +50,11 @@ def to_default_layout(arrays: Sequence[NDArray]) -> None:
     if _TO_DEFAULT_LAYOUT is not None and arrays and arrays[0].context.device_type != "gpu":
         for array in arrays:  # all of them are on one context
             _TO_DEFAULT_LAYOUT(array.handle)
+
+
+def handles(arrays: Sequence[NDArray]) -> Any:
+    """Those of ``arrays``, as functions of the C API take them."""
+    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
 
 
 class Marker:
@@ -60,9 +74,9 @@ class Marker:
             None,
             None,
             ctypes.byref(Context(ctx.device_typeid, ctx.device_id)),
-            _handles(reads),
+            handles(reads),
             ctypes.c_int(len(reads)),
-            _handles(writes),
+            handles(writes),
             ctypes.c_int(len(writes)),
             None,
             ctypes.c_int(0),
@@ -105,7 +119,3 @@ def hand_over(marks: Sequence[Marker]) -> None:
     with mx.engine.bulk(len(marks) + 1):
         for mark in marks:
             mark()
-
-
-def _handles(arrays: Sequence[NDArray]) -> Any:
-    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))

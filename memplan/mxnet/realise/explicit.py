@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import mxnet as mx
 
+from memplan.errors import TraceError
 from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.memory.packing import Packing
@@ -21,17 +22,17 @@ from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
-    check_writable,
     explicit_order,
     keep_random_order,
     repeatable_nodes,
     runnable,
 )
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
-from memplan.mxnet.trace.nnvm import Entry, Node, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
+from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
@@ -52,14 +53,19 @@ class Explicit(Form):
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as a Symbol can hold them; TraceError for user code and loops."""
-        check_writable(heads)
+        for node in depth_first(heads):
+            forward = node.forward
+            if forward is not None and is_made_of_symbol(forward):
+                raise TraceError(
+                    f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
+                    f"MXNet cannot write its backward op into a Symbol. Use realisation='packed'"
+                )
         return runnable(heads, device_type)
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
-    ) -> set[tuple[int, int]]:
+    ) -> set[Entry]:
         """None: gradients are outputs like others."""
-        del heads, noutputs, requests
         return set()
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
@@ -68,7 +74,6 @@ class Explicit(Form):
 
     def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
         """All but random ops, and those that keep a state or change what they read."""
-        del order
         return repeatable_nodes(forward)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
@@ -86,18 +91,16 @@ class Explicit(Form):
             return None
         lowered = lower(trace, Schedule.unplanned(trace.graph))
         nbytes, of_run = executor_nbytes(lowered.schedule.graph, lowered.nodes)
-        return nbytes, tuple(of_run[lowered.index_of[id(node)]] for node in trace.nodes)
+        return nbytes, tuple(of_run[lowered.index_of[node]] for node in trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""
-        del on_gpu
         return training_symbol(trace, schedule)
 
     def allocated(
         self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
     ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
-        del packing
         replayed = best_allocation(lower(trace, schedule).schedule)
         nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
         return nbytes, replayed.match_range
@@ -125,19 +128,21 @@ def gradients_added_late(trace: Trace) -> list[str]:
 
     Their sums may differ from MXNet's in the last bits.
     """
-    requests = trace.grad_req
-    wanted = [name for name in trace.symbol.list_arguments() if requests[name] != "null"]
-    gradients = trace.heads[len(trace.heads) - len(wanted) :]
+    names = wanted(trace.grad_req)
+    gradients = trace.heads[len(trace.heads) - len(names) :]
     return [
         name
-        for name, (node, _) in zip(wanted, gradients, strict=True)
-        if requests[name] == "add" and node.op == "_backward_Embedding"
+        for name, (node, _) in zip(names, gradients, strict=True)
+        if trace.grad_req[name] == "add" and node.op == "_backward_Embedding"
     ]
 
 
 def step_nodes(lowered: Lowered) -> list[Node]:
     """The node of every step of a lowered schedule, which reads those of the steps it reads."""
-    return _Writer(lowered).steps()
+    writer = _Writer(lowered)
+    for op, reads in zip(lowered.schedule.ops, lowered.schedule.reads, strict=True):
+        writer.add(op, reads)
+    return writer.made
 
 
 class _Writer:
@@ -151,14 +156,8 @@ class _Writer:
         self.runs = [0] * len(lowered.nodes)
         self.seen: set[tuple[object, ...]] = set()
 
-    def steps(self) -> list[Node]:
-        """The node of every step."""
-        schedule = self.lowered.schedule
-        for op, reads in zip(schedule.ops, schedule.reads, strict=True):
-            self._add(op, reads)
-        return self.made
-
-    def _add(self, op: int, reads: tuple[int, ...]) -> None:
+    def add(self, op: int, reads: tuple[int, ...]) -> None:
+        """Make the node of the next step, which runs ``op``."""
         node = self.lowered.nodes[op]
         inputs = self._inputs(node, reads)
         control = [self._latest(other) for other in node.control]
@@ -170,7 +169,7 @@ class _Writer:
             f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
             self._attrs(node, op, inputs) | ({} if control else PLACED),
             inputs,
-            list({id(other): other for other in control}.values()),
+            list(dict.fromkeys(control)),
             node.noutputs,
             node.subgraphs,
         )
@@ -194,7 +193,7 @@ class _Writer:
         return result
 
     def _latest(self, node: Node) -> Node:
-        return self.latest[self.lowered.index_of[id(node)]]
+        return self.latest[self.lowered.index_of[node]]
 
     def _attrs(self, node: Node, op: int, inputs: list[Entry]) -> dict[str, str]:
         attrs = dict(node.attrs)
@@ -206,7 +205,7 @@ class _Writer:
             # cuDNN updates the statistics in every forward call: so a copy leaves them alone.
             # Elsewhere the backward op does it, by its own momentum.
             attrs["momentum"] = "1"
-        key = (node.op, *sorted(attrs.items()), *((id(source), k) for source, k in inputs))
+        key = (node.op, *sorted(attrs.items()), *inputs)
         if key in self.seen:
             attrs[_DISTINCT] = str(len(self.made))
         self.seen.add(key)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import ctypes
 
 import mxnet as mx
-from mxnet.base import _LIB
 
 from memplan.errors import DependencyError
+from memplan.mxnet.realise.engine import hidden_function
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
 
 # GraphExecutor::RunOps(bool, size_t, size_t), which no function of the C API calls with these
 # arguments. An executor's handle is a pointer to it. Whether all libraries show it is not known.
-_RUN = getattr(_LIB, "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm", None)
+_RUN = hidden_function("_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm")
 if _RUN is not None:
-    _RUN.restype = None
     _RUN.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
 
 

@@ -30,7 +30,7 @@ from mxnet.ndarray.ndarray import (
     dl_managed_tensor_deleter,
 )
 
-from memplan.mxnet.realise.engine import to_default_layout
+from memplan.mxnet.realise.engine import handles, to_default_layout
 
 NDArray = Any
 
@@ -104,12 +104,12 @@ class Call:
             self.written = [*outputs, *inputs]
             return
         handle, *given = _operator(op, tuple(attrs.items()))
-        written = _handles(outputs)
+        written = handles(outputs)
         self._held = (inputs, outputs, written)
         arguments = (
             handle,
             len(inputs),
-            _handles(inputs),
+            handles(inputs),
             _number(len(outputs)),
             ctypes.byref(ctypes.c_void_p(ctypes.addressof(written))),
             *given,
@@ -258,5 +258,4 @@ class UpdateCall:
         self._updates.update(self.name, self.weight, gradient)
 
 
-def _handles(arrays: Sequence[NDArray]) -> Any:
-    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
+AnyCall = Call | BackwardCall | UpdateCall

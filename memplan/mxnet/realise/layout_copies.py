@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
 from memplan.step.graph import TrainingGraph
 
@@ -115,26 +115,21 @@ class _Layouts:
         return sum(map(self._size, tensors))
 
 
-def wanted_layouts(call: Node) -> tuple[bool, bool]:
-    """Does oneDNN take the input of a convolution, and write its output, in a layout of its own?"""
-    data, out = call.infos.inputs[0], call.infos.outputs[0]
-    if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
-        return False, False
-    groups = int(call.attrs.get("num_group", "1"))
-    read, written = _channels(data, groups), _channels(out, groups)
-    if read == written == 1 and groups > 1:
-        return groups % _BLOCK == 0, groups % _BLOCK == 0
-    blocked = read % _BLOCK == 0 and written % _BLOCK == 0
-    few = call.op == "Convolution" and read <= _FEW_CHANNELS and written % _BLOCK == 0
-    return blocked, blocked or few
-
-
 def _is_of_volumes(call: Node) -> bool:
     """Does a BatchNorm read volumes, or the like, and not pictures?"""
     data = call.infos.inputs[0]
     return data is not None and len(data.shape) > 4
 
 
-def _channels(info: EntryInfo, groups: int) -> int:
-    """The channels of a group."""
-    return info.shape[1] // groups
+def wanted_layouts(call: Node) -> tuple[bool, bool]:
+    """Does oneDNN take the input of a convolution, and write its output, in a layout of its own?"""
+    data, out = call.infos.inputs[0], call.infos.outputs[0]
+    if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
+        return False, False
+    groups = int(call.attrs.get("num_group", "1"))
+    read, written = data.shape[1] // groups, out.shape[1] // groups
+    if read == written == 1 and groups > 1:
+        return groups % _BLOCK == 0, groups % _BLOCK == 0
+    blocked = read % _BLOCK == 0 and written % _BLOCK == 0
+    few = call.op == "Convolution" and read <= _FEW_CHANNELS and written % _BLOCK == 0
+    return blocked, blocked or few

@@ -10,7 +10,7 @@ from memplan.errors import ScheduleError
 from memplan.memory.lowering import ANCHOR, GATE, OP, Additions, Gate, LoweredMemory, lowered
 from memplan.memory.memory import Memory
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE
@@ -21,13 +21,13 @@ from memplan.step.schedule import Schedule
 class Lowered:
     """A schedule as MXNet gets it, anchors and gates included; ``nodes[i]`` is the node of op i.
 
-    ``index_of`` gives the op of a node of the trace, by the node's ``id``. What MXNet allocates
-    is ``allocate(lowered.schedule)``.
+    ``index_of`` gives the op of a node of the trace. What MXNet allocates is
+    ``allocate(lowered.schedule)``.
     """
 
     schedule: Schedule
     nodes: tuple[Node, ...]
-    index_of: Mapping[int, int]
+    index_of: Mapping[Node, int]
 
 
 def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
@@ -40,11 +40,11 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     made = lowered(_additions(trace), schedule)
     gated = {op: _gated(trace.nodes[op]) for kind, op in made.origins if kind == GATE}
     nodes: list[Node] = []
-    index_of: dict[int, int] = {}
+    index_of: dict[Node, int] = {}
     for place, (kind, op) in enumerate(made.origins):
         node = trace.nodes[op]
         if kind == OP:
-            index_of[id(node)] = place
+            index_of[node] = place
             nodes.append(gated[op][1] if op in gated else node)
         elif kind == GATE:
             nodes.append(gated[op][0])
@@ -56,21 +56,25 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
 
 def _additions(trace: Trace) -> Additions:
     """What MXNet needs beside the ops of ``trace``."""
-    if not trace.spells_out_backward:
+    if not trace.form.spells_out_backward:
         raise ScheduleError(
             "the schedule belongs to another graph than one that spells out the whole step: the "
             "trace was not made with realisation='explicit' or 'packed'"
         )
     infos = [node.infos.outputs[0] if node.infos.outputs else None for node in trace.nodes]
     ndims = tuple(len(info.shape) if info else 0 for info in infos)
-    gated = {op: node for op, node in enumerate(trace.nodes) if _needs_gate(node)}
+    gated = {
+        op: node
+        for op, node in enumerate(trace.nodes)
+        if not node.control and counts_as_backward(node)
+    }
     weights = {op: node.inputs[1][0] for op, node in enumerate(trace.nodes) if node.op == UPDATE}
-    updated = {id(weight): weight.name for weight in weights.values()}
+    updated = {weight: weight.name for weight in weights.values()}
     read: dict[tuple[str, int], tuple[str, ...]] = {}
     for op, node in enumerate(trace.nodes):
         parts = zip((GATE, OP), _gated(node), strict=True) if op in gated else [(OP, node)]
         for kind, part in parts:
-            names = tuple(updated[id(source)] for source, _ in part.inputs if id(source) in updated)
+            names = tuple(updated[source] for source, _ in part.inputs if source in updated)
             if names:
                 read[kind, op] = names
     return Additions(
@@ -81,17 +85,12 @@ def _additions(trace: Trace) -> Additions:
     )
 
 
-def _needs_gate(node: Node) -> bool:
-    return not node.control and counts_as_backward(node)
-
-
 def _gate(node: Node) -> Gate:
     """The copy by which ``node`` is told to wait."""
-    place, internal = _copied(node), _internal(node)
-    info = node.infos.inputs[place]
+    info = node.infos.inputs[_copied(node)]
     return Gate(
-        copied=sum(p < place for p in internal) if internal else None,
-        nbytes=_nbytes(info),
+        copied=0 if _internal(node) else None,  # the first of them
+        nbytes=info.nbytes if info else 0,
         nelements=info.nelements if info else 0,
     )
 
@@ -110,9 +109,9 @@ def _copied(node: Node) -> int:
 
     A copy of a tensor shares its buffer, that of a variable does not: then it is the smallest.
     """
-    internal = _internal(node)
-    smallest = min(_read(node), key=lambda place: _nbytes(node.infos.inputs[place]))
-    return internal[0] if internal else smallest
+    if internal := _internal(node):
+        return internal[0]
+    return min(_read(node), key=lambda place: total_nbytes([node.infos.inputs[place]]))
 
 
 def _internal(node: Node) -> Sequence[int]:
@@ -122,7 +121,3 @@ def _internal(node: Node) -> Sequence[int]:
 
 def _read(node: Node) -> Sequence[int]:
     return [place for place in range(len(node.inputs)) if place not in ignored_inputs(node)]
-
-
-def _nbytes(info: EntryInfo | None) -> int:
-    return info.nbytes if info else 0

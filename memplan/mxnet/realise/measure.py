@@ -14,7 +14,7 @@ from memplan.mxnet.realise.bind import bind_as_it_stands
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.trace.nnvm import depth_first, shape_is_known
+from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.trace.sizes import check_uninferred
 
@@ -30,7 +30,7 @@ def executor_description(
     Nothing is computed, and the arrays it is bound to are never touched.
     """
     with under(match_range):
-        if trace.spells_out_backward:
+        if trace.form.spells_out_backward:
             return _explicit_description(symbol, trace)
         return _stock_description(symbol, trace.shapes, trace.dtypes, trace.grad_req)
 
@@ -65,8 +65,8 @@ def _stock_description(
 def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
     """That of a training symbol, whose gradients are outputs."""
     shapes, dtypes = dict(trace.shapes), dict(trace.dtypes)
-    for node in depth_first(trace.heads):
-        info = node.infos.outputs[0] if node.is_variable else None
+    for node in trace.head_grads.values():
+        info = node.infos.outputs[0]
         if info is not None:
             shapes[node.name], dtypes[node.name] = info.shape, info.dtype
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())

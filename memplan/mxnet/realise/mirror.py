@@ -50,7 +50,6 @@ class Mirror(Form):
         self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
     ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
-        del packing
         replayed = allocate(schedule)
         return allocated_nbytes(symbol, trace, replayed), replayed.match_range
 

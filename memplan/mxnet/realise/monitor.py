@@ -9,13 +9,13 @@ from typing import Any
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from memplan.errors import UsageError
-from memplan.mxnet.realise.imperative import BackwardCall, Call, UpdateCall, wait_to_write
+from memplan.mxnet.realise.imperative import AnyCall, BackwardCall, wait_to_write
 from memplan.mxnet.trace.nnvm import Node, to_symbol
 
 NDArray = Any
 
 # A node of the step, the call that runs it, and the arrays of its outputs.
-Step = tuple[Node, Call | BackwardCall | UpdateCall, Sequence[NDArray]]
+Step = tuple[Node, AnyCall, Sequence[NDArray]]
 
 
 def check_monitor(monitor_all: bool) -> None:
@@ -43,7 +43,7 @@ class Monitor:
                 named = [(name, array) for name, array in named if id(array) in written]
             self._outputs[id(call)] = named
 
-    def show(self, call: Call | BackwardCall | UpdateCall) -> None:
+    def show(self, call: AnyCall) -> None:
         """Show what ``call``, which has run, has written."""
         for name, array in self._outputs[id(call)]:
             handle = NDArrayHandle()

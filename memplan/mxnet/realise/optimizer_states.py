@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 
 # An optimizer is shown a weight of this size in every dimension, and what it makes for that is
@@ -24,17 +25,12 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
     ArgumentError for a name that MXNet does not know.
     """
     if isinstance(optimizer, str):
-        if optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
-            known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
-            raise ArgumentError(f"MXNet has no optimizer {optimizer!r}; it has {known}")
-        optimizer = mx.optimizer.create(optimizer)
+        optimizer = optimizer_named(optimizer)
     if not isinstance(optimizer, mx.optimizer.Optimizer):
         raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {optimizer!r}")
     kinds: dict[tuple[int, str], list[Any]] = {}
     total = 0
-    for name in traced.symbol.list_arguments():
-        if traced.grad_req[name] == "null":
-            continue
+    for name in wanted(traced.grad_req):
         shape, dtype = traced.shapes[name], traced.dtypes[name]
         if (len(shape), dtype) not in kinds:
             weight = mx.nd.zeros((_SIZE,) * len(shape), mx.cpu(), dtype)
@@ -43,6 +39,14 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
         for state in kinds[len(shape), dtype]:
             total += _scaled(state.shape, shape) * np.dtype(state.dtype).itemsize
     return total
+
+
+def optimizer_named(name: str) -> mx.optimizer.Optimizer:
+    """A new optimizer of this name; ArgumentError where MXNet has none."""
+    if name.lower() not in mx.optimizer.Optimizer.opt_registry:
+        known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
+        raise ArgumentError(f"MXNet has no optimizer {name!r}; it has {known}")
+    return mx.optimizer.create(name)
 
 
 def _arrays(state: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
+    AnyCall,
     BackwardCall,
     RecordedCall,
     UpdateCall,
@@ -28,10 +29,11 @@ from memplan.mxnet.realise.imperative import (
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
-from memplan.mxnet.realise.packed_memory import AnyCall, Memory
+from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -59,7 +61,7 @@ class Packed(Explicit):
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
-    ) -> set[tuple[int, int]]:
+    ) -> set[Entry]:
         """Those that autograd writes sparse, or adds; TraceError for other sparse arrays."""
         return gradients_outside(heads, noutputs, requests)
 
@@ -89,16 +91,23 @@ class Packed(Explicit):
         self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
     ) -> tuple[int, int]:
         """The bytes of the array: MXNet allocates what it is asked for. No match range counts."""
-        del schedule, symbol
         assert packing is not None
         return packing.nbytes, trace.graph.match_range
 
 
 class PackedStep:
-    """Runs the training steps of a schedule in one array of bytes.
+    """Runs the training steps of a schedule in one array of bytes, on ``ctx``.
 
     ``outputs`` are those of the network, then the gradients, if parameters are not updated within
     the step; they stay until the next step begins.
+
+    The ``schedule`` is of a ``trace`` made for "packed" or "updating", ``packing`` that of the
+    plan; without one, it is packed anew. ScheduleError for the packing of another schedule.
+    ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
+    share ``memory``; where that is not large enough, or None, the step makes its own. Without
+    ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
+    for "updating". ``gradients`` are arrays, by argument, for those that the step writes outside of
+    its memory, or adds to: they are in :attr:`outputs`. Without an array the step makes one.
     """
 
     def __init__(
@@ -114,33 +123,31 @@ class PackedStep:
         packing: Packing | None = None,
         gradients: Mapping[str, NDArray] | None = None,
     ) -> None:
-        """Prepare the ``schedule`` of a ``trace`` made for "packed" or "updating", on ``ctx``.
-
-        ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
-        share ``memory``; where that is not large enough, or None, the step makes its own. Without
-        ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
-        for "updating". ``packing`` is that of the plan; without one, the schedule is packed anew.
-        Raises ScheduleError for one of another schedule. ``gradients`` are arrays, by argument, for
-        those that the step writes outside of its memory, or adds to: they are in :attr:`outputs`.
-        Without an array the step makes one.
-        """
         Packed().check_context(ctx)
-        _check_updates(trace, updates)
+        if trace.form.updates and updates is None:
+            raise ArgumentError(
+                "a plan made with realisation='updating' updates the parameters within the step, "
+                "and nothing was given that does so; train by TrainStep with a trainer, or by "
+                "Module, or give updates"
+            )
         lowered = lower(trace, schedule)
-        packing = _packing(lowered, packing)
+        if packing is None:
+            packing = pack(lowered.schedule)
+        else:
+            check_packing(lowered.schedule, packing)
         if memory is None or memory.nbytes < packing.nbytes:
             memory = Memory(packing.nbytes, ctx)
         self.memory = memory
         self._mode = Mode()
         mode = self._mode if keeps_operators else None
-        self._updates = updates if trace.updates else None
+        self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
         writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, outside)
         calls, second = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._calls = (calls[:second], calls[second:])
-        self._halves = _bundled(self._calls)
+        self._halves = list(map(_bundles, self._calls))
         self._fences = _fences(calls, memory)
         self._in_turn = self._updates is None or self._updates.in_turn
         self._steps = list(zip(calls, writer.values, strict=True))
@@ -153,14 +160,14 @@ class PackedStep:
 
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
-        del is_train
         if self._updates is None:
             self.first()
             self.second()
         else:
             with self._updates.step(self._weights):
                 if self._updates.in_turn is not self._in_turn:  # the optimizer is another one
-                    self._halves, self._in_turn = _bundled(self._calls), self._updates.in_turn
+                    self._halves = list(map(_bundles, self._calls))
+                    self._in_turn = self._updates.in_turn
                     for call in self._update_calls:
                         call.skips = None
                 self.first()
@@ -236,24 +243,6 @@ class PackedStep:
         return step_nodes(lower(self._trace, self._schedule))
 
 
-def _check_updates(trace: Trace, updates: Updates | None) -> None:
-    """ArgumentError for a plan that updates the parameters where nothing does so."""
-    if trace.updates and updates is None:
-        raise ArgumentError(
-            "a plan made with realisation='updating' updates the parameters within the step, "
-            "and nothing was given that does so; train by TrainStep with a trainer, or by "
-            "Module, or give updates"
-        )
-
-
-def _packing(lowered: Lowered, given: Packing | None) -> Packing:
-    """The packing ``given``, which must be that of the schedule, or a new one."""
-    if given is None:
-        return pack(lowered.schedule)
-    check_packing(lowered.schedule, given)
-    return given
-
-
 def _fences(calls: Iterable[AnyCall], memory: Memory) -> dict[AnyCall, Any]:
     """What parts each call of autograd's from the calls in turn."""
     return {
@@ -281,16 +270,15 @@ def _outside(
     In the arrays ``given``, or in new ones.
     """
     requests = trace.grad_req
-    wanted = [n for n in trace.symbol.list_arguments() if requests[n] != "null"]
-    noutputs = len(trace.heads) - len(wanted)
+    noutputs = len(trace.heads) - len(wanted(requests))
     outside = trace.form.outside(trace.heads, noutputs, requests)
-    names = [""] * noutputs + wanted
+    names = [""] * noutputs + wanted(requests)
     tensors = [
         entry for entry in zip(names, trace.heads, strict=True) if not entry[1][0].is_variable
     ]
     result = {}
     for (name, (node, k)), step in zip(tensors, lowered.schedule.heads, strict=True):
-        if (id(node), k) in outside:
+        if (node, k) in outside:
             is_added = requests[name] == "add"
             array = given.get(name)
             if array is None:
@@ -298,10 +286,6 @@ def _outside(
                 array = mx.nd.zeros(trace.shapes[name], ctx, trace.dtypes[name], stype=stype)
             result[step, k] = Outside(array, is_added)
     return result
-
-
-def _bundled(halves: Iterable[Iterable[AnyCall]]) -> tuple[list[list[Any]], ...]:
-    return tuple(map(_bundles, halves))
 
 
 def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:

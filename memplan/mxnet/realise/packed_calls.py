@@ -11,6 +11,7 @@ import numpy as np
 
 from memplan.mxnet.realise.explicit import step_nodes
 from memplan.mxnet.realise.imperative import (
+    AnyCall,
     BackwardCall,
     Call,
     RecordedCall,
@@ -18,7 +19,7 @@ from memplan.mxnet.realise.imperative import (
     Updates,
 )
 from memplan.mxnet.realise.lowering import Lowered
-from memplan.mxnet.realise.packed_memory import AnyCall, Memory
+from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.realise.packed_rules import (
     gradients_read,
     needs_state,
@@ -59,13 +60,13 @@ class Calls:
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
         self.updates, self.outside = updates, outside
         self.nodes = step_nodes(lowered)
-        self.step_of = {id(node): step for step, node in enumerate(self.nodes)}
+        self.step_of = {node: step for step, node in enumerate(self.nodes)}
         self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
         self.values = [self._outputs(step) for step in range(len(self.nodes))]
-        self.read = {(id(source), k) for node in self.nodes for source, k in node.inputs}
+        self.read = {entry for node in self.nodes for entry in node.inputs}
         for step, tensor in zip(lowered.schedule.heads, lowered.schedule.graph.heads, strict=True):
             place = lowered.schedule.graph.position[tensor]
-            self.read.add((id(self.nodes[step]), place))
+            self.read.add((self.nodes[step], place))
 
     def calls(self) -> list[AnyCall]:
         """A call for every step."""
@@ -100,7 +101,7 @@ class Calls:
             latest[op] = step
             forward = nodes[op].forward
             if forward is not None:
-                before = latest[self.lowered.index_of[id(forward)]]
+                before = latest[self.lowered.index_of[forward]]
                 if needs_state(nodes[op]) or (
                     self.memory.ctx.device_type == "cpu"
                     and skips_unread(nodes[op])
@@ -111,28 +112,25 @@ class Calls:
         return result
 
     def _all_read(self, step: int) -> bool:
-        return all((id(self.nodes[step]), k) in self.read for k in range(len(self.values[step])))
+        return all((self.nodes[step], k) in self.read for k in range(len(self.values[step])))
 
     def _finds_what_was_read(self, step: int, before: int) -> bool:
         """Does the backward op at ``step`` read the very tensors of its forward op's run?"""
         backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
         forward = backward.forward
         assert forward is not None
-        now = {
-            (id(source), k): entry
-            for (source, k), entry in zip(backward.inputs, self.nodes[step].inputs, strict=True)
-        }
+        now = dict(zip(backward.inputs, self.nodes[step].inputs, strict=True))
         then = zip(forward.inputs, self.nodes[before].inputs, strict=True)
-        return all(
-            now.get((id(source), k), entry) == entry for (source, k), entry in then
-        ) and not any(source is forward for source, _ in backward.inputs)
+        return all(now.get(entry, ran) == ran for entry, ran in then) and not any(
+            source is forward for source, _ in backward.inputs
+        )
 
     def _gradients(self, backward: int) -> dict[str, list[Any]]:
         """What the backward op at this step writes, as far as it is read, and what it uses."""
         node, inputs = self.nodes[backward], self._inputs(backward)
         places = gradients_read(self.lowered.nodes[self.lowered.schedule.ops[backward]])
         written = [
-            array if (id(node), k) in self.read else None
+            array if (node, k) in self.read else None
             for k, array in enumerate(self.values[backward])
         ]
         sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]
@@ -149,7 +147,7 @@ class Calls:
     def _value(self, source: Node, k: int) -> NDArray:
         if source.is_variable:
             return self.arrays[source.name]
-        return self.values[self.step_of[id(source)]][k]
+        return self.values[self.step_of[source]][k]
 
     def _ignored(self, source: Node, k: int) -> NDArray:
         """An array of this shape, but no other's: MXNet takes one that is also written for a

@@ -11,17 +11,10 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, hand_over
-from memplan.mxnet.realise.imperative import (
-    BackwardCall,
-    Call,
-    UpdateCall,
-    array_at,
-    wait_to_write,
-)
+from memplan.mxnet.realise.imperative import AnyCall, array_at, wait_to_write
 from memplan.mxnet.realise.workspace import OneWorkspace
 
 NDArray = Any
-AnyCall = Call | BackwardCall | UpdateCall
 
 
 class Memory:

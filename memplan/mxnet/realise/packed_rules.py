@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.inference import COND
-from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     has_sparse_gradient,
     has_state_or_user_code,
@@ -61,7 +62,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     ops = [
         dataclasses.replace(
             op,
-            recomputable=op.recomputable and id(node) not in once,
+            recomputable=op.recomputable and node not in once,
             handovers=tuple(
                 handover
                 for handover in op.handovers
@@ -83,10 +84,12 @@ def join_parts(heads: Sequence[Entry]) -> None:
     for node in depth_first(heads):
         forward = node.forward
         if node.op == "_backward_SliceChannel" and forward is not None and len(node.inputs) > 1:
-            node.inputs = [
-                _zeros_like(source, info) if source.op == "_zeros_without_dtype" else (source, k)
-                for (source, k), info in zip(node.inputs, forward.infos.outputs, strict=True)
-            ]
+            for place, (source, _) in enumerate(node.inputs):
+                info = forward.infos.outputs[place]
+                if source.op == "_zeros_without_dtype" and info is not None:
+                    # MXNet infers their shape from the op that reads them.
+                    attrs = {"shape": str(info.shape), "dtype": info.dtype}
+                    node.inputs[place] = (Node("_zeros", source.name, attrs), 0)
             axis = forward.attrs.get("axis", "1")
             is_squeezed = forward.attrs.get("squeeze_axis", "0").lower() in ("1", "true")
             node.op = "stack" if is_squeezed else "_npi_concatenate"
@@ -94,47 +97,36 @@ def join_parts(heads: Sequence[Entry]) -> None:
             node.control, node.forward = [], None
 
 
-def _zeros_like(source: Node, info: EntryInfo | None) -> Entry:
-    """Zeros in place of those whose shape MXNet infers from the op that reads them."""
-    assert info is not None
-    attrs = {"shape": str(info.shape), "dtype": info.dtype}
-    return (Node("_zeros", source.name, attrs), 0)
-
-
 def gradients_outside(
     heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
-) -> set[tuple[int, int]]:
+) -> set[Entry]:
     """The gradients that autograd writes into arrays of the caller's: see :meth:`Form.outside`.
 
     It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
     gradients that nothing else reads can be there. TraceError for other sparse arrays.
     """
     order = [node for node in depth_first(heads) if not node.is_variable]
-    readers = Counter((id(source), k) for node in order for source, k in node.inputs)
-    readers.update((id(node), k) for node, k in heads)
-    wanted = [name for name, request in requests.items() if request != "null"]
+    readers = Counter(entry for node in order for entry in node.inputs)
+    readers.update(heads)
     result = set()
-    for name, (node, k) in zip(wanted, heads[noutputs:], strict=True):
+    for name, entry in zip(wanted(requests), heads[noutputs:], strict=True):
+        node, is_added = entry[0], requests[name] == "add"
         # What user code or a loop adds to would have to be zeros.
         by_autograd = needs_state(node) and not is_made_of_symbol(node.forward or node)
-        is_added = requests[name] == "add"
-        if by_autograd and readers[id(node), k] == 1 and is_added is not _is_sparse(node):
-            result.add((id(node), k))
+        if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
+            result.add(entry)
     for node in order:
         if _is_sparse(node) and not _finds_a_place(node, readers, result):
             raise TraceError(_refused(node.forward or node))
     return result
 
 
-def _finds_a_place(
-    node: Node, readers: Mapping[tuple[int, int], int], outside: Collection[tuple[int, int]]
-) -> bool:
+def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
     """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
-    of_weight = (id(node), 1)
     reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
     if (node.forward or node).op != "Embedding" or reads_sparse:
         return False
-    return node.forward is None or not readers.get(of_weight) or of_weight in outside
+    return node.forward is None or not readers.get((node, 1)) or (node, 1) in outside
 
 
 def _check_branches(backward: Node) -> None:
@@ -147,18 +139,18 @@ def _check_branches(backward: Node) -> None:
         )
 
 
-def _run_once(order: Iterable[Node]) -> set[int]:
-    """The ids of ops that must not run twice, so that autograd finds the tensors it kept.
+def _run_once(order: Iterable[Node]) -> set[Node]:
+    """The ops that must not run twice, so that autograd finds the tensors it kept.
 
     Where a backward op needs a state and tensors of the forward call, these are the forward op and
     the producers of its inputs: copies would lie elsewhere.
     """
-    result: set[int] = set()
+    result: set[Node] = set()
     for node in order:
         if needs_state(node):
             assert node.forward is not None
-            read = [source for source, _ in _tensors_of_forward(node) if not source.is_variable]
-            result.update(id(source) for source in (*read, *([node.forward] if read else [])))
+            read = {source for source, _ in _tensors_of_forward(node) if not source.is_variable}
+            result |= read | {node.forward} if read else read
     return result
 
 
@@ -194,8 +186,8 @@ def gradients_read(backward: Node) -> list[int]:
     """
     forward = backward.forward
     assert forward is not None
-    known = {(id(source), k) for source, k in _tensors_of_forward(backward)}
-    places = [p for p, (node, k) in enumerate(backward.inputs) if (id(node), k) not in known]
+    known = set(_tensors_of_forward(backward))
+    places = [place for place, entry in enumerate(backward.inputs) if entry not in known]
     if is_made_of_symbol(forward) and len(places) not in (0, forward.noutputs):
         raise TraceError(
             f"op {forward.name!r} ({forward.op}) reads the gradients of some of its outputs only; "
@@ -210,12 +202,8 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
     """The inputs of ``backward`` that its forward op read or wrote."""
     forward = backward.forward
     assert forward is not None
-    known = {(id(source), k) for source, k in forward.inputs}
-    return [
-        (source, k)
-        for source, k in backward.inputs
-        if source is forward or (id(source), k) in known
-    ]
+    known = set(forward.inputs)
+    return [entry for entry in backward.inputs if entry[0] is forward or entry in known]
 
 
 def _is_sparse(node: Node) -> bool:

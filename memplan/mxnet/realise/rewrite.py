@@ -6,12 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from memplan.errors import TraceError
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
-from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
 from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
-    is_made_of_symbol,
     is_random,
 )
 from memplan.mxnet.trace.probe import changes_inputs, handovers
@@ -33,17 +31,6 @@ _WRITES_NO_LABEL = frozenset(
 _SUMS = frozenset({"elemwise_add", "_grad_add"})
 
 
-def check_writable(full: Sequence[Entry]) -> None:
-    """TraceError for an op of which MXNet writes no backward op to JSON: user code, loops."""
-    for node in depth_first(full):
-        forward = node.forward
-        if forward is not None and is_made_of_symbol(forward):
-            raise TraceError(
-                f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: MXNet "
-                f"cannot write its backward op into a Symbol. Use realisation='packed'"
-            )
-
-
 def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:
     """``full`` (heads of a training graph), changed so that its ops run as they stand."""
     order = depth_first(full)
@@ -62,62 +49,62 @@ def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[
 
     Its executor leaves the array that is given for one as it was, which is zeros if it made it.
     """
-    zeros: dict[int, Node] = {}
+    zeros: dict[Node, Node] = {}
 
     def written(entry: Entry) -> Entry:
         node, k = entry
         if node.op not in _WRITES_NO_LABEL or node.forward is None or k != 1:
             return entry
-        if id(node) not in zeros:
+        if node not in zeros:
             label = node.forward.inputs[1]
-            zeros[id(node)] = Node("zeros_like", f"{node.name}_label", inputs=[label])
-        return (zeros[id(node)], 0)
+            zeros[node] = Node("zeros_like", f"{node.name}_label", inputs=[label])
+        return (zeros[node], 0)
 
     for node in order:
         node.inputs = list(map(written, node.inputs))
     return list(map(written, full))
 
 
-def explicit_order(order: Sequence[Node], early: Mapping[int, int] | None = None) -> list[Node]:
+def explicit_order(order: Sequence[Node], early: Mapping[Node, int] | None = None) -> list[Node]:
     """``order`` with every sum of gradients as early as possible; sums are made safe.
 
-    The nodes must have their ``infos``. Those whose ids are in ``early`` come as early as possible,
-    too: of several that an op was the last to be awaited by, first that of the smallest number.
+    The nodes must have their ``infos``. Those in ``early`` come as early as possible, too: of
+    several that an op was the last to be awaited by, first that of the smallest number.
     """
     early = early or {}
     _make_sums_safe(order)
     missing = {
-        id(node): len({id(d) for d in _dependencies(node)})
+        node: len(_awaited(node))
         for node in order
-        if id(node) in early or (node.op in _SUMS and node.forward is None)
+        if node in early or (node.op in _SUMS and node.forward is None)
     }
-    waiting: dict[int, list[Node]] = {}
+    waiting: dict[Node, list[Node]] = {}
     for node in order:
-        if id(node) in missing:
-            for other in {id(d): d for d in _dependencies(node)}.values():
-                waiting.setdefault(id(other), []).append(node)
+        if node in missing:
+            for other in _awaited(node):
+                waiting.setdefault(other, []).append(node)
     for nodes in waiting.values():
         nodes.reverse()  # for a stack
-        nodes.sort(key=lambda node: -early.get(id(node), 0))
+        nodes.sort(key=lambda node: -early.get(node, 0))
     result: list[Node] = []
-    done: set[int] = set()
+    done: set[Node] = set()
     for node in order:
         stack = [node]
         while stack:
             ready = stack.pop()
-            if id(ready) in done:
+            if ready in done:
                 continue
-            done.add(id(ready))
+            done.add(ready)
             result.append(ready)
-            for other in waiting.get(id(ready), ()):
-                missing[id(other)] -= 1
-                if not missing[id(other)]:
+            for other in waiting.get(ready, ()):
+                missing[other] -= 1
+                if not missing[other]:
                     stack.append(other)
     return result
 
 
-def _dependencies(node: Node) -> list[Node]:
-    return [n for n in (*(source for source, _ in node.inputs), *node.control) if not n.is_variable]
+def _awaited(node: Node) -> dict[Node, None]:
+    return dict.fromkeys(other for other in dependencies(node) if not other.is_variable)
 
 
 def _make_sums_safe(order: Sequence[Node]) -> None:
@@ -126,19 +113,15 @@ def _make_sums_safe(order: Sequence[Node]) -> None:
     MXNet lets the op of the second term add into the buffer of the first, long before the sum
     itself runs: another reader in between would see the sum.
     """
-    readers = Counter((id(source), k) for node in order for source, k in node.inputs)
+    readers = Counter(entry for node in order for entry in node.inputs)
     for node in order:
         if node.op == "_grad_add":
             source, k = node.inputs[0]
             while source.op != "_grad_add":
-                if readers[id(source), k] > 1:
+                if readers[source, k] > 1:
                     node.op = "elemwise_add"
                     break
-                shared = [
-                    handover.input
-                    for handover in handovers(source, source.infos.inputs, source.infos.outputs)
-                    if handover.alias and handover.output == k
-                ]
+                shared = [i for i, output, alias in handovers(source) if alias and output == k]
                 if not shared:
                     break
                 source, k = source.inputs[shared[0]]
@@ -146,20 +129,14 @@ def _make_sums_safe(order: Sequence[Node]) -> None:
 
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
     """The ops of the forward pass that may run twice."""
-    kept = {
-        id(source) for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs
-    }
+    kept = {source for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs}
     return {
         node
         for node in forward
-        if not node.is_variable and id(node) not in kept and _may_run_twice(node)
+        if not (node.is_variable or node in kept)
+        and not (is_random(node) or has_state_or_user_code(node))
+        and (node.op in _STATISTICS or not changes_inputs(node))
     }
-
-
-def _may_run_twice(node: Node) -> bool:
-    if is_random(node) or has_state_or_user_code(node):
-        return False
-    return node.op in _STATISTICS or not changes_inputs(node)
 
 
 def keep_random_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:

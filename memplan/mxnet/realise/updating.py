@@ -12,8 +12,9 @@ from typing import ClassVar
 from memplan.errors import TraceError
 from memplan.mxnet.realise.packed import Packed
 from memplan.mxnet.realise.rewrite import explicit_order
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.form import is_in_halves
-from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Infos, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Infos, Node, dependencies, depth_first
 from memplan.step.graph import UPDATE
 
 
@@ -39,13 +40,12 @@ class Updating(Packed):
                 "gradients of its own for them; use realisation='packed'"
             )
         variables = {node.name: node for node in order if node.is_variable}
-        readers: dict[int, list[Node]] = {}
+        readers: dict[Node, list[Node]] = {}
         for node in order:
-            for source in {id(source): source for source, _ in node.inputs}:
+            for source in dict.fromkeys(source for source, _ in node.inputs):
                 readers.setdefault(source, []).append(node)
-        wanted = [name for name, request in requests.items() if request != "null"]
         updates: list[Entry] = []
-        for name, gradient in zip(wanted, heads[noutputs:], strict=True):
+        for name, gradient in zip(wanted(requests), heads[noutputs:], strict=True):
             if requests[name] == "add":
                 raise TraceError(
                     f"the gradient of {name!r} is added up over steps (grad_req='add'), so it "
@@ -57,7 +57,7 @@ class Updating(Packed):
                     f"{name!r} is an output of the network, which would be the updated one at the "
                     f"end of the step; use realisation='packed'"
                 )
-            updates.append((_update(weight, gradient, readers.get(id(weight), [])), 0))
+            updates.append((_update(weight, gradient, readers.get(weight, [])), 0))
         return [*heads[:noutputs], *updates]
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
@@ -78,29 +78,25 @@ def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:
     )
 
 
-def _for_one_update(order: Sequence[Node]) -> dict[int, int]:
-    """The updates, and those ops of the backward pass that lead to one alone, by the nodes' ids.
+def _for_one_update(order: Sequence[Node]) -> dict[Node, int]:
+    """The updates, and those ops of the backward pass that lead to one alone.
 
     For each the number of ops from there to the update.
     """
-    behind: set[int] = set()
+    behind: set[Node] = set()
     for node in order:
-        before = (*(source for source, _ in node.inputs), *node.control)
-        if node.forward is not None or any(id(other) in behind for other in before):
-            behind.add(id(node))
+        if node.forward is not None or any(other in behind for other in dependencies(node)):
+            behind.add(node)
     # The one update, or None where there are several.
-    leads_to: dict[int, Node | None] = {}
-    distance: dict[int, int] = {}
+    leads_to: dict[Node, Node | None] = {}
+    distance: dict[Node, int] = {}
     for node in reversed(order):
         if node.op == UPDATE:
-            leads_to[id(node)] = node
-        goal = leads_to.get(id(node))
-        for source in (*(source for source, _ in node.inputs), *node.control):
-            known = leads_to.setdefault(id(source), goal)
-            leads_to[id(source)] = goal if known is goal else None
-            distance[id(source)] = max(distance.get(id(source), 0), distance.get(id(node), 0) + 1)
-    return {
-        id(node): distance.get(id(node), 0)
-        for node in order
-        if id(node) in behind and leads_to.get(id(node)) is not None
-    }
+            leads_to[node] = node
+        goal = leads_to.get(node)
+        for source in dependencies(node):
+            known = leads_to.setdefault(source, goal)
+            leads_to[source] = goal if known is goal else None
+            distance[source] = max(distance.get(source, 0), distance.get(node, 0) + 1)
+    found = (node for node in order if node in behind and leads_to.get(node) is not None)
+    return {node: distance.get(node, 0) for node in found}

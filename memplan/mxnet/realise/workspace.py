@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
 
 import mxnet as mx
-from mxnet.base import _LIB
 
-from memplan.mxnet.realise.engine import Context
+from memplan.mxnet.realise.engine import Context, hidden_function
+from memplan.mxnet.realise.imperative import AnyCall
 
 
 class _Request(ctypes.Structure):
@@ -33,30 +32,11 @@ class _Resource(ctypes.Structure):
 _TEMPORARY_SPACE = _Request(1)
 
 
-def _function(name: str, returns: Any) -> Any:
-    """A function of MXNet's that its C API does not have; None where the library hides it.
-
-    It is called with objects of ctypes, in half the time that it takes to make them of others.
-    """
-    function = getattr(_LIB, name, None)
-    if function is not None:
-        function.restype = returns
-    return function
-
-
 # ResourceManager::Get(), which is the calling thread's own, and ResourceManagerImpl::Request().
-_MANAGER = _function("_ZN5mxnet15ResourceManager3GetEv", ctypes.c_void_p)
-_REQUEST = _function(
+_MANAGER = hidden_function("_ZN5mxnet15ResourceManager3GetEv", ctypes.c_void_p)
+_REQUEST = hidden_function(
     "_ZN5mxnet8resource19ResourceManagerImpl7RequestENS_7ContextERKNS_15ResourceRequestE", _Resource
 )
-
-
-class Asking(Protocol):
-    """A call, and how many requests follow it; None until that is found out."""
-
-    skips: int | None
-
-    def __call__(self) -> None: ...
 
 
 class OneWorkspace:
@@ -89,7 +69,7 @@ class OneWorkspace:
             self._manager.value = _MANAGER()
             self._skip()
 
-    def call(self, calls: Iterable[Asking]) -> None:
+    def call(self, calls: Iterable[AnyCall]) -> None:
         """Make the ``calls``, and the requests after each; find out how many where that is None."""
         for call in calls:
             if call.skips is None:

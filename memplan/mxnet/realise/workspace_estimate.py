@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memplan.mxnet.realise.layout_copies import copies, wanted_layouts
-from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
 
@@ -67,7 +67,8 @@ def _read_and_written(node: Node) -> int:
             for place, info in enumerate(written)
             if place >= len(call.inputs) or not call.inputs[place][0].is_variable
         ]
-    return _sizes([info for (source, _), info in read if not source.is_variable]) + _sizes(written)
+    of_tensors = [info for (source, _), info in read if not source.is_variable]
+    return total_nbytes((*of_tensors, *written))
 
 
 def _scratchpads(call: Node) -> int:
@@ -103,7 +104,3 @@ def threads() -> int:
     """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     return int(told) if told.isdigit() and int(told) else max(1, (os.cpu_count() or 1) // 2)
-
-
-def _sizes(infos: Sequence[EntryInfo | None]) -> int:
-    return sum(info.nbytes for info in infos if info is not None)

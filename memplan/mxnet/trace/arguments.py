@@ -131,12 +131,17 @@ def complete_grad_req(
             raise ArgumentError(
                 f"grad_req of {name!r} is {request!r}; it must be 'write', 'add' or 'null'"
             )
-    if all(request == "null" for request in requests.values()):
+    if not wanted(requests):
         raise ArgumentError(
             "no argument wants a gradient, so there is nothing to plan; see grad_req, "
             f"or give shapes of the inputs only, not of all of {_some(arguments)}"
         )
     return requests
+
+
+def wanted(requests: Mapping[str, str]) -> list[str]:
+    """The arguments that are to have a gradient, in their order."""
+    return [name for name, request in requests.items() if request != "null"]
 
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:

@@ -13,25 +13,21 @@ from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.arguments import (
-    GradReq,
-    complete_grad_req,
-    infer_arguments,
-)
+from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments, wanted
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
-from memplan.mxnet.trace.gradient import check_unique_names, training_graph
+from memplan.mxnet.trace.gradient import HEAD_GRAD, check_unique_names, training_graph
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import (
     Attrs,
     Entry,
-    EntryInfo,
     Infos,
     Node,
     depth_first,
     from_json,
+    total_nbytes,
 )
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
@@ -69,24 +65,16 @@ class Trace:
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
 
     @property
-    def realisation(self) -> str:
-        """The name of the realisation that this was traced for."""
-        return self.form.name
+    def head_grads(self) -> dict[int, Node]:
+        """The variables for the gradients of outputs that are no losses, by the output's place."""
+        variables = (node for node in depth_first(self.heads) if node.is_variable)
+        given = (node for node in variables if node.name not in self.shapes)
+        return dict(sorted((int(node.name.removeprefix(HEAD_GRAD)), node) for node in given))
 
     @property
-    def spells_out_backward(self) -> bool:
-        """Are gradients tensors of the graph, and outputs of what MXNet runs?"""
-        return self.form.spells_out_backward
-
-    @property
-    def in_one_array(self) -> bool:
-        """Do all tensors lie in one array?"""
-        return self.form.in_one_array
-
-    @property
-    def updates(self) -> bool:
-        """Are the parameters updated within the step, which leaves no gradients?"""
-        return self.form.updates
+    def outputs_without_loss(self) -> list[str]:
+        """The outputs whose gradients must come from outside."""
+        return [self.symbol.list_outputs()[place] for place in self.head_grads]
 
 
 def trace(
@@ -111,25 +99,22 @@ def trace(
     TraceError names an op that cannot be run in that form. ``device_type`` ("cpu" or "gpu") is
     where it will run.
     """
-    check_symbol(net)
     symbol = without_flags(net)
-    nodes, heads = from_json(symbol.tojson(remove_amp_cast=False))
+    nodes, heads = from_json(symbol_json.parse(symbol))
     check_unique_names(nodes)
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
     requests = complete_grad_req(symbol, shapes, grad_req)
     infer(heads, known_shapes, known_dtypes)
-    _check_sizes(depth_first(heads))
+    for node in depth_first(heads):
+        check_op(node)
     merged = merge_equal_nodes(list(heads))
-    wanted = [name for name, request in requests.items() if request != "null"]
-    full = form.rewritten(training_graph(merged, heads, wanted), device_type)
+    full = form.rewritten(training_graph(merged, heads, wanted(requests)), device_type)
     _infer_step(full, known_shapes, known_dtypes)
     if form.spells_out_backward:
         chain_sums(full, len(merged), device_type)
     full = form.ended(full, len(merged), requests)
     order = form.ordered(_checked(full))
-    outside = form.outside(full, len(merged), requests)
-    fixed = _fixed_nbytes(full, _held(wanted, full[len(merged) :], requests, outside))
-    graph = form.finished(_build(order, full, len(merged), fixed, form, outside), order)
+    graph = form.finished(_build(order, full, len(merged), form, requests), order)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -156,7 +141,11 @@ def check_symbol(net: Any) -> None:
 
 
 def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
-    """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan."""
+    """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan.
+
+    ArgumentError for what is no Symbol.
+    """
+    check_symbol(net)
     data = symbol_json.parse(net)
     for node in data["nodes"]:
         attrs = node.get("attrs", {})
@@ -182,17 +171,6 @@ def _infer_step(
 def _checked(full: Sequence[Entry]) -> list[Node]:
     """The ops of the step, in the order of MXNet; an error for those that cannot be planned."""
     order = [node for node in depth_first(full) if not node.is_variable]
-    _check_shapes(order)
-    _check_sizes(order)
-    return order
-
-
-def _check_sizes(order: Sequence[Node]) -> None:
-    for node in order:
-        check_op(node)
-
-
-def _check_shapes(order: Sequence[Node]) -> None:
     for node in order:
         if None in node.infos.outputs:
             raise TraceError(
@@ -204,41 +182,44 @@ def _check_shapes(order: Sequence[Node]) -> None:
                 f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "
                 f"use float16 or float32"
             )
+        check_op(node)
+    return order
 
 
 def _build(
     order: list[Node],
     full: Sequence[Entry],
     noutputs: int,
-    fixed: int,
     form: Form,
-    outside: set[tuple[int, int]],
+    requests: Mapping[str, str],
 ) -> TrainingGraph:
-    index_of = {id(node): i for i, node in enumerate(order)}
-    first: dict[int, int] = {}
+    outside = form.outside(full, noutputs, requests)
+    index_of = {node: i for i, node in enumerate(order)}
+    first: dict[Node, int] = {}
     tensors: list[Tensor] = []
     for node in order:
-        first[id(node)] = len(tensors)
+        first[node] = len(tensors)
         for k, info in enumerate(node.infos.outputs):
             name = f"{node.name}[{k}]"
-            if info is None or (id(node), k) in outside:
+            if info is None or (node, k) in outside:
                 tensors.append(Tensor(name, 0, 0))
             else:
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
     forward = depth_first(full[:noutputs])
     repeatable = form.repeatable(forward, order)
     ops = tuple(_op(node, index_of, first, node in repeatable, outside) for node in order)
-    heads = tuple(first[id(node)] + k for node, k in full if not node.is_variable)
+    heads = tuple(first[node] + k for node, k in full if not node.is_variable)
     nforward = sum(not node.is_variable for node in forward)
-    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed, current_match_range())
+    fixed_nbytes = _fixed_nbytes(full, _held(full[noutputs:], requests, outside))
+    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed_nbytes, current_match_range())
 
 
 def _op(
     node: Node,
-    index_of: Mapping[int, int],
-    first: Mapping[int, int],
+    index_of: Mapping[Node, int],
+    first: Mapping[Node, int],
     recomputable: bool,
-    outside: set[tuple[int, int]],
+    outside: set[Entry],
 ) -> Op:
     ignored = ignored_inputs(node)
     place_of: dict[int, int] = {}
@@ -248,27 +229,26 @@ def _op(
         if source.is_variable:
             continue
         if place in ignored:
-            after.append(index_of[id(source)])
+            after.append(index_of[source])
         else:
             place_of[place] = len(inputs)
-            inputs.append(first[id(source)] + k)
-    after += [index_of[id(source)] for source in node.control]
-    infos = node.infos
+            inputs.append(first[source] + k)
+    after += [index_of[source] for source in node.control]
     return Op(
         name=node.name,
         kind=node.op,
         inputs=tuple(inputs),
-        outputs=tuple(first[id(node)] + k for k in range(node.noutputs)),
+        outputs=tuple(first[node] + k for k in range(node.noutputs)),
         recomputable=recomputable,
-        differentiates=None if node.forward is None else index_of[id(node.forward)],
+        differentiates=None if node.forward is None else index_of[node.forward],
         after=tuple(after),
         handovers=tuple(
             handover._replace(input=place_of[handover.input])
-            for handover in handovers(node, infos.inputs, infos.outputs)
-            if handover.input in place_of and (id(node), handover.output) not in outside
+            for handover in handovers(node)
+            if handover.input in place_of and (node, handover.output) not in outside
         ),
         flops=flops(node),
-        traffic_nbytes=_traffic_nbytes(infos.inputs) + _traffic_nbytes(infos.outputs),
+        traffic_nbytes=total_nbytes((*node.infos.inputs, *node.infos.outputs)),
         signature=signature(node),
         mirror_stage=node.attrs.get("__mirror_stage__"),
     )
@@ -288,15 +268,8 @@ def _signature(op: str, attrs: Attrs, infos: Infos) -> str:
     return json.dumps([op, dict(attrs), *entries], sort_keys=True, separators=(",", ":"))
 
 
-def _traffic_nbytes(infos: Sequence[EntryInfo | None]) -> int:
-    return sum(info.nbytes for info in infos if info is not None)
-
-
 def _held(
-    wanted: Sequence[str],
-    gradients: Sequence[Entry],
-    requests: Mapping[str, str],
-    outside: set[tuple[int, int]],
+    gradients: Sequence[Entry], requests: Mapping[str, str], outside: set[Entry]
 ) -> list[str]:
     """The arguments with an array for the gradient beside the step.
 
@@ -304,8 +277,8 @@ def _held(
     """
     return [
         name
-        for name, (node, k) in zip(wanted, gradients, strict=True)
-        if requests[name] == "add" or (id(node), k) in outside
+        for name, entry in zip(wanted(requests), gradients, strict=True)
+        if requests[name] == "add" or entry in outside
     ]
 
 
@@ -324,10 +297,10 @@ def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
 
 def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
     """For each forward op, the JSON nodes that it stands for: itself and those merged into it."""
-    index = {id(node): i for i, node in enumerate(nodes)}
+    index = {node: i for i, node in enumerate(nodes)}
 
     def stands_for(node: Node) -> list[int]:
-        found = [index[id(node)]] if id(node) in index else []
+        found = [index[node]] if node in index else []
         return found + [i for other in node.merged for i in stands_for(other)]
 
     return tuple(tuple(stands_for(node)) for node in order)

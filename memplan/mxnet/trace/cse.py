@@ -33,7 +33,7 @@ def _equal_pairs(outputs: list[Entry]) -> list[tuple[Node, Node]]:
     for node in depth_first(outputs):
         if node.inputs:
             attrs = tuple(sorted(node.attrs.items()))
-            sources = tuple((id(source), k) for source, k in node.inputs)
+            sources = tuple(node.inputs)
             groups[node.op, attrs, sources].append(node)
     twins = [same for same in groups.values() if len(same) > 1 and merges(same[0])]
     return [(same[0], other) for same in twins for other in same[1:]]

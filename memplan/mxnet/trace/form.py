@@ -44,7 +44,6 @@ class Form:
 
         Raises TraceError for an op that cannot.
         """
-        del device_type
         return list(heads)
 
     def ended(
@@ -55,20 +54,17 @@ class Form:
         Their shapes are known; behind the ``noutputs`` outputs come the gradients of the arguments
         whose ``requests`` are not "null". TraceError for a request that cannot be met.
         """
-        del noutputs, requests
         return list(heads)
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
-    ) -> set[tuple[int, int]]:
+    ) -> set[Entry]:
         """The gradients that are written into arrays of their own, beside the memory planned for.
 
-        Of each the ``id`` of its node, and which output it is. ``heads`` and ``requests`` are those
-        of :meth:`ended`. MXNet's executor writes all gradients so. TraceError for what has no place
-        in that memory, and cannot be written elsewhere.
+        ``heads`` and ``requests`` are those of :meth:`ended`. MXNet's executor writes all gradients
+        so. TraceError for what has no place in that memory, and cannot be written elsewhere.
         """
-        del requests
-        return {(id(node), k) for node, k in heads[noutputs:]}
+        return set(heads[noutputs:])
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
         """The ops of the step, whose shapes are known now, in the base order."""
@@ -81,17 +77,16 @@ class Form:
         its moving statistics in its backward op only. One without such an op keeps them as they
         were on a CPU, while cuDNN updates them: it must not be recomputed.
         """
-        differentiated = {id(node.forward) for node in order if node.forward is not None}
+        differentiated = {node.forward for node in order if node.forward is not None}
         return {
             node
             for node in forward
             if may_be_mirrored(node)
-            and (id(node) in differentiated or not may_run_on_cudnn(node.op, node.attrs))
+            and (node in differentiated or not may_run_on_cudnn(node.op, node.attrs))
         }
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         """``graph``, whose ops are ``nodes``, with what else must hold for it."""
-        del nodes
         return graph
 
 

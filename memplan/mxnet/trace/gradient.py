@@ -7,8 +7,10 @@ src/nnvm/gradient.cc, tag 1.9.1) for a network without mirroring.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from memplan.errors import TraceError
@@ -28,13 +30,20 @@ ZERO_OPS = frozenset({"_zeros", "zeros_like"})
 
 _UNSHAPED_ZEROS = "_zeros_without_dtype"
 
+# The variables for gradients of outputs are called so, with the place of the output behind.
+HEAD_GRAD = "_head_grad_"
+
 
 @dataclass
 class _Gradients:
-    """The gradients that have arrived for one entry, and their sum once it is asked for."""
+    """The gradients of one entry; their sum is asked for once all have arrived."""
 
     parts: list[Entry]
-    total: Entry | None = None
+
+    @cached_property
+    def total(self) -> Entry:
+        """Their sum, as GraphExecutor's AggregateGradient makes it."""
+        return _aggregate(self.parts)
 
 
 def training_graph(
@@ -50,40 +59,34 @@ def training_graph(
     """
     order = depth_first(losses)
     arguments = [node for node in order if node.is_variable and node.name in wanted]
-    grads: dict[tuple[int, int], _Gradients] = {
-        (id(node), k): _Gradients([]) for node in order for k in range(node.noutputs)
-    }
+    grads: defaultdict[Entry, _Gradients] = defaultdict(lambda: _Gradients([]))
     for i, ((node, k), like) in enumerate(zip(losses, outputs, strict=True)):
-        head = Node(VARIABLE, f"_head_grad_{i}")
-        hint = Node("_identity_with_attr_like_rhs", f"_head_grad_{i}_id", inputs=[(head, 0), like])
-        grads[id(node), k].parts = [(hint, 0)]
+        head = Node(VARIABLE, f"{HEAD_GRAD}{i}")
+        hint = Node("_identity_with_attr_like_rhs", f"{head.name}_id", inputs=[(head, 0), like])
+        grads[node, k].parts = [(hint, 0)]
     for node in reversed(order):
         if node.is_variable or not node.inputs:
             continue
-        ograds = [_sum(grads[id(node), k]) for k in range(node.noutputs)]
+        ograds = [grads[node, k].total for k in range(node.noutputs)]
         template = gradient(node, [source.op in ZERO_OPS for source, _ in ograds])
         if is_made_of_symbol(node):
             ograds = [_with_shape(ograd, (node, k)) for k, ograd in enumerate(ograds)]
         for (source, k), part in zip(
             node.inputs, _instantiate(template, node, ograds), strict=True
         ):
-            grads[id(source), k].parts.append(part)
-    totals = [_sum(grads[id(node), 0]) for node in arguments]
+            grads[source, k].parts.append(part)
+    totals = [grads[node, 0].total for node in arguments]
     return [*outputs, *copy_repeats(totals, first=1)]
 
 
 def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> list[Entry]:
     made: list[Node] = []
+    outputs = [(node, k) for k in range(node.noutputs)]
+    given: dict[str, Sequence[Entry]] = {"in": node.inputs, "out": outputs, "ograd": ograds}
 
     def entry(item: tuple[Any, ...]) -> Entry:
-        kind, index = item[0], item[1]
-        if kind == "in":
-            return node.inputs[index]
-        if kind == "out":
-            return (node, index)
-        if kind == "ograd":
-            return ograds[index]
-        return (made[index], item[2])
+        kind, index, *output = item
+        return given[kind][index] if kind in given else (made[index], output[0])
 
     for part in template.nodes:
         made.append(
@@ -105,13 +108,6 @@ def _with_shape(ograd: Entry, output: Entry) -> Entry:
     if ograd[0].op != _UNSHAPED_ZEROS:
         return ograd
     return (Node("zeros_like", f"{output[0].name}_zeros{output[1]}", inputs=[output]), 0)
-
-
-def _sum(gradients: _Gradients) -> Entry:
-    """Aggregate as GraphExecutor's AggregateGradient does; once."""
-    if gradients.total is None:
-        gradients.total = _aggregate(gradients.parts)
-    return gradients.total
 
 
 def _aggregate(parts: list[Entry]) -> Entry:

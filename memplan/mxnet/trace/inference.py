@@ -9,7 +9,6 @@ writes. A cond whose branches return different shapes stays unknown.
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +37,7 @@ _NOT_FROM_JSON = frozenset(
 
 WHILE_LOOP, COND = "_while_loop", "_cond"
 
-Found = dict[tuple[int, int], EntryInfo]
+Found = dict[Entry, EntryInfo]
 
 
 def infer(
@@ -59,8 +58,8 @@ def infer(
         returned |= more
     for node in order:
         node.infos = Infos(
-            tuple(found.get((id(source), k)) for source, k in node.inputs),
-            tuple(found.get((id(node), k)) for k in range(node.noutputs)),
+            tuple(found.get(entry) for entry in node.inputs),
+            tuple(found.get((node, k)) for k in range(node.noutputs)),
         )
 
 
@@ -82,7 +81,7 @@ def _inferred(
             infos[shape, dtype] = _info(shape, dtype)
         info = infos[shape, dtype]
         if info is not None:
-            found[id(node), k] = info
+            found[node, k] = info
     return found
 
 
@@ -104,22 +103,22 @@ def _with_stand_ins(entries: Sequence[Entry], returned: Found) -> Sequence[Entry
     order = depth_first(entries)
     if not returned and not any(node.op in _NOT_FROM_JSON for node in order):
         return entries
-    twins: dict[int, Node] = {}
-    variables: dict[tuple[int, int], Node] = {}
+    twins: dict[Node, Node] = {}
+    variables: dict[Entry, Node] = {}
 
     def twin(entry: Entry) -> Entry:
         node, k = entry
         if node.op in _NOT_FROM_JSON and node.forward is not None:
             return twin(node.forward.inputs[k])
-        info = returned.get((id(node), k))
-        if info is not None:
-            return variables.setdefault((id(node), k), _variable(f"{node.name}[{k}]", info)), 0
-        return twins[id(node)], k
+        if entry in returned:
+            made = _variable(f"{node.name}[{k}]", returned[entry])
+            return variables.setdefault(entry, made), 0
+        return twins[node], k
 
     for node in order:
         if node.op not in _NOT_FROM_JSON:
-            control = [twins[id(other)] for other in node.control if id(other) in twins]
-            twins[id(node)] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
+            control = [twins[other] for other in node.control if other in twins]
+            twins[node] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
     return list(map(twin, entries))
 
 
@@ -132,11 +131,11 @@ def _returned(order: Sequence[Node], found: Found) -> Found:
     """What loops and branches return whose inputs are known, and whose outputs are not yet."""
     result: Found = {}
     for node in order:
-        if node.op in (WHILE_LOOP, COND) and (id(node), 0) not in found:
-            inputs = [found.get((id(source), k)) for source, k in node.inputs]
+        if node.op in (WHILE_LOOP, COND) and (node, 0) not in found:
+            inputs = [found.get(entry) for entry in node.inputs]
             outputs = _body_outputs(node, [info for info in inputs if info is not None])
             if None not in inputs and outputs is not None:
-                result |= {(id(node), k): info for k, info in enumerate(outputs)}
+                result |= {(node, k): info for k, info in enumerate(outputs)}
     return result
 
 
@@ -156,7 +155,7 @@ def _of_subgraph(
     node: Node, subgraph: int, inputs: Sequence[EntryInfo], places: str
 ) -> list[EntryInfo] | None:
     """The outputs of a subgraph of ``node``, whose variables are the inputs at ``places``."""
-    _, heads = from_json(json.dumps(node.subgraphs[subgraph]))
+    _, heads = from_json(node.subgraphs[subgraph])
     read = [inputs[place] for place in ast.literal_eval(node.attrs[places])]
     names = [inner.name for inner in depth_first(heads) if inner.is_variable]
     shapes = {name: info.shape for name, info in zip(names, read, strict=True)}

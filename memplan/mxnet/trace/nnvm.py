@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,6 +42,11 @@ class Infos:
 
     inputs: tuple[EntryInfo | None, ...]
     outputs: tuple[EntryInfo | None, ...]
+
+
+def total_nbytes(infos: Iterable[EntryInfo | None]) -> int:
+    """The bytes of all of these that are known."""
+    return sum(info.nbytes for info in infos if info is not None)
 
 
 _NOT_INFERRED = Infos((), ())
@@ -88,18 +93,18 @@ def is_hidden(attribute: str) -> bool:
 def depth_first(entries: Iterable[Entry]) -> list[Node]:
     """Nodes in the order in which MXNet indexes and runs them: post-order, inputs first."""
     order: list[Node] = []
-    visited: set[int] = set()
+    visited: set[Node] = set()
     for root, _ in entries:
-        if id(root) in visited:
+        if root in visited:
             continue
-        visited.add(id(root))
-        stack: list[tuple[Node, Iterator[Node]]] = [(root, _dependencies(root))]
+        visited.add(root)
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(dependencies(root)))]
         while stack:
             node, rest = stack[-1]
             for child in rest:
-                if id(child) not in visited:
-                    visited.add(id(child))
-                    stack.append((child, _dependencies(child)))
+                if child not in visited:
+                    visited.add(child)
+                    stack.append((child, iter(dependencies(child))))
                     break
             else:
                 order.append(node)
@@ -107,9 +112,10 @@ def depth_first(entries: Iterable[Entry]) -> list[Node]:
     return order
 
 
-def _dependencies(node: Node) -> Iterator[Node]:
+def dependencies(node: Node) -> list[Node]:
+    """The nodes that must have run before ``node``."""
     sources = [source for source, _ in node.inputs]
-    return iter(sources + node.control if node.control else sources)
+    return sources + node.control if node.control else sources
 
 
 def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:
@@ -117,24 +123,23 @@ def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:
 
     The copies of an entry are numbered from ``first``.
     """
-    ncopies: dict[tuple[int, int], int] = {}
-    result = []
-    for node, k in entries:
-        key = (id(node), k)
-        if key in ncopies:
-            copy = Node("_copy", f"{node.name}_{first + ncopies[key]}_copy", inputs=[(node, k)])
-            copy.infos = Infos(node.infos.outputs[k : k + 1], node.infos.outputs[k : k + 1])
-            ncopies[key] += 1
-            result.append((copy, 0))
+    ncopies: dict[Entry, int] = {}
+    result: list[Entry] = []
+    for entry in entries:
+        if entry not in ncopies:
+            ncopies[entry] = 0
+            result.append(entry)
         else:
-            ncopies[key] = 0
-            result.append((node, k))
+            node, k = entry
+            info = node.infos.outputs[k : k + 1]
+            name = f"{node.name}_{first + ncopies[entry]}_copy"
+            result.append((Node("_copy", name, inputs=[entry], infos=Infos(info, info)), 0))
+            ncopies[entry] += 1
     return result
 
 
-def from_json(text: str) -> tuple[list[Node], list[Entry]]:
-    """Nodes (in file order) and heads of a symbol's JSON as MXNet 1.9 writes it."""
-    data = symbol_json.parse_text(text)
+def from_json(data: Mapping[str, Any]) -> tuple[list[Node], list[Entry]]:
+    """Nodes (in file order) and heads of what MXNet 1.9 writes of a symbol."""
     rows = data["node_row_ptr"]
     nodes: list[Node] = []
     for index, item in enumerate(data["nodes"]):
@@ -155,28 +160,38 @@ def from_json(text: str) -> tuple[list[Node], list[Entry]]:
 def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
     """The symbol whose outputs are ``heads`` (hidden outputs may be named)."""
     order = depth_first(heads)
-    index = {id(node): i for i, node in enumerate(order)}
+    index = {node: i for i, node in enumerate(order)}
     nodes = []
     for node in order:
         item: dict[str, Any] = {
             "op": node.op,
             "name": node.name,
-            "inputs": [[index[id(child)], k, 0] for child, k in node.inputs],
+            "inputs": [[index[child], k, 0] for child, k in node.inputs],
         }
         if node.attrs:
             item["attrs"] = node.attrs
         if node.control:
-            item["control_deps"] = [index[id(child)] for child in node.control]
+            item["control_deps"] = [index[child] for child in node.control]
         if node.subgraphs is not None:
             item["subgraphs"] = node.subgraphs
         nodes.append(item)
     data = {
         "nodes": nodes,
         "arg_nodes": [i for i, node in enumerate(order) if node.is_variable],
-        "heads": [[index[id(node)], k, 0] for node, k in heads],
+        "heads": [[index[node], k, 0] for node, k in heads],
         "attrs": VERSION,
     }
     return symbol_json.load(data)
+
+
+def call_of(node: Node, name: str, inputs: list[Entry]) -> Node:
+    """A call of ``node``'s op, by its attributes, that reads ``inputs``."""
+    return Node(node.op, name, node.attrs, inputs, noutputs=node.noutputs, subgraphs=node.subgraphs)
+
+
+def variables(kind: str, count: int) -> list[Entry]:
+    """This many variables, called by their ``kind`` and number."""
+    return [(Node(VARIABLE, f"{kind}{i}"), 0) for i in range(count)]
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:

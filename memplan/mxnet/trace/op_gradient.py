@@ -16,6 +16,7 @@ import mxnet as mx
 from mxnet.base import _LIB, MXNetError, check_call
 
 from memplan.errors import TraceError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import (
     VARIABLE,
     Attrs,
@@ -24,6 +25,7 @@ from memplan.mxnet.trace.nnvm import (
     from_json,
     is_hidden,
     to_symbol,
+    variables,
 )
 
 CALL = "<op>"
@@ -103,10 +105,10 @@ def _zeros(ninputs: int) -> Template:
 def _gradient(
     op: str, attrs: Attrs, subgraphs: str, ninputs: int, noutputs: int, zero: tuple[bool, ...]
 ) -> Template:
-    inputs: list[Entry] = [(Node(VARIABLE, f"in{i}"), 0) for i in range(ninputs)]
-    call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=json.loads(subgraphs))
+    inputs, loaded = variables("in", ninputs), json.loads(subgraphs)
+    call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=loaded)
     ys = to_symbol([(call, k) for k in range(noutputs)])
-    xs = _inputs_of(ys)
+    xs = (ys[0] if noutputs > 1 else ys).get_children()  # in the op's order, repeated ones as well
     # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
     # By JSON: AMP puts its own functions in the place of mx.sym's.
     zeros = {"shape": "(1,)"}
@@ -116,11 +118,11 @@ def _gradient(
             for k, z in enumerate(zero)
         ]
     )
-    nodes, heads = from_json(_apply_gradient_pass(ys, xs, ograds).tojson(remove_amp_cast=False))
+    nodes, heads = from_json(symbol_json.parse(_apply_gradient_pass(ys, xs, ograds)))
     # The name alone does not tell: _backward_Custom has that of its op.
     calls = [n for n in nodes if n.op == op and n.name == CALL]
     kept = [n for n in nodes if not (n.is_variable or n in calls or n.name.startswith("ograd"))]
-    index = {id(n): i for i, n in enumerate(kept)}
+    index = {n: i for i, n in enumerate(kept)}
 
     def entry(item: Entry) -> tuple[Any, ...]:
         source, k = item
@@ -130,7 +132,7 @@ def _gradient(
             return ("ograd", int(source.name[5:]))
         if source.is_variable:
             return ("in", int(source.name[2:]))
-        return ("node", index[id(source)], k)
+        return ("node", index[source], k)
 
     return Template(
         tuple(
@@ -146,12 +148,6 @@ def _gradient(
         ),
         tuple(map(entry, heads)),
     )
-
-
-def _inputs_of(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """The variables of a one-op symbol, in the op's order (repeated inputs included)."""
-    first = symbol[0] if len(symbol.list_outputs()) > 1 else symbol
-    return first.get_children()
 
 
 def _apply_gradient_pass(

@@ -23,20 +23,18 @@ _RANDOM = re.compile(
     r"permutation)(_n)?$|^(normal|uniform)$"
 )
 
-# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
-# or holds state or user code that must not run twice.
-_NEVER_MIRRORED = frozenset(
-    """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
-    one_hot _histogram RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp
-    _contrib_SyncBatchNorm BatchNorm_v1 CTCLoss IdentityAttachKLSparseReg _Native _NDArray
-    _CrossDeviceCopy _npx_layer_norm _npx_embedding _npx_pick Convolution_v1 Crop diag hard_sigmoid
-    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat
-    _np_diagonal _np_moveaxis _npi_pad""".split()
-)
-
 _STATE_OR_USER_CODE = frozenset(
     """RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp _Native _NDArray
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
+)
+
+# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
+# or holds state or user code that must not run twice.
+_NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
+    """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
+    one_hot _histogram BatchNorm_v1 CTCLoss _npx_layer_norm _npx_embedding _npx_pick Convolution_v1
+    Crop diag hard_sigmoid _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
+    _np_diag _np_diagflat _np_diagonal _np_moveaxis _npi_pad""".split()
 )
 
 # What MXNet makes of a Symbol only: user code, and operators that hold networks.

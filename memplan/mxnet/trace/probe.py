@@ -14,7 +14,15 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.mxnet.trace.environment import match_range
-from memplan.mxnet.trace.nnvm import VARIABLE, Attrs, Entry, EntryInfo, Node, to_symbol
+from memplan.mxnet.trace.nnvm import (
+    Attrs,
+    Entry,
+    EntryInfo,
+    Node,
+    call_of,
+    to_symbol,
+    variables,
+)
 from memplan.mxnet.trace.operators import is_made_of_symbol
 from memplan.step.graph import Handover
 
@@ -28,17 +36,15 @@ Candidate = tuple[int, int, bool]
 _handovers: dict[tuple[str, Attrs, tuple[Candidate, ...]], tuple[Handover, ...]] = {}
 
 
-def handovers(
-    node: Node, inputs: Sequence[EntryInfo | None], outputs: Sequence[EntryInfo | None]
-) -> tuple[Handover, ...]:
-    """The hand-overs that MXNet may make at ``node``, whose entries have these shapes and dtypes.
+def handovers(node: Node) -> tuple[Handover, ...]:
+    """The hand-overs that MXNet may make at ``node``, whose ``infos`` are known.
 
     None where MXNet cannot bind the op by itself: memory is then over-estimated, never under.
     """
     candidates = tuple(
         (i, o, source.dtype == target.dtype)
-        for i, source in enumerate(inputs)
-        for o, target in enumerate(outputs)
+        for i, source in enumerate(node.infos.inputs)
+        for o, target in enumerate(node.infos.outputs)
         if source is not None
         and target is not None
         and source.nelements == target.nelements
@@ -49,7 +55,7 @@ def handovers(
     key = (node.op, node.key, candidates)
     if key not in _handovers:
         try:
-            _handovers[key] = _Probe(node, inputs, outputs).ask(candidates)
+            _handovers[key] = _Probe(node).ask(candidates)
         except MXNetError:
             _handovers[key] = ()
     return _handovers[key]
@@ -58,47 +64,26 @@ def handovers(
 class _Probe:
     """One op fed by copies of variables, so that each of its inputs owns a buffer."""
 
-    def __init__(
-        self, node: Node, inputs: Sequence[EntryInfo | None], outputs: Sequence[EntryInfo | None]
-    ) -> None:
+    def __init__(self, node: Node) -> None:
         self.arrays: dict[str, mx.nd.NDArray] = {}
-        self.inputs = [
-            Node("_copy", f"input{i}", inputs=[(self._variable(f"value{i}", info), 0)])
-            for i, info in enumerate(inputs)
-        ]
-        self.node = Node(
-            node.op,
-            "probed",
-            node.attrs,
-            [(source, 0) for source in self.inputs],
-            noutputs=node.noutputs,
-            subgraphs=node.subgraphs,
-        )
-        held = [*inputs, *outputs]
+        values = self._variables("value", node.infos.inputs)
+        self.inputs = [Node("_copy", f"input{i}", inputs=[value]) for i, value in enumerate(values)]
+        self.node = call_of(node, "probed", [(source, 0) for source in self.inputs])
+        held = [*node.infos.inputs, *node.infos.outputs]
         if node.control and node.forward is not None:
-            held += self._add_forward(node.forward)
+            # A backward op may need its forward op's state: run that on variables of its own.
+            forward = node.forward
+            sources = self._variables("forward", forward.infos.inputs)
+            self.node.control.append(call_of(forward, "forward", sources))
+            held += forward.infos.outputs
         self.full_nbytes = 4 * sum(info.nelements for info in held if info is not None)
 
-    def _variable(self, name: str, info: EntryInfo | None) -> Node:
-        if info is None:
-            raise MXNetError(f"the shape of {name} is unknown")
-        self.arrays[name] = mx.nd.empty(info.shape, CONTEXT, info.dtype)
-        return Node(VARIABLE, name)
-
-    def _add_forward(self, forward: Node) -> list[EntryInfo | None]:
-        """A backward op may need its forward op's state: run that on variables of its own."""
-        infos = forward.infos
-        sources = [(self._variable(f"forward{i}", info), 0) for i, info in enumerate(infos.inputs)]
-        call = Node(
-            forward.op,
-            "forward",
-            forward.attrs,
-            sources,
-            noutputs=forward.noutputs,
-            subgraphs=forward.subgraphs,
-        )
-        self.node.control.append(call)
-        return list(infos.outputs)
+    def _variables(self, kind: str, infos: Sequence[EntryInfo | None]) -> list[Entry]:
+        for i, info in enumerate(infos):
+            if info is None:
+                raise MXNetError(f"the shape of {kind}{i} is unknown")
+            self.arrays[f"{kind}{i}"] = mx.nd.empty(info.shape, CONTEXT, info.dtype)
+        return variables(kind, len(infos))
 
     def ask(self, candidates: tuple[Candidate, ...]) -> tuple[Handover, ...]:
         everything = range(len(self.inputs))
@@ -127,26 +112,22 @@ class _Probe:
 
 def merges(node: Node) -> bool:
     """Does MXNet replace two calls of ``node``'s op on the same inputs by one?"""
-    infos = node.infos
-    arrays = {}
-    sources: list[Entry] = []
-    for i, info in enumerate(infos.inputs):
-        if info is None:
-            return False
-        arrays[f"value{i}"] = mx.nd.empty(info.shape, CONTEXT, info.dtype)
-        sources.append((Node(VARIABLE, f"value{i}"), 0))
-    calls = [
-        Node(node.op, name, node.attrs, sources, noutputs=node.noutputs, subgraphs=node.subgraphs)
-        for name in ("one", "two")
-    ]
-    text = describe(to_symbol([(call, 0) for call in calls]), arrays)
-    return not re.search(r", Name=two$", text, re.MULTILINE)
+    infos = node.infos.inputs
+    arrays = {
+        f"value{i}": mx.nd.empty(info.shape, CONTEXT, info.dtype)
+        for i, info in enumerate(infos)
+        if info is not None
+    }
+    if len(arrays) < len(infos):
+        return False
+    sources = variables("value", len(infos))
+    calls = [(call_of(node, name, sources), 0) for name in ("one", "two")]
+    return not re.search(r", Name=two$", describe(to_symbol(calls), arrays), re.MULTILINE)
 
 
 @cache
 def _changes_inputs(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
-    sources: list[Entry] = [(Node(VARIABLE, f"value{i}"), 0) for i in range(ninputs)]
-    call = Node(op, "asked", dict(attrs), sources, noutputs=noutputs)
+    call = Node(op, "asked", dict(attrs), variables("value", ninputs), noutputs=noutputs)
     return bool(to_symbol([(call, 0)]).list_auxiliary_states())
 
 
@@ -157,11 +138,9 @@ def changes_inputs(node: Node) -> bool:
 
 @cache
 def _counts_as_backward(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
-    sources: list[Entry] = [(Node(VARIABLE, f"value{i}"), 0) for i in range(ninputs)]
     # Of an op whose gradient MXNet can look up without knowing any shape.
-    others: list[Entry] = [(Node(VARIABLE, f"other{i}"), 0) for i in range(3)]
-    other = Node("FullyConnected", "other", {"num_hidden": "1"}, others)
-    call = Node(op, "asked", dict(attrs), sources, [other], noutputs)
+    other = Node("FullyConnected", "other", {"num_hidden": "1"}, variables("other", 3))
+    call = Node(op, "asked", dict(attrs), variables("value", ninputs), [other], noutputs)
     try:
         to_symbol([(call, 0)]).infer_shape_partial(other0=(1, 1))
     except MXNetError as error:

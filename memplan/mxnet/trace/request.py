@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.form import Form
@@ -17,11 +18,11 @@ def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:
     """All that makes ``traced`` again by :func:`trace_again`, fit for JSON."""
     arguments = traced.symbol.list_arguments()
     return {
-        "symbol": traced.symbol.tojson(remove_amp_cast=False),
+        "symbol": symbol_json.text_of(traced.symbol),
         "shapes": {name: traced.shapes[name] for name in arguments},
         "type_dict": {name: traced.dtypes[name] for name in arguments},
         "grad_req": dict(traced.grad_req),
-        "realisation": traced.realisation,
+        "realisation": traced.form.name,
         "device_type": device_type,
         "numpy_shapes": traced.numpy_shapes,
     }

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import SizeError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, shape_is_known, to_symbol
 
 Shape = tuple[int, ...]
@@ -40,7 +41,7 @@ def check_op(node: Node) -> None:
 
 def check_uninferred(symbol: mx.sym.Symbol, shapes: Mapping[str, Shape]) -> None:
     """SizeError if it is for an array that is too large that MXNet cannot infer ``symbol``."""
-    for node in depth_first(from_json(symbol.tojson(remove_amp_cast=False))[1]):
+    for node in depth_first(from_json(symbol_json.parse(symbol))[1]):
         if node.op in _COUNTS:
             read = to_symbol(node.inputs)
             known = {name: shapes[name] for name in read.list_inputs() if name in shapes}
@@ -75,10 +76,10 @@ def true_nelements(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     first = shapes if count in (_joined, _products_of_columns) else shapes[:1]
     if count is None or not first or None in first:
         return None
-    return count(_Attrs(node), [shape for shape in first if shape is not None])
+    return count(Attributes(node), [shape for shape in first if shape is not None])
 
 
-class _Attrs:
+class Attributes:
     """The attributes of a node, as numbers and tuples."""
 
     def __init__(self, node: Node) -> None:
@@ -96,17 +97,27 @@ class _Attrs:
         found = self.get(name, default)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def pairs(self, name: str, like: Sequence[int], default: int) -> list[int]:
+    def windows(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """For every dimension in which a kernel slides: its width, stride and dilation."""
+        sides = (self.each(name, sizes, 1) for name in ("kernel", "stride", "dilate"))
+        return zip(*sides, strict=True)
+
+    def spread(self, sizes: Sequence[int]) -> list[int]:
+        """The dimensions of a deconvolution of pictures of these ``sizes``, without a padding."""
+        windows = zip(sizes, self.windows(sizes), strict=True)
+        return [stride * (size - 1) + dilate * (k - 1) + 1 for size, (k, stride, dilate) in windows]
+
+    def each(self, name: str, like: Sequence[int], default: int) -> list[int]:
         """One number for every dimension in ``like``."""
         found = self.get(name) or (default,) * len(like)
         return list(found) if isinstance(found, list | tuple) else [found] * len(like)
 
 
-def _tile(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _tile(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     return math.prod(shapes[0]) * math.prod(attrs.numbers("reps"))
 
 
-def _repeat(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _repeat(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     times, axis = attrs.numbers("repeats"), attrs.get("axis")
     if len(times) == 1:
         return math.prod(shapes[0]) * int(times[0])
@@ -114,70 +125,58 @@ def _repeat(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
     return math.prod(shapes[0]) // max(1, along) * sum(times)
 
 
-def _joined(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
-    del attrs
+def _joined(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     return sum(map(math.prod, shapes))
 
 
-def _padded(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _padded(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     width = attrs.get("pad_width")
     width = [n for pair in width for n in (pair if isinstance(pair, list | tuple) else [pair])]
     sides = zip(width[::2], width[1::2], strict=True)
     return math.prod(n + sum(pair) for n, pair in zip(shapes[0], sides, strict=True))
 
 
-def _upsampled(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _upsampled(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     return math.prod(shapes[0]) * int(attrs.get("scale", 1)) ** 2
 
 
-def _products_of_columns(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
-    del attrs
+def _products_of_columns(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     return math.prod(shape[0] for shape in shapes) * shapes[0][1]
 
 
-def _deconvolved(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _deconvolved(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     batch, _, *sizes = shapes[0]
-    kernel = attrs.pairs("kernel", sizes, 1)
-    each = (
-        stride * (size - 1) + dilate * (k - 1) + 1 - 2 * pad + adj
-        for size, k, stride, dilate, pad, adj in zip(
-            sizes,
-            kernel,
-            attrs.pairs("stride", sizes, 1),
-            attrs.pairs("dilate", sizes, 1),
-            attrs.pairs("pad", sizes, 0),
-            attrs.pairs("adj", sizes, 0),
+    places = (
+        full - 2 * pad + adj
+        for full, pad, adj in zip(
+            attrs.spread(sizes),
+            attrs.each("pad", sizes, 0),
+            attrs.each("adj", sizes, 0),
             strict=True,
         )
     )
-    return batch * int(attrs.get("num_filter")) * math.prod(attrs.get("target_shape") or each)
+    return batch * int(attrs.get("num_filter")) * math.prod(attrs.get("target_shape") or places)
 
 
-def _anchors(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _anchors(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     """Of MultiBoxPrior: four numbers for each of some boxes at every place."""
     boxes = len(attrs.numbers("sizes", 1.0)) + len(attrs.numbers("ratios", 1.0)) - 1
     return math.prod(shapes[0][2:]) * boxes * 4
 
 
-def _columns(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _columns(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     """Of im2col: a column for every place, a row for every element of the kernel and channel."""
     batch, channels, *sizes = shapes[0]
-    kernel = attrs.pairs("kernel", sizes, 1)
     places = (
         (size + 2 * pad - dilate * (k - 1) - 1) // stride + 1
-        for size, k, stride, dilate, pad in zip(
-            sizes,
-            kernel,
-            attrs.pairs("stride", sizes, 1),
-            attrs.pairs("dilate", sizes, 1),
-            attrs.pairs("pad", sizes, 0),
-            strict=True,
+        for size, pad, (k, stride, dilate) in zip(
+            sizes, attrs.each("pad", sizes, 0), attrs.windows(sizes), strict=True
         )
     )
-    return batch * channels * math.prod(kernel) * math.prod(places)
+    return batch * channels * math.prod(attrs.each("kernel", sizes, 1)) * math.prod(places)
 
 
-def _rnn_parameters(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
+def _rnn_parameters(attrs: Attributes, shapes: Sequence[Shape]) -> int:
     """A row for each gate and number of a state: of inputs, of the state before, and two biases."""
     gates = {"lstm": 4, "gru": 3}.get(attrs.text("mode"), 1)
     directions = 2 if attrs.get("bidirectional", False) else 1
@@ -189,31 +188,20 @@ def _rnn_parameters(attrs: _Attrs, shapes: Sequence[Shape]) -> int:
     return directions * (rows + projections)
 
 
-_COUNTS: dict[str, Callable[[_Attrs, Sequence[Shape]], int]] = {
-    "tile": _tile,
-    "_npi_tile": _tile,
-    "repeat": _repeat,
-    "_np_repeat": _repeat,
-    "_npi_repeats": _repeat,
-    "Concat": _joined,
-    "stack": _joined,
-    "_npi_concatenate": _joined,
-    "_npi_stack": _joined,
-    "_npi_column_stack": _joined,
-    "_npi_hstack": _joined,
-    "_npi_vstack": _joined,
-    "_npi_dstack": _joined,
-    "_rnn_param_concat": _joined,
-    "_npi_rnn_param_concat": _joined,
-    "Pad": _padded,
-    "_npi_pad": _padded,
-    "UpSampling": _upsampled,
-    "khatri_rao": _products_of_columns,
-    "Deconvolution": _deconvolved,
-    "_npx_deconvolution": _deconvolved,
-    "im2col": _columns,
-    "_contrib_MultiBoxPrior": _anchors,
-    "_npx_multibox_prior": _anchors,
-    "RNN": _rnn_parameters,
-    "_npx_rnn": _rnn_parameters,
+_COUNTS: dict[str, Callable[[Attributes, Sequence[Shape]], int]] = {
+    op: count
+    for count, ops in {
+        _tile: "tile _npi_tile",
+        _repeat: "repeat _np_repeat _npi_repeats",
+        _joined: "Concat stack _npi_concatenate _npi_stack _npi_column_stack _npi_hstack "
+        "_npi_vstack _npi_dstack _rnn_param_concat _npi_rnn_param_concat",
+        _padded: "Pad _npi_pad",
+        _upsampled: "UpSampling",
+        _products_of_columns: "khatri_rao",
+        _deconvolved: "Deconvolution _npx_deconvolution",
+        _columns: "im2col",
+        _anchors: "_contrib_MultiBoxPrior _npx_multibox_prior",
+        _rnn_parameters: "RNN _npx_rnn",
+    }.items()
+    for op in ops.split()
 }

@@ -66,25 +66,25 @@ class _Usual:
 
     def __init__(self, order: Sequence[Node], heads: Sequence[Entry] | None = None) -> None:
         self.is_stock = heads is not None
-        self.kept = {(id(node), k) for node, k in heads or ()}
-        self.readers: dict[tuple[int, int], list[int]] = {}
+        self.kept = set(heads or ())
+        self.readers: dict[Entry, list[int]] = {}
         for index, node in enumerate(order):
-            for place, (source, k) in enumerate(node.inputs):
+            for place, entry in enumerate(node.inputs):
                 if place not in ignored_inputs(node):
-                    self.readers.setdefault((id(source), k), []).append(index)
-        self.usual: set[tuple[int, int]] = set()
+                    self.readers.setdefault(entry, []).append(index)
+        self.usual: set[Entry] = set()
         for index, node in enumerate(order):
-            outputs = ((id(node), k) for k in range(node.noutputs))
+            outputs = ((node, k) for k in range(node.noutputs))
             self.usual.update(entry for entry in outputs if self._writes(index, node, entry[1]))
 
     def any_of(self, node: Node) -> bool:
         """Is any input of ``node`` in the usual layout?"""
-        return any((id(source), k) in self.usual for source, k in node.inputs)
+        return any(entry in self.usual for entry in node.inputs)
 
     def _writes(self, index: int, node: Node, output: int) -> bool:
         if node.is_variable:
             return True
-        usual = [(id(source), k) in self.usual for source, k in node.inputs]
+        usual = [entry in self.usual for entry in node.inputs]
         if node.op in _LIKE_FIRST:
             return usual[0]
         if node.op == "add_n":
@@ -103,16 +103,16 @@ class _Usual:
         """The inputs in whose place ``node`` may write an output."""
         found: list[int] = []
         taken: set[int] = set()
-        for place, other, alias in handovers(node, node.infos.inputs, node.infos.outputs):
+        for place, other, alias in handovers(node):
             if other == output and place not in taken:
                 if alias or self._may_die(index, node.inputs[place]):
                     found.append(place)
-            elif self.is_stock and other < output and (id(node), other) in self.readers:
+            elif self.is_stock and other < output and (node, other) in self.readers:
                 taken.add(place)  # of several outputs, by the first that is read
         return found
 
     def _may_die(self, index: int, entry: Entry) -> bool:
-        key = (id(entry[0]), entry[1])
         if not self.is_stock:
             return True
-        return not entry[0].is_variable and key not in self.kept and self.readers[key] == [index]
+        is_kept = entry[0].is_variable or entry in self.kept
+        return not is_kept and self.readers[entry] == [index]

@@ -49,9 +49,14 @@ def _check_reads(nodes: Any, heads: Any, first_outputs: Any) -> None:
             raise ValueError(f"{name!r} reads output {output} of node {source}, which is not there")
 
 
+def text_of(symbol: mx.sym.Symbol) -> str:
+    """``symbol`` as MXNet writes it, casts of AMP included."""
+    return str(symbol.tojson(remove_amp_cast=False))
+
+
 def parse(symbol: mx.sym.Symbol) -> Any:
-    """What ``symbol`` is made of: "nodes", "heads" and the like, casts of AMP included."""
-    return parse_text(symbol.tojson(remove_amp_cast=False))
+    """What ``symbol`` is made of: "nodes", "heads" and the like."""
+    return parse_text(text_of(symbol))
 
 
 def parse_text(text: str) -> Any:

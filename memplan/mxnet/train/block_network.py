@@ -14,7 +14,8 @@ from mxnet import autograd
 from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, noutputs, variables
+from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, variables
 
 Parameter = Any
 
@@ -75,7 +76,7 @@ def compose(
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
-        mapped(noutputs, (losses, kept)),
+        mapped(lambda symbol: len(symbol.list_outputs()), (losses, kept)),
         _structure(symbol),
     )
 
@@ -169,14 +170,15 @@ def _declared(
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
-        if node["op"] == "null" and node["name"] in in_halves:
-            node.setdefault("attrs", {})[IN_HALVES] = "True"
-        parameter = params.get(node["name"]) if node["op"] == "null" else None
-        if parameter is None:
+        if node["op"] != VARIABLE:
             continue
         attrs = node.setdefault("attrs", {})
-        attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
-        attrs.pop("__shape__", None)
-        if parameter.shape is not None:
-            attrs["__shape__"] = str(tuple(parameter.shape))
+        if node["name"] in in_halves:
+            attrs[IN_HALVES] = "True"
+        parameter = params.get(node["name"])
+        if parameter is not None:
+            attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
+            attrs.pop("__shape__", None)
+            if parameter.shape is not None:
+                attrs["__shape__"] = str(tuple(parameter.shape))
     return symbol_json.load(data)

@@ -204,7 +204,7 @@ class BoundStep:
     def hand_over_gradients(self) -> None:
         """Make the arrays in which the gradients will be those of the parameters, if any will."""
         for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
-            if self.executor.trace.updates:
+            if self.executor.trace.form.updates:
                 _give_up_gradient(p, data.context)
             if grad is None:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
@@ -20,7 +20,7 @@ from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
-from memplan.mxnet.train.train_executor import TrainExecutor, copy_params
+from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import load
 
@@ -57,7 +57,7 @@ class Device:
         release(ctx)
 
 
-class Executor:
+class Executor(BoundArrays):
     """Looks to Module like MXNet's executor: trains by a plan, and infers as MXNet does.
 
     The arguments ``shared_names``, their gradients if they are added up, and the auxiliary states
@@ -74,27 +74,24 @@ class Executor:
         shared_names: Sequence[str],
     ) -> None:
         self._symbol, self._plans, self._request = net, plans, request
-        self._device = shared.device if isinstance(shared, Executor) else Device()
-        self._device.executors.add(self)
+        self.device: Device = shared.device if isinstance(shared, Executor) else Device()
+        self.device.executors.add(self)
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
         self._trained, self._lacks_backward = -1, False
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
-        inputs, gradients = self._device.inputs, self._device.gradients
+        inputs, gradients = self.device.inputs, self.device.gradients
 
         def array(name: str, found: NDArray | None, known: Arrays) -> NDArray:
             if found is not None and name in shareable:
                 return found
-            part = None
-            if name in known:
-                part = view(known[name], shapes[name], dtypes[name])
-            if part is not None:
-                return part
-            made = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
-            if name in request.shapes:
-                known[name] = made
-            return made
+            part = view(known[name], shapes[name], dtypes[name]) if name in known else None
+            if part is None:
+                part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
+                if name in request.shapes:
+                    known[name] = part
+            return part
 
         def arrays(names: Sequence[str], found: Arrays, known: Arrays) -> Arrays:
             return {name: array(name, found.get(name), known) for name in names}
@@ -106,21 +103,15 @@ class Executor:
         added = [name for name in self._arguments if request.grad_req[name] == "add"]
         summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
         self._added: Arrays = arrays(added, summed or {}, gradients)
-        self.arg_arrays = list(self.arg_dict.values())
-        self.aux_arrays = list(self.aux_dict.values())
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
         self._training: TrainExecutor | None = None
         self._inference: mx.executor.Executor | None = None
         self._outputs: list[NDArray] | None = None
 
     @property
-    def device(self) -> Device:
-        return self._device
-
-    @property
     def pool(self) -> mx.executor.Executor | None:
         """The executor of MXNet's whose memory others on this device share."""
-        return self._device.pool.executor
+        return self.device.pool.executor
 
     @property
     def plan(self) -> Plan | None:
@@ -144,9 +135,9 @@ class Executor:
         """Its training executor, bound to the plan when it is first needed."""
         if self._training is None:
             plan = self._plans.find(self._request)
-            need, pool = training_need(plan), self._device.pool
+            need, pool = training_need(plan), self.device.pool
             pool.allow(plan)
-            self._device.make_room(need, self._request.ctx)
+            self.device.make_room(need, self._request.ctx)
             self._training = TrainExecutor(
                 plan.trace,
                 plan.schedule,
@@ -169,7 +160,7 @@ class Executor:
 
     def bind_anew(self) -> None:
         """Bind it, and all others on its device, to plans that are found anew."""
-        self._device.clear(self._request.ctx)
+        self.device.clear(self._request.ctx)
         self.train()
 
     def give_up(self) -> None:
@@ -184,9 +175,9 @@ class Executor:
     def infer(self) -> mx.executor.Executor:
         """Its executor for inference, bound when it is first needed."""
         if self._inference is None:
-            ctx, pool = self._request.ctx, self._device.pool
+            ctx, pool = self._request.ctx, self.device.pool
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
-            self._device.make_room(need, ctx)
+            self.device.make_room(need, ctx)
             self._inference = bind_inference(
                 self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor
             )
@@ -206,14 +197,13 @@ class Executor:
                 )
             self._lacks_backward = True
         executor = self.train() if is_train else self.infer()
-        self._device.nruns += 1
-        self._trained = self._device.nruns if is_train else -1
+        self.device.nruns += 1
+        self._trained = self.device.nruns if is_train else -1
         self._outputs = executor.forward(is_train=is_train)
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Nothing: forward has computed the gradients. ArgumentError for ``out_grads``."""
-        del is_train
         self._lacks_backward = False
         if out_grads:
             raise ArgumentError(
@@ -230,7 +220,7 @@ class Executor:
                 "forward(is_train=False) for outputs only"
             )
         held = {name for name, request in self._request.grad_req.items() if request == "write"}
-        if held and self._trained != self._device.nruns:
+        if held and self._trained != self.device.nruns:
             raise UsageError(
                 "there are no gradients: no training step has run, or an inference or a step with "
                 "other shapes has used their memory since. Call update() right after the training "
@@ -241,7 +231,6 @@ class Executor:
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any
     ) -> Executor:
         """The executor for other input shapes, on the same parameters."""
-        del partial_shaping, allow_up_sizing
         known = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
         request = replace(self._request, shapes={**self._request.shapes, **known})
         if request.key == self._request.key:
@@ -256,16 +245,6 @@ class Executor:
         """The arguments that have the same shapes in ``request``."""
         shapes, _ = infer_arguments(self._symbol, request.shapes, request.dtypes)
         return [name for name, array in self.arg_dict.items() if array.shape == shapes[name]]
-
-    def copy_params_from(
-        self,
-        arg_params: Mapping[str, NDArray],
-        aux_params: Mapping[str, NDArray] | None = None,
-        allow_extra_params: bool = False,
-    ) -> None:
-        """Copy values into the arguments and states of these names, as MXNet's executor does."""
-        copy_params(arg_params, self.arg_dict, allow_extra_params)
-        copy_params(aux_params or {}, self.aux_dict, allow_extra_params)
 
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
         """Call ``callback`` with the outputs of all ops, as MXNet's executor does.

@@ -126,10 +126,6 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else function(value)
 
 
-def noutputs(symbol: mx.sym.Symbol) -> int:
-    return len(symbol.list_outputs())
-
-
 def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
     """``arrays`` nested as ``form`` says, which has a number of them for each leaf."""
 

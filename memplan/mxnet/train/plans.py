@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,8 @@ import numpy as np
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
-from memplan.mxnet.trace.nnvm import depth_first
 from memplan.mxnet.train.pool import Need, inference_need
-from memplan.mxnet.train.updates import OptimizerUpdates
+from memplan.mxnet.train.updates import OptimizerUpdates, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, runs_whole_steps, suited, trace_by
 from memplan.planning.shapes import ShapePlanner
@@ -103,8 +101,7 @@ class Plans:
                 f"the given plan updates the parameters within the step, but {reason}; give one "
                 f"made with realisation='packed'"
             )
-        text = f"parameters are updated behind the step, where all gradients are held: {reason}"
-        warnings.warn(text, stacklevel=2)
+        warn_behind(reason)
         self.realisation = self._planner.realisation = "packed"
         self.made.clear()
 
@@ -129,20 +126,19 @@ class Plans:
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""
         if request.key not in self._inference:
-            made = self.made.get(request.key)
-            traced = made.trace if made else self._trace(request)
+            if request.key in self.made:
+                traced = self.made[request.key].trace
+            else:
+                _, traced = trace_by(
+                    self.realisation,
+                    self._net,
+                    shapes=request.shapes,
+                    type_dict=request.dtypes,
+                    grad_req=request.grad_req,
+                    device_type=request.ctx.device_type,
+                )
             self._inference[request.key] = inference_need(traced)
         return self._inference[request.key]
-
-    def _trace(self, request: Request) -> Trace:
-        return trace_by(
-            self.realisation,
-            self._net,
-            shapes=request.shapes,
-            type_dict=request.dtypes,
-            grad_req=request.grad_req,
-            device_type=request.ctx.device_type,
-        )[1]
 
     def _checked(self, plan: Plan, request: Request) -> Plan:
         """``plan``, which was made for ``request``; ArgumentError if it was not."""
@@ -174,13 +170,10 @@ def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def _check_losses(trace: Trace) -> None:
-    names = trace.symbol.list_outputs()
-    for node in depth_first(trace.heads):
-        if node.is_variable and node.name not in trace.shapes:
-            output = names[int(node.name.rpartition("_")[2])]
-            raise ArgumentError(
-                f"output {output!r} is no loss: its gradient would have to be known before the "
-                f"step runs, as gradients are computed within forward. Wrap it in MakeLoss, or in "
-                f"BlockGrad if it is not to be trained, bind with for_training=False, or use "
-                f"mx.mod.Module"
-            )
+    if trace.outputs_without_loss:
+        raise ArgumentError(
+            f"output {trace.outputs_without_loss[0]!r} is no loss: its gradient would have to be "
+            f"known before the step runs, as gradients are computed within forward. Wrap it in "
+            f"MakeLoss, or in BlockGrad if it is not to be trained, bind with for_training=False, "
+            f"or use mx.mod.Module"
+        )

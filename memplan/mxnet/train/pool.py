@@ -114,7 +114,7 @@ def release(ctx: mx.Context) -> None:
 
 def training_need(plan: Plan) -> Need:
     """What the step of a ``plan`` runs in."""
-    if plan.trace.in_one_array:
+    if plan.trace.form.in_one_array:
         return Need(packed_nbytes=plan.allocated_nbytes)
     lowered = lower(plan.trace, plan.schedule).schedule
     return Need(allocate(lowered, match_range=plan.match_range).blocks)

@@ -8,6 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.operators import is_sparse_embedding
 
@@ -17,22 +18,10 @@ Arrays = dict[str, Any]
 def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.Executor:
     """``symbol``, the traced network or its flagged copy, bound on ``ctx`` to random numbers."""
     arguments, states = random_arrays(traced, ctx)
-    return bind_to(traced, symbol, ctx, arguments, states, zero_gradients(traced, ctx))
-
-
-def bind_to(
-    traced: Trace,
-    symbol: mx.sym.Symbol,
-    ctx: mx.Context,
-    arguments: Arrays,
-    states: Arrays,
-    gradients: Arrays,
-) -> mx.executor.Executor:
-    """``symbol``, the traced network or its flagged copy, bound to these arrays."""
     return symbol.bind(
         ctx,
         arguments,
-        args_grad=gradients,
+        args_grad=zero_gradients(traced, ctx),
         grad_req=dict(traced.grad_req),
         aux_states=states,
     )
@@ -44,8 +33,7 @@ def zero_gradients(traced: Trace, ctx: mx.Context) -> Arrays:
     kinds = {name: "row_sparse" if name in tables else "default" for name in traced.shapes}
     return {
         name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name], stype=kinds[name])
-        for name in traced.symbol.list_arguments()
-        if traced.grad_req[name] != "null"
+        for name in wanted(traced.grad_req)
     }
 
 

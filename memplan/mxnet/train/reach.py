@@ -7,7 +7,6 @@ gradient what goes through the block, and say nothing where a loss also reads th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -36,25 +35,24 @@ def refuse_grad(step: Step) -> None:
 @functools.cache
 def _wrap() -> None:
     """Wrap MXNet's function, the first time."""
-    mx.autograd.grad = _reaching(mx.autograd.grad)
+    grad = mx.autograd.grad
 
-
-def _reaching(grad: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(grad)
-    def wrapped(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
+    def reaching(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
         for step in list(_ALL):
-            _check(step, list(leaves(variables)))
+            if step.unfinished:
+                _check(step.block, list(leaves(variables)))
         return grad(heads, variables, *args, **options)
 
-    return wrapped
+    mx.autograd.grad = reaching
 
 
-def _check(step: Step, variables: list[Any]) -> None:
-    """UsageError if one of these is a parameter, and the step in which it was read is open."""
-    for name, parameter in step.block.collect_params().items() if step.unfinished else ():
+def _check(block: Any, variables: list[Any]) -> None:
+    """UsageError if one of these is a parameter: it was read in a step that is open."""
+    for name, parameter in block.collect_params().items():
         if any(array is other for array in parameter._data or () for other in variables):
             raise UsageError(
                 f"mx.autograd.grad does not reach parameter {name!r} through a planned step of "
-                f"block {step.block.name!r}: call backward() on the loss and read the parameter's "
+                f"block {block.name!r}: call backward() on the loss and read the parameter's "
                 f"grad(), or train it unplanned"
             )

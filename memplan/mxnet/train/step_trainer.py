@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from mxnet import gluon
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.bound_step import BoundStep, is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
-from memplan.mxnet.train.updates import OptimizerUpdates, refusal
+from memplan.mxnet.train.updates import OptimizerUpdates, refusal, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_update
 
@@ -82,8 +81,7 @@ class StepTrainer:
     def _tell(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            text = f"parameters are updated behind the step, where all gradients are held: {reason}"
-            warnings.warn(text, stacklevel=2)
+            warn_behind(reason)
 
     def _refusal(self, params: Iterable[Parameter], trainer: gluon.Trainer) -> str | None:
         wanted = {p.name: p for p in params if p.grad_req != "null"}

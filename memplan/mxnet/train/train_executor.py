@@ -20,19 +20,47 @@ from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import depth_first
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
 
 
-def copy_params(values: Arrays, arrays: Arrays, allow_extra: bool) -> None:
-    """Copy ``values`` into the ``arrays`` of these names; ArgumentError where there is none."""
-    for name, value in values.items():
-        if name in arrays:
-            value.astype(arrays[name].dtype).copyto(arrays[name])
-        elif not allow_extra:
-            raise ArgumentError(f"{name!r} is no argument or state of the network")
+class BoundArrays:
+    """The arrays of an executor for arguments and auxiliary states, as MXNet's executors have them.
+
+    Each in the order of ``list_arguments()`` or ``list_auxiliary_states()``.
+    """
+
+    arg_dict: dict[str, NDArray]
+    aux_dict: dict[str, NDArray]
+
+    @property
+    def arg_arrays(self) -> list[NDArray]:
+        """The arguments."""
+        return list(self.arg_dict.values())
+
+    @property
+    def aux_arrays(self) -> list[NDArray]:
+        """The auxiliary states."""
+        return list(self.aux_dict.values())
+
+    def copy_params_from(
+        self,
+        arg_params: Arrays,
+        aux_params: Arrays | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:
+        """Copy values into the arguments and states of these names, as MXNet's executor does.
+
+        ArgumentError where there is none of a name, unless ``allow_extra_params``.
+        """
+        for values, arrays in ((arg_params, self.arg_dict), (aux_params or {}, self.aux_dict)):
+            for name, value in values.items():
+                if name in arrays:
+                    value.astype(arrays[name].dtype).copyto(arrays[name])
+                elif not allow_extra_params:
+                    raise ArgumentError(f"{name!r} is no argument or state of the network")
 
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
@@ -40,7 +68,7 @@ def copy_params(values: Arrays, arrays: Arrays, allow_extra: bool) -> None:
 FIRST_STEPS = 2
 
 
-class TrainExecutor:
+class TrainExecutor(BoundArrays):
     """Runs training steps by a schedule; used like ``mx.executor.Executor``.
 
     ``forward(is_train=True)`` computes outputs and gradients; ``backward()`` has nothing left to
@@ -52,6 +80,16 @@ class TrainExecutor:
     the gradients of outputs that are no losses, by the names ``_head_grad_0``… of their positions:
     ones, until others are written into them. A plan made for "updating" leaves no gradients: they
     are used up by ``updates`` within the step.
+
+    The ``schedule`` of an explicit ``trace`` is bound on ``ctx`` (None: the current context).
+    Arrays are made, filled with zeros, for the arguments and states that are not given.
+    ``pool`` and ``match_range`` are those of
+    :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
+    ``memory`` instead, if that is large enough; this, ``keeps_operators`` and ``packing`` are
+    those of :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of
+    one made for "updating". Raises ArgumentError for an array that is unknown or of the wrong
+    shape or dtype, and for a ``match_range`` that is no whole number; UsageError for a trace
+    with NumPy's shapes where MXNet has its own.
     """
 
     def __init__(
@@ -70,17 +108,6 @@ class TrainExecutor:
         updates: Updates | None = None,
         packing: Packing | None = None,
     ) -> None:
-        """Bind the ``schedule`` of an explicit ``trace`` on ``ctx`` (None: the current context).
-
-        Arrays are made, filled with zeros, for the arguments and states that are not given.
-        ``pool`` and ``match_range`` are those of
-        :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
-        ``memory`` instead, if that is large enough; this, ``keeps_operators`` and ``packing`` are
-        those of :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of
-        one made for "updating". Raises ArgumentError for an array that is unknown or of the wrong
-        shape or dtype, and for a ``match_range`` that is no whole number; UsageError for a trace
-        with NumPy's shapes where MXNet has its own.
-        """
         _check_semantics(trace)
         self.trace, self.schedule = trace, schedule
         self.ctx = mx.context.current_context() if ctx is None else ctx
@@ -90,22 +117,24 @@ class TrainExecutor:
         self.aux_dict = self._arrays("aux_states", states, aux_states)
         self._matrices = [array for n, array in self.arg_dict.items() if len(trace.shapes[n]) > 1]
         self.head_grads = self._head_grads()
-        self._kept = self._kept_gradients(args_grad or {})
+        # The arguments of which the step leaves gradients.
+        names = [] if trace.form.updates else wanted(trace.grad_req)
+        kept = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
+        self._kept = self._arrays("args_grad", kept, args_grad)
         options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)
-            if trace.in_one_array
+            if trace.form.in_one_array
             else self._in_blocks(pool, match_range)
         )
-        hidden = [] if trace.in_one_array else self.aux_arrays
+        hidden = [] if trace.form.in_one_array else self.aux_arrays
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
         self._inference: mx.executor.Executor | None = None
         self._noutputs = len(trace.symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
-        wanted = self._wanted()
-        self._computed = dict(zip(wanted, self._training.outputs[self._noutputs :], strict=True))
-        self.grad_dict = {name: self._kept.get(name, self._computed[name]) for name in wanted}
+        self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
+        self.grad_dict = {**self._computed, **self._kept}
 
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
@@ -134,17 +163,6 @@ class TrainExecutor:
         symbol = training_symbol(self.trace, self.schedule)
         return bind_as_it_stands(symbol, self.ctx, arrays, self.aux_dict, pool, match_range)
 
-    def _wanted(self) -> list[str]:
-        """The arguments of which the step leaves gradients."""
-        requests = self.trace.grad_req
-        return [n for n in self._arguments if requests[n] != "null" and not self.trace.updates]
-
-    def _kept_gradients(self, given: Arrays) -> dict[str, NDArray]:
-        """The arrays of gradients that are not those of the step."""
-        requests = self.trace.grad_req
-        kept = [name for name in self._wanted() if requests[name] == "add" or name in given]
-        return self._arrays("args_grad", kept, given)
-
     def _arrays(self, kind: str, names: Sequence[str], given: Arrays | None) -> dict[str, NDArray]:
         for name in given or {}:
             if name not in names:
@@ -164,14 +182,12 @@ class TrainExecutor:
 
     def _head_grads(self) -> dict[str, NDArray]:
         """``_head_grad_i`` of every output i that is no loss: ones, to be overwritten."""
-        variables = [node for node in depth_first(self.trace.heads) if node.is_variable]
-        wanted = [node for node in variables if node.name not in self.trace.shapes]
-        result = {}
-        for node in sorted(wanted, key=lambda node: int(node.name.rpartition("_")[2])):
-            info = node.infos.outputs[0]
-            assert info is not None
-            result[node.name] = mx.nd.ones(info.shape, self.ctx, info.dtype)
-        return result
+        infos = {node.name: node.infos.outputs[0] for node in self.trace.head_grads.values()}
+        return {
+            name: mx.nd.ones(info.shape, self.ctx, info.dtype)
+            for name, info in infos.items()
+            if info is not None
+        }
 
     @property
     def pool(self) -> mx.executor.Executor | None:
@@ -184,19 +200,9 @@ class TrainExecutor:
         return self._training.memory if isinstance(self._training, PackedStep) else None
 
     @property
-    def arg_arrays(self) -> list[NDArray]:
-        """The arguments, in the order of ``list_arguments()``."""
-        return list(self.arg_dict.values())
-
-    @property
     def grad_arrays(self) -> list[NDArray | None]:
         """The gradients in the order of the arguments; None where there is none."""
         return [self.grad_dict.get(name) for name in self._arguments]
-
-    @property
-    def aux_arrays(self) -> list[NDArray]:
-        """The auxiliary states, in the order of ``list_auxiliary_states()``."""
-        return list(self.aux_dict.values())
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
@@ -276,22 +282,11 @@ class TrainExecutor:
 
         Raises ArgumentError for ``out_grads``, which come too late: set ``head_grads`` before.
         """
-        del is_train
         if out_grads is not None and (not isinstance(out_grads, list | tuple | dict) or out_grads):
             raise ArgumentError(
                 "the gradients are computed in forward(is_train=True): put the gradients of the "
                 "outputs into head_grads before it, not into backward()"
             )
-
-    def copy_params_from(
-        self,
-        arg_params: Arrays,
-        aux_params: Arrays | None = None,
-        allow_extra_params: bool = False,
-    ) -> None:
-        """Copy values into the arguments and states of these names, as Executor does."""
-        copy_params(arg_params, self.arg_dict, allow_extra_params)
-        copy_params(aux_params or {}, self.aux_dict, allow_extra_params)
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """Call ``callback`` with every output of every op of a training step."""

@@ -76,8 +76,27 @@ class TrainStep:
     frozen, moved or set anew in between. Whoever changes what a layer computes, such as the
     probability of DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
 
-    A loss that works on arrays only is computed by the caller, between :meth:`forward` and
-    :meth:`backward`.
+    Nothing is planned before the first batch or :meth:`plan`.
+
+    ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works
+    on Symbols; it may return several losses. A list of losses takes one output and one label
+    each. None: the block itself computes the loss, of the inputs and the labels, or the caller
+    does, between :meth:`forward` and :meth:`backward`, for instance one that works on arrays only.
+
+    ``budget`` (for one context; a share is one of each step), ``strategy``,
+    ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
+    ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
+    network. Shapes after the first are planned with a tenth of the work, from a schedule that
+    is known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
+    ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
+    :attr:`outputs`, for metrics.
+
+    With ``trainer`` a step is ``trainer.step``, too, with its ``ignore_stale_grad``. A packed
+    one updates each parameter as soon as its gradient is complete, and leaves no gradients;
+    where the trainer cannot do that, a warning says why, and it updates behind the step.
+
+    Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
+    trainer that is none.
     """
 
     def __init__(
@@ -96,28 +115,6 @@ class TrainStep:
         trainer: mx.gluon.Trainer | None = None,
         ignore_stale_grad: bool = False,
     ) -> None:
-        """Prepare to train ``block``; nothing is planned before the first batch or :meth:`plan`.
-
-        ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works
-        on Symbols; it may return several losses. A list of losses takes one output and one label
-        each. None: the block itself computes the loss, of the inputs and the labels, or the caller
-        does, between :meth:`forward` and :meth:`backward`.
-
-        ``budget`` (for one context; a share is one of each step), ``strategy``,
-        ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
-        ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
-        network. Shapes after the first are planned with a tenth of the work, from a schedule that
-        is known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
-        ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
-        :attr:`outputs`, for metrics.
-
-        With ``trainer`` a step is ``trainer.step``, too, with its ``ignore_stale_grad``. A packed
-        one updates each parameter as soon as its gradient is complete, and leaves no gradients;
-        where the trainer cannot do that, a warning says why, and it updates behind the step.
-
-        Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
-        trainer that is none.
-        """
         self._blocks = trained_blocks(block, loss)
         if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
@@ -301,7 +298,7 @@ class TrainStep:
         for place in unfit:
             self._pools[place].clear()
         others = [other for (_, place), other in self._bound.items() if place == ctx]
-        updates = self._trainer.updates() if made.trace.updates else None
+        updates = self._trainer.updates() if made.trace.form.updates else None
         bound = BoundStep(made, network, params, ctx, pool, others, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
         bound.hand_over_gradients()  # the parameters hold those of what went

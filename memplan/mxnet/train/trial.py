@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,19 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import CostError
+from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.train.held import Held
-from memplan.mxnet.train.random_run import bind_to, random_arrays, zero_gradients
+from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import load, request_of, trace_again
 from memplan.step.schedule import Schedule
 
 NDArray = Any
-Results = dict[str, Any]
+Arrays = dict[str, NDArray]
 
 # MXNet chooses kernels in the first steps, and makes workspaces; then it holds what it holds.
 FIRST_STEPS = 3
@@ -95,16 +96,6 @@ def run_apart(
     return Trial(**json.loads(done.stdout.splitlines()[-1]))
 
 
-@dataclass
-class _Run:
-    """What is trained: ``step`` runs a step, ``arguments`` and ``gradients`` go by name."""
-
-    step: Callable[[], list[NDArray]]
-    arguments: Mapping[str, NDArray]
-    gradients: Mapping[str, NDArray]
-    states: Mapping[str, NDArray]
-
-
 def main() -> None:
     """Do what the request on stdin says; the figures go to stdout."""
     request = json.load(sys.stdin)
@@ -115,18 +106,19 @@ def main() -> None:
     form.memory(traced).nbytes(schedule)  # what planning loads is none of the step's
     arguments, states = random_arrays(traced, ctx)
     given = zero_gradients(traced, ctx)
-    if traced.spells_out_backward:
+    if traced.form.spells_out_backward:
         given = {name: array for name, array in given.items() if traced.grad_req[name] == "add"}
     held = Held(ctx)
     update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
-    trained = [n for n in traced.symbol.list_arguments() if traced.grad_req[n] != "null"]
+    trained = wanted(traced.grad_req)
     within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
-    run = _bound(traced, schedule, ctx, arguments, states, given, request["match_range"], within)
+    arrays = (arguments, states, given)
+    step, gradients = _bound(traced, schedule, ctx, arrays, request["match_range"], within)
 
     def train() -> list[NDArray]:
-        outputs = run.step()
-        for place, (name, gradient) in enumerate(run.gradients.items()):
-            update(place, gradient, run.arguments[name])
+        outputs = step()
+        for place, (name, gradient) in enumerate(gradients.items()):
+            update(place, gradient, arguments[name])
         mx.nd.waitall()
         return outputs
 
@@ -140,7 +132,9 @@ def main() -> None:
         outputs = train()
         seconds.append(time.perf_counter() - begin)
     if request["results"] is not None:
-        np.savez(request["results"], **_results(run, trained, outputs, update.states))
+        parameters = {name: arguments[name] for name in trained}
+        found = _results(outputs, gradients, parameters, states, update.states)
+        np.savez(request["results"], **found)
     print(json.dumps({"grown_nbytes": held.nbytes, "seconds": statistics.median(seconds)}))
 
 
@@ -148,14 +142,13 @@ def _bound(
     traced: Trace,
     schedule: Schedule,
     ctx: mx.Context,
-    arguments: dict[str, NDArray],
-    states: dict[str, NDArray],
-    gradients: dict[str, NDArray],
+    arrays: tuple[Arrays, Arrays, Arrays],
     match_range: int | None,
     updates: OptimizerUpdates,
-) -> _Run:
-    """The step bound to these arrays."""
-    if traced.spells_out_backward:
+) -> tuple[Callable[[], list[NDArray]], Arrays]:
+    """What runs a step on ``arrays`` (arguments, states, gradients), and its gradients by name."""
+    arguments, states, gradients = arrays
+    if traced.form.spells_out_backward:
         by_plan = TrainExecutor(
             traced,
             schedule,
@@ -166,10 +159,11 @@ def _bound(
             match_range=match_range,
             updates=updates,
         )
-        return _Run(lambda: by_plan.forward(is_train=True), arguments, by_plan.grad_dict, states)
-    symbol = load(traced.realisation).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
+        return lambda: by_plan.forward(is_train=True), by_plan.grad_dict
+    symbol = load(traced.form.name).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
     with under(match_range) if match_range != current_match_range() else contextlib.nullcontext():
-        executor = bind_to(traced, symbol, ctx, arguments, states, gradients)
+        requests = dict(traced.grad_req)
+        executor = symbol.bind(ctx, arguments, gradients, requests, aux_states=states)
     heads = [mx.nd.ones_like(output) for output in executor.outputs]
 
     def step() -> list[NDArray]:
@@ -177,17 +171,22 @@ def _bound(
         executor.backward(heads)
         return list(executor.outputs)
 
-    return _Run(step, arguments, gradients, states)
+    return step, gradients
 
 
 def _results(
-    run: _Run, names: Sequence[str], outputs: list[NDArray], updated: Mapping[int, Any]
-) -> Results:
+    outputs: list[NDArray],
+    gradients: Arrays,
+    parameters: Arrays,
+    states: Arrays,
+    updated: Mapping[int, Any],
+) -> Arrays:
     """All that a step leaves, by what it is."""
     found = {f"output {place}": array for place, array in enumerate(outputs)}
-    found |= {f"gradient of {name}": array for name, array in run.gradients.items()}
-    found |= {f"parameter {name}": run.arguments[name] for name in names}
-    found |= {f"state {name}": array for name, array in run.states.items()}
+    found |= {f"gradient of {name}": array for name, array in gradients.items()}
+    found |= {f"parameter {name}": array for name, array in parameters.items()}
+    found |= {f"state {name}": array for name, array in states.items()}
+    names = list(parameters)
     for place, state in updated.items():
         parts = state if isinstance(state, list | tuple) else [state]
         for number, part in enumerate(parts):

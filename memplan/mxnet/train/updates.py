@@ -7,6 +7,7 @@ Within a step they are updated in the order in which their gradients are complet
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,35 +19,20 @@ from memplan.errors import UsageError
 
 NDArray = Any
 
+
+def _classes(names: str) -> set[type]:
+    return {getattr(known, name) for name in names.split()}
+
+
 # Their update is one operator, which reads the gradient and writes the weight and its states.
-_ONE_OPERATOR = frozenset(
-    {
-        known.SGD,
-        known.ccSGD,
-        known.NAG,
-        known.Signum,
-        known.FTML,
-        known.Adam,
-        known.RMSProp,
-        known.Ftrl,
-    }
-)
+_ONE_OPERATOR = _classes("SGD ccSGD NAG Signum FTML Adam RMSProp Ftrl")
 
 # Of these, in half precision with a copy of the weight in single precision, too.
-_ONE_OPERATOR_IN_HALF = frozenset({known.SGD, known.ccSGD, known.NAG})
+_ONE_OPERATOR_IN_HALF = _classes("SGD ccSGD NAG")
 
 # Theirs are several, some of which write into the gradient.
-_SEVERAL_OPERATORS = frozenset(
-    {
-        known.AdaGrad,
-        known.AdaDelta,
-        known.Adamax,
-        known.DCASGD,
-        known.LAMB,
-        known.Test,
-        known.contrib.GroupAdaGrad,
-    }
-)
+_SEVERAL_OPERATORS = _classes("AdaGrad AdaDelta Adamax DCASGD LAMB Test")
+_SEVERAL_OPERATORS |= {known.contrib.GroupAdaGrad}
 
 # Where the numbers depend on more than one parameter, its gradient and its states.
 _REFUSED = {
@@ -71,6 +57,12 @@ def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
         f"the optimizer {kind.__name__} is none of MXNet's; if it updates every parameter by its "
         f"own gradient and states alone, set {ANY_ORDER} = True in its class"
     )
+
+
+def warn_behind(reason: str) -> None:
+    """Warn that steps do not update the parameters within, for this ``reason``."""
+    text = f"parameters are updated behind the step, where all gradients are held: {reason}"
+    warnings.warn(text, stacklevel=3)
 
 
 class OptimizerUpdates:
@@ -154,7 +146,6 @@ class _Rates:
 
     def __call__(self, num_update: int) -> float:
         """The learning rate of the parameter that is updated."""
-        del num_update
         return self._rates[self.index]
 
 
