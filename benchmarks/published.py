@@ -18,7 +18,7 @@ import time
 import published_graphs
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import first_violation
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
@@ -62,9 +62,9 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     beside = f"({reference:g}: {source})"
     if schedule is None:
         return f"none in {seconds:.0f} s {beside}"
-    reason = first_violation(schedule)
-    if reason is not None or simulate(schedule).peak_nbytes > budget:
-        raise AssertionError(reason or "too many bytes")
+    verdict = validate(schedule, budget)
+    if not verdict.valid:
+        raise AssertionError(verdict.reason)
     bound = (outcome.lower_bound_seconds or 0.0) / graph.seconds - 1.0
     proved = "optimal" if outcome.status is Status.OPTIMAL else f"bound {100 * bound:.2f}"
     return f"**{100 * schedule.overhead:.2f}** {proved}, {seconds:.1f} s {beside}"

@@ -27,7 +27,7 @@ from memplan.planning.realisation import trace
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from oracles.peaks import groups_of, uses_of
+from memplan.step.validate import _shared, _uses
 
 
 def enlarged(graph: TrainingGraph, factor: int) -> TrainingGraph:
@@ -48,9 +48,9 @@ def packed(draw: st.DrawFn) -> tuple[Schedule, Packing]:
 
 def flaw(schedule: Schedule, found: Packing) -> str | None:
     """What is wrong with where tensors lie, if anything, by the rules of the second opinion."""
-    tensors, uses = schedule.graph.tensors, uses_of(schedule)
+    tensors, uses = schedule.graph.tensors, _uses(schedule)
     placed = []
-    for group in groups_of(schedule, uses):
+    for group in _shared(schedule, uses):
         offsets = {found.offsets[output] for output in group}
         if len(offsets) != 1:
             return f"{group} do not share their memory"

@@ -19,11 +19,11 @@ from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.planning.transfer import mended, transferred
 from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem
 from memplan.strategies.evict import Evict
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 LATE = Stop(math.inf)
 NET = residual_net(units=2)[0]

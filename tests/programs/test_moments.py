@@ -20,10 +20,10 @@ from memplan.programs.solver import Program
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 

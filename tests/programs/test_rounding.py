@@ -13,10 +13,10 @@ from memplan.programs.solver import Program
 from memplan.programs.stage_program import StageProgram
 from memplan.search.rematerialize import rematerialize
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies.base import Problem, Status
 from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 UNIT = 4
 STOP = Stop(math.inf)

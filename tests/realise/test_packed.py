@@ -50,7 +50,7 @@ from memplan.planning import job
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
-from oracles.peaks import validate
+from memplan.step.validate import validate
 
 
 # The former has a sum of two sparse gradients.

@@ -29,7 +29,7 @@ from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
 from memplan.step.graph import UPDATE
 from memplan.step.schedule import Schedule
-from oracles.peaks import validate
+from memplan.step.validate import validate
 
 
 @dataclass

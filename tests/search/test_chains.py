@@ -18,12 +18,12 @@ from memplan.search.round_kinds import CHAIN_ROUNDS, ROUNDS, Round
 from memplan.search.rounds import Rounds, Rules
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import spaces
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import Moves
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 PLENTY = 1e6
 RULES = Rules(recompute_backward=False, reorder=True, match_ranges=())

@@ -17,11 +17,11 @@ from memplan.search.eviction import ROOM, Evictions, lowest
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.strategies.evict import Evict
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 
 def test_without_drops_nothing_is_recomputed() -> None:

@@ -19,12 +19,12 @@ from memplan.search.online import KINDS, SLACKS, online_schedules
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies.base import Problem
 from memplan.strategies.evict import Evict
 from memplan.strategies.quick import quick_schedule
 from memplan.strategies.search import Search
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 PLENTY = 1e5
 

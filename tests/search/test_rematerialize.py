@@ -18,7 +18,7 @@ from memplan.search.rematerialize import (
 )
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from oracles.peaks import validate
+from memplan.step.validate import validate
 
 
 def test_keeping_everything_recomputes_nothing() -> None:

@@ -33,11 +33,11 @@ from memplan.search.sequence_search import compile_search
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.strategies.search import Search
 from memplan.util import stop
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 GRAPHS = st.one_of(training_graphs(), small_graphs(6))

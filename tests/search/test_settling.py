@@ -13,10 +13,10 @@ from memplan.search.rounds import Rounds
 from memplan.search.sequence_search import Rules, cheapest, search
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies.base import Problem
 from memplan.strategies.search import Search
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 RULES = Rules(recompute_backward=False, reorder=True, match_ranges=())
 

@@ -19,10 +19,10 @@ from memplan.search.slices import sliced_schedules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 
 
 def made(graph: TrainingGraph, budget_nbytes: int, *, reorder: bool = True) -> list[Schedule]:

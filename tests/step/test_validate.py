@@ -11,7 +11,7 @@ from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from oracles.peaks import validate
+from memplan.step.validate import validate
 
 
 def test_unit_chain() -> None:

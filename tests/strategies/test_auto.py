@@ -25,12 +25,12 @@ from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, auto, create, names, quick, spaces
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import Moves
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 

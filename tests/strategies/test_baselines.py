@@ -15,13 +15,13 @@ from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.revolve import forward_steps
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy
 from memplan.strategies.base import Problem
 from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
 from memplan.strategies.store_all import StoreAll
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 BASELINES: list[Strategy] = [

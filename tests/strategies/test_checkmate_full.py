@@ -22,13 +22,13 @@ from memplan.search.buffers import carried_tensors
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.strategies.evict import Evict
 from memplan.util.stop import Stop
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

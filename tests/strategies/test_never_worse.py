@@ -10,13 +10,13 @@ from helpers.held_out import held_out
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from oracles.peaks import validate
 
 PLENTY = 1e5
 EFFORT = 0.1

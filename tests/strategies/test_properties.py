@@ -16,9 +16,9 @@ from helpers.small_graphs import small_graphs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.strategies import REALISATIONS, Status, Strategy, create, names
 from memplan.strategies.base import Problem
-from oracles.peaks import validate
 from oracles.sequences import BruteForceSequences
 
 # For the strategies that have these options: quick, and about the schedules and the memory that

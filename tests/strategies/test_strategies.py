@@ -29,12 +29,12 @@ from memplan.search.segments import flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
+from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Outcome, Problem, Status
 from memplan.strategies.chen import ChenGreedy
 from memplan.util import stop
 from oracles.flags import BruteForceFlags
-from oracles.peaks import validate
 
 HEURISTICS = (
     "store_all",

@@ -28,7 +28,7 @@ from memplan.mxnet.trace.build import Trace, trace
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from oracles.peaks import validate
+from memplan.step.validate import validate
 
 ZOO = """
     alexnet densenet121 densenet161 densenet169 densenet201 inception_v3 mobilenet0_25 mobilenet0_5

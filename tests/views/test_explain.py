@@ -17,8 +17,8 @@ from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.liveness import Fate, Role, at_peak, at_step, fates, live_by_role, lives, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.step.validate import validate
 from memplan.views.explain import Reasons, peak, why
-from oracles.peaks import validate
 
 
 @examples(60)
