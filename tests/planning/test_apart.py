@@ -21,13 +21,15 @@ from helpers.odd_strategies import Changing, Odd
 from helpers.planning import quick
 from helpers.script import script
 from memplan.errors import BudgetError, PlanningError
-from memplan.planning import apart
+from memplan.planning import apart, process
 from memplan.planning.shapes import ShapePlanner
 from memplan.strategies import Outcome, Problem, Status
 
 
 @pytest.fixture(autouse=True)
 def _in_a_child(_plans_are_made_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the test's own: that of another test may still wait."""
+    process._end_what_waits()
     monkeypatch.setattr(apart, "IN_A_CHILD", True)
 
 
