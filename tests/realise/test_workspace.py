@@ -37,7 +37,8 @@ def test_calls_find_the_same_workspace(asked_before: int) -> None:
         workspace._next()
     for _ in range(2):  # what calls ask for is found out at first, then known
         workspace.begin()
-        workspace.call(calls)
+        for call in calls:
+            workspace.call(call)
     assert found == [0] * 14
     assert [call.skips for call in calls] == [3, 0, 3, 1, 2, 3, 0, 3]
 

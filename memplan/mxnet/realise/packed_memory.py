@@ -11,8 +11,9 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, hand_over
-from memplan.mxnet.realise.imperative import AnyCall, array_at, wait_to_write
+from memplan.mxnet.realise.imperative import AnyCall, UpdateCall, array_at, wait_to_write
 from memplan.mxnet.realise.workspace import OneWorkspace
+from memplan.util.garbage import no_collections
 
 NDArray = Any
 
@@ -55,28 +56,37 @@ class Memory:
         self._left = left
 
     def in_turn(self, calls: Sequence[AnyCall]) -> None:
-        """Hand ``calls`` to the engine as one operation, after all that it got so before."""
-        with mx.engine.bulk(len(calls) + 1):
+        """Hand ``calls`` to the engine as one operation, after all that it got so before.
+
+        Where an array is freed meanwhile, MXNet cuts the operation in two (src/engine/
+        threaded_engine.cc, PushAsync), and only what writes the fence keeps its turn. So no garbage
+        is collected, and both parts write it where an optimizer's code frees an array.
+        """
+        with no_collections(), mx.engine.bulk(2 * len(calls) + 2):
             self._fence()
-            self.workspace.call(calls)
+            for call in calls:
+                self.workspace.call(call)
+                if isinstance(call, UpdateCall):
+                    self._fence()
+            self._fence()
 
     def apart(self, call: AnyCall, fences: Sequence[Marker]) -> None:
         """Make a call of several operations, in turn by :meth:`fences` of all that it touches."""
         hand_over(fences)
-        self.workspace.call([call])
+        self.workspace.call(call)
         hand_over(fences)
 
     def timed(self, call: AnyCall) -> float:
         """Make a call while nothing else runs; the seconds until it has run."""
         mx.nd.waitall()
         begin = time.perf_counter()
-        self.workspace.call([call])
+        self.workspace.call(call)
         mx.nd.waitall()
         return time.perf_counter() - begin
 
     def alone(self, call: AnyCall) -> None:
         """Make a call while nothing else runs in the memory."""
         wait_to_write(self.fence)
-        self.workspace.call([call])
+        self.workspace.call(call)
         for array in call.written:
             wait_to_write(array)

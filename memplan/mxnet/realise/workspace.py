@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import mxnet as mx
 
@@ -69,17 +69,16 @@ class OneWorkspace:
             self._manager.value = _MANAGER()
             self._skip()
 
-    def call(self, calls: Iterable[AnyCall]) -> None:
-        """Make the ``calls``, and the requests after each; find out how many where that is None."""
-        for call in calls:
-            if call.skips is None:
-                self.begin()
-                call()
-                call.skips = self._skip() if self._last else 0
-            else:
-                call()
-                for _ in range(call.skips):
-                    self._ask()
+    def call(self, call: AnyCall) -> None:
+        """Make the ``call``, and the requests after it; find out how many where that is None."""
+        if call.skips is None:
+            self.begin()
+            call()
+            call.skips = self._skip() if self._last else 0
+        else:
+            call()
+            for _ in range(call.skips):
+                self._ask()
 
     def _skip(self) -> int:
         """Ask until the last copy was handed out; how often that was, none where all were."""
