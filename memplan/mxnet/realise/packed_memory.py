@@ -11,7 +11,13 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, hand_over
-from memplan.mxnet.realise.imperative import AnyCall, UpdateCall, array_at, wait_to_write
+from memplan.mxnet.realise.imperative import (
+    AnyCall,
+    RecordedCall,
+    UpdateCall,
+    array_at,
+    wait_to_write,
+)
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.util.garbage import no_collections
 
@@ -60,13 +66,13 @@ class Memory:
 
         Where an array is freed meanwhile, MXNet cuts the operation in two (src/engine/
         threaded_engine.cc, PushAsync), and only what writes the fence keeps its turn. So no garbage
-        is collected, and both parts write it where an optimizer's code frees an array.
+        is collected, and both parts write it where an optimizer's code, or autograd, may free one.
         """
         with no_collections(), mx.engine.bulk(2 * len(calls) + 2):
             self._fence()
             for call in calls:
                 self.workspace.call(call)
-                if isinstance(call, UpdateCall):
+                if isinstance(call, UpdateCall | RecordedCall):
                     self._fence()
             self._fence()
 
