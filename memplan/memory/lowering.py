@@ -21,11 +21,11 @@ OP, GATE, ANCHOR = "op", "gate", "anchor"
 class Gate:
     """A copy of an input of an op, which the op reads in its place.
 
-    ``copied`` is that input's place among the op's inputs, or None for a variable, which is none of
+    ``place`` is that input's place among the op's inputs, or None for a variable, which is none of
     them: then the copy becomes the first.
     """
 
-    copied: int | None
+    place: int | None
     nbytes: int
     nelements: int
 
@@ -35,14 +35,14 @@ class Additions:
     """What MXNet needs beside the ops of a graph, by their numbers.
 
     ``ndims`` are those of the first output of every op. ``gates`` are those of some ops.
-    ``updated`` names the parameter of every update, and ``read`` the parameters among these that
-    an op or a gate reads.
+    ``weight_of`` names the parameter of every update, and ``weights_read`` the parameters among
+    these that an op or a gate reads.
     """
 
     ndims: tuple[int, ...]
     gates: Mapping[int, Gate] = field(default_factory=dict)
-    updated: Mapping[int, str] = field(default_factory=dict)
-    read: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    weight_of: Mapping[int, str] = field(default_factory=dict)
+    weights_read: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class LoweredMemory(Memory):
     def _lowered(self, schedule: Schedule) -> Schedule:
         """``schedule`` as MXNet gets it: one object, with which its packing is remembered."""
         # Kept with the additions themselves, so that no others ever have their id.
-        found: tuple[Additions, Schedule] = remembered(
+        pair: tuple[Additions, Schedule] = remembered(
             schedule,
             (LoweredMemory, id(self.additions)),
             lambda: (self.additions, lowered(self.additions, schedule).schedule),
         )
-        return found[1]
+        return pair[1]
 
 
 def lowered(additions: Additions, schedule: Schedule) -> Lowered:
@@ -99,49 +99,50 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowered:
     """
     if len(schedule.graph.ops) != len(additions.ndims):
         raise ScheduleError("the schedule belongs to another graph than the trace")
-    kept = _read_steps(schedule)
-    anchored = set(_anchored(schedule, kept))
-    if len(kept) == len(schedule.ops) and not anchored and not additions.gates:
+    steps = _read_steps(schedule)
+    with_anchor = set(_anchored(schedule, steps))
+    if len(steps) == len(schedule.ops) and not with_anchor and not additions.gates:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
         return _with_updates_in_place(additions, Lowered(schedule, origins))
     graph = _Extended(schedule.graph)
     for op, gate in additions.gates.items():
         graph.add_gate(op, gate)
-    for op in sorted({schedule.ops[step] for step in anchored}):
+    for op in sorted({schedule.ops[step] for step in with_anchor}):
         graph.add_anchor(op, additions.ndims[op])
-    return _with_updates_in_place(additions, graph.lowered(schedule, kept, anchored))
+    return _with_updates_in_place(additions, graph.lowered(schedule, steps, with_anchor))
 
 
-def _with_updates_in_place(additions: Additions, made: Lowered) -> Lowered:
-    """``made`` with every update as soon as it may run, wherever the schedule has it.
+def _with_updates_in_place(additions: Additions, lowering: Lowered) -> Lowered:
+    """``lowering`` with every update as soon as it may run, wherever the schedule has it.
 
     That is behind the last step that reads the parameter, recomputed ones included: what a schedule
     counts as one op may run again, and would read the new values. And it is behind the last step
     that reads this gradient, for an optimizer may write into it.
     """
-    schedule, ops = made.schedule, made.schedule.graph.ops
+    schedule, origins = lowering.schedule, lowering.origins
+    ops = schedule.graph.ops
     updates = [step for step, op in enumerate(schedule.ops) if ops[op].kind == UPDATE]
     if not updates:
-        return made
+        return lowering
     last_read: dict[object, int] = {}
     for step, (op, reads) in enumerate(zip(schedule.ops, schedule.reads, strict=True)):
         if ops[op].kind != UPDATE:
-            last_read.update((name, step) for name in additions.read.get(made.origins[op], ()))
+            last_read.update((name, step) for name in additions.weights_read.get(origins[op], ()))
             last_read.update((entry, step) for entry in zip(reads, ops[op].inputs, strict=True))
-    behind: dict[int, list[int]] = {}
+    updates_behind: dict[int, list[int]] = {}
     for step in updates:
         op = schedule.ops[step]
         [source], [tensor] = schedule.reads[step], ops[op].inputs
-        weight = additions.updated[made.origins[op][1]]
+        weight = additions.weight_of[origins[op][1]]
         place = max(source, last_read.get(weight, 0), last_read.get((source, tensor), 0))
-        behind.setdefault(place, []).append(step)
+        updates_behind.setdefault(place, []).append(step)
     order: list[int] = []
     for step, op in enumerate(schedule.ops):
         if ops[op].kind != UPDATE:
-            order += [step, *behind.get(step, ())]
+            order += [step, *updates_behind.get(step, ())]
     place_of = {step: place for place, step in enumerate(order)}
     return dataclasses.replace(
-        made,
+        lowering,
         schedule=Schedule(
             schedule.graph,
             tuple(schedule.ops[step] for step in order),
@@ -153,33 +154,33 @@ def _with_updates_in_place(additions: Additions, made: Lowered) -> Lowered:
 
 def _read_steps(schedule: Schedule) -> list[int]:
     """The steps but for those of repeated ops whose outputs nobody reads and nobody awaits."""
-    left = [0] * len(schedule.graph.ops)
+    nruns = [0] * len(schedule.graph.ops)
     for op in schedule.ops:
-        left[op] += 1
-    read = set(schedule.heads)
-    awaited: set[int] = set()
-    kept = []
+        nruns[op] += 1
+    sources = set(schedule.heads)
+    needs: set[int] = set()
+    steps = []
     for step in reversed(range(len(schedule.ops))):
         op = schedule.ops[step]
-        if step in read or left[op] == 1 or (op in awaited and step == schedule.first_run[op]):
-            read.update(schedule.reads[step])
-            awaited.discard(op)
-            awaited.update(schedule.graph.ops[op].after)
-            kept.append(step)
+        if step in sources or nruns[op] == 1 or (op in needs and step == schedule.first_run[op]):
+            sources.update(schedule.reads[step])
+            needs.discard(op)
+            needs.update(schedule.graph.ops[op].after)
+            steps.append(step)
         else:
-            left[op] -= 1
-    return kept[::-1]
+            nruns[op] -= 1
+    return steps[::-1]
 
 
-def _anchored(schedule: Schedule, kept: Iterable[int]) -> Iterator[int]:
+def _anchored(schedule: Schedule, steps: Iterable[int]) -> Iterator[int]:
     """The steps whose first output is not read, although the unplanned step reads it."""
     graph, heads = schedule.graph, set(schedule.graph.heads)
-    read = set(zip(schedule.heads, graph.heads, strict=True))
-    for step in kept:
-        read.update(zip(schedule.reads[step], graph.ops[schedule.ops[step]].inputs, strict=True))
-    for step in kept:
+    reads = set(zip(schedule.heads, graph.heads, strict=True))
+    for step in steps:
+        reads.update(zip(schedule.reads[step], graph.ops[schedule.ops[step]].inputs, strict=True))
+    for step in steps:
         first = graph.ops[schedule.ops[step]].outputs[0]
-        if (step, first) not in read and (graph.readers[first] or first in heads):
+        if (step, first) not in reads and (graph.readers[first] or first in heads):
             yield step
 
 
@@ -197,65 +198,65 @@ class _Extended:
         self.tensors.append(Tensor(name, nbytes, nelements))
         return len(self.tensors) - 1
 
-    def add_gate(self, index: int, added: Gate) -> None:
+    def add_gate(self, index: int, gate: Gate) -> None:
         op = self.graph.ops[index]
         name = f"{op.name}_gate"
-        written = self._tensor(f"{name}[0]", added.nbytes, added.nelements)
-        read = list(op.inputs)
-        gate = Op(name, "_copy", (), (written,))
-        if added.copied is None:
-            read.insert(0, written)
+        tensor = self._tensor(f"{name}[0]", gate.nbytes, gate.nelements)
+        inputs = list(op.inputs)
+        gate_op = Op(name, "_copy", (), (tensor,))
+        if gate.place is None:
+            inputs.insert(0, tensor)
         else:
             shared = (Handover(0, 0, alias=True),)
-            gate = dataclasses.replace(gate, inputs=(read[added.copied],), handovers=shared)
-            read[added.copied] = written
-        self.gates[index] = gate
-        self.gated[index] = dataclasses.replace(op, inputs=tuple(read))
+            gate_op = dataclasses.replace(gate_op, inputs=(inputs[gate.place],), handovers=shared)
+            inputs[gate.place] = tensor
+        self.gates[index] = gate_op
+        self.gated[index] = dataclasses.replace(op, inputs=tuple(inputs))
 
     def add_anchor(self, index: int, ndim: int) -> None:
         op = self.graph.ops[index]
         name = f"{op.name}_anchor"
-        written = self._tensor(f"{name}[0]", 8 * ndim, ndim)
-        self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (written,))
+        tensor = self._tensor(f"{name}[0]", 8 * ndim, ndim)
+        self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (tensor,))
 
-    def lowered(self, schedule: Schedule, kept: Sequence[int], anchored: set[int]) -> Lowered:
-        found: list[Op] = []
+    def lowered(self, schedule: Schedule, steps: Sequence[int], with_anchor: set[int]) -> Lowered:
+        graph_ops: list[Op] = []
         origins: list[tuple[str, int]] = []
         index_of: dict[int, int] = {}
         for index, op in enumerate(self.graph.ops):
             if index in self.gates:
-                found.append(self.gates[index])
+                graph_ops.append(self.gates[index])
                 origins.append((GATE, index))
-            index_of[index] = len(found)
-            found.append(self.gated.get(index, op))
+            index_of[index] = len(graph_ops)
+            graph_ops.append(self.gated.get(index, op))
             origins.append((OP, index))
-        found = [op.renumbered(index_of) for op in found]
-        anchor_of = {index: len(found) + i for i, index in enumerate(self.anchors)}
-        found += self.anchors.values()
+        graph_ops = [op.renumbered(index_of) for op in graph_ops]
+        anchor_of = {index: len(graph_ops) + i for i, index in enumerate(self.anchors)}
+        graph_ops += self.anchors.values()
         origins += [(ANCHOR, index) for index in self.anchors]
         graph = dataclasses.replace(
             self.graph,
-            ops=tuple(found),
+            ops=tuple(graph_ops),
             tensors=tuple(self.tensors),
             nforward=self.graph.nforward + sum(op < self.graph.nforward for op in self.gates),
         )
         ops: list[int] = []
         reads: list[tuple[int, ...]] = []
         step_of: dict[int, int] = {}
-        for step in kept:
+        for step in steps:
             index = schedule.ops[step]
             sources = [step_of[source] for source in schedule.reads[step]]
             if index in self.gates:
                 gate = self.gates[index]
                 place = self.gated[index].inputs.index(gate.outputs[0])
-                read = slice(place, place + len(gate.inputs))
-                reads.append(tuple(sources[read]))
-                sources[read] = [len(ops)]
+                places = slice(place, place + len(gate.inputs))
+                reads.append(tuple(sources[places]))
+                sources[places] = [len(ops)]
                 ops.append(index_of[index] - 1)
             ops.append(index_of[index])
             reads.append(tuple(sources))
             step_of[step] = len(ops) - 1
-            if step in anchored:
+            if step in with_anchor:
                 ops.append(anchor_of[index])
                 reads.append((step_of[step],))
         heads = tuple(step_of[step] for step in schedule.heads)

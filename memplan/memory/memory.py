@@ -114,8 +114,8 @@ class WithRuns(Memory):
         return self.memory.at_least(schedule) + further_runs(schedule, self.nbytes_of_run)
 
     def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        beside = further_runs(schedule, self.nbytes_of_run)
-        return self.memory.excess(schedule, budget_nbytes - beside)
+        nbytes_of_runs = further_runs(schedule, self.nbytes_of_run)
+        return self.memory.excess(schedule, budget_nbytes - nbytes_of_runs)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         return self.memory.packing(schedule)
@@ -144,8 +144,8 @@ def cheapest(
     ranked = [(s.seconds, place, s) for place, s in enumerate(schedules)]
     ranked = [entry for entry in sorted(ranked) if entry[0] <= most_seconds]
     if budget_nbytes is not None:
-        fitting = (s for _, _, s in ranked if _fits(s, budget_nbytes, memory))
-        return next(fitting, None)
+        matches = (s for _, _, s in ranked if _fits(s, budget_nbytes, memory))
+        return next(matches, None)
     best: tuple[int, Schedule] | None = None
     for _, _, schedule in ranked:
         if best is None or memory.at_least(schedule) < best[0]:

@@ -199,7 +199,7 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
     if isinstance(costs, str) and costs.startswith(PREFIX):
         name = costs.removeprefix(PREFIX)
         if name not in ROOFLINES:
-            choices = ", ".join(PREFIX + known for known in ROOFLINES)
+            choices = ", ".join(PREFIX + roofline for roofline in ROOFLINES)
             raise ArgumentError(f"there is no roofline {name!r}; the choices are {choices}")
         return ROOFLINES[name]
     table = table_of(costs)

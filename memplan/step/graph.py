@@ -109,9 +109,9 @@ class Op:
         """The same op with another time."""
         if not is_finite(seconds):
             return dataclasses.replace(self, seconds=seconds)  # which raises
-        made = object.__new__(Op)
-        made.__dict__.update(self.__dict__, seconds=seconds)
-        return made
+        copy = object.__new__(Op)
+        copy.__dict__.update(self.__dict__, seconds=seconds)
+        return copy
 
     def renumbered(self, number_of: Mapping[int, int]) -> Op:
         """The same op in a graph whose ops have other numbers."""
@@ -175,17 +175,17 @@ class TrainingGraph:
         return f"tensor {largest.name!r}, {getattr(largest, field)}"
 
     def _check_producers(self) -> None:
-        seen: set[int] = set()
+        written_tensors: set[int] = set()
         for op in self.ops:
             for tensor in op.outputs:
                 if not 0 <= tensor < len(self.tensors):
                     raise GraphError(f"op {op.name!r} writes tensor {tensor}, which does not exist")
-                if tensor in seen:
+                if tensor in written_tensors:
                     name = self.tensors[tensor].name
                     raise GraphError(f"op {op.name!r} writes tensor {name!r}, as an earlier op did")
-                seen.add(tensor)
+                written_tensors.add(tensor)
         for tensor in range(len(self.tensors)):
-            if tensor not in seen:
+            if tensor not in written_tensors:
                 raise GraphError(f"tensor {self.tensors[tensor].name!r} is written by no op")
 
     def _check_order(self) -> None:
@@ -251,8 +251,8 @@ class TrainingGraph:
     def followers(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the ops that depend on it, in base order."""
         result: list[list[int]] = [[] for _ in self.ops]
-        for index, needed in enumerate(self.dependencies):
-            for other in dict.fromkeys(needed):
+        for index, dependencies in enumerate(self.dependencies):
+            for other in dict.fromkeys(dependencies):
                 result[other].append(index)
         return tuple(map(tuple, result))
 
@@ -284,11 +284,11 @@ class TrainingGraph:
             raise GraphError(f"{len(seconds)} costs for {len(self.ops)} ops")
         ops = tuple(op.taking(s) for op, s in zip(self.ops, seconds, strict=True))
         # What else was checked of this graph holds for that one.
-        made = object.__new__(TrainingGraph)
-        made.__dict__.update({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
-        made.__dict__["ops"] = ops
-        made._check_sizes()
-        return made
+        copy = object.__new__(TrainingGraph)
+        copy.__dict__.update({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        copy.__dict__["ops"] = ops
+        copy._check_sizes()
+        return copy
 
     def to_json(self) -> str:
         """This graph as JSON text, read back by :meth:`from_json`."""
@@ -337,11 +337,11 @@ def reached(start: Iterable[int], edges: Sequence[Sequence[int]]) -> set[int]:
 
     By ``dependencies`` of a graph these are ancestors, by ``followers`` descendants.
     """
-    found = set(start)
-    stack = list(found)
+    members = set(start)
+    stack = list(members)
     while stack:
         for other in edges[stack.pop()]:
-            if other not in found:
-                found.add(other)
+            if other not in members:
+                members.add(other)
                 stack.append(other)
-    return found
+    return members

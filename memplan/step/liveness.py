@@ -88,28 +88,28 @@ def lives(schedule: Schedule) -> tuple[Life, ...]:
     """
     owners = _Owners(schedule)
     replay(schedule, owners)
-    turn = first_backward_step(schedule)
+    first_backward = first_backward_step(schedule)
     result = []
     for writers, released in zip(owners.writers, owners.released, strict=True):
         end = len(schedule.ops) if released is None else released
-        ends = [later[0] - 1 for _, later in pairwise(writers)] + [end]
+        ends = [successor[0] - 1 for _, successor in pairwise(writers)] + [end]
         for (step, tensor), last in zip(writers, ends, strict=True):
             if last >= step:
-                again = schedule.first_run[schedule.ops[step]] != step
-                role = _role(schedule, step, last, turn, again=again)
+                is_rerun = schedule.first_run[schedule.ops[step]] != step
+                role = _role(schedule, step, last, first_backward, is_rerun=is_rerun)
                 nbytes = schedule.graph.tensors[writers[0][1]].nbytes
                 result.append(Life(step, tensor, nbytes, last, role))
     return tuple(sorted(result, key=lambda life: (life.step, life.tensor)))
 
 
-def _role(schedule: Schedule, step: int, last: int, turn: int, *, again: bool) -> Role:
+def _role(schedule: Schedule, step: int, last: int, first_backward: int, *, is_rerun: bool) -> Role:
     if last == len(schedule.ops):
         return Role.RESULT
     if schedule.ops[step] >= schedule.graph.nforward:
         return Role.GRADIENT
-    if again:
+    if is_rerun:
         return Role.RECOMPUTED
-    return Role.KEPT if last >= turn else Role.PASSING
+    return Role.KEPT if last >= first_backward else Role.PASSING
 
 
 def first_backward_step(schedule: Schedule) -> int:
@@ -134,16 +134,16 @@ def readers(schedule: Schedule) -> dict[Output, list[int]]:
 def fates(schedule: Schedule) -> tuple[Fate, ...]:
     """What becomes of each forward op, judged by its largest output."""
     graph = schedule.graph
-    turn, read_at = first_backward_step(schedule), readers(schedule)
-    again = set(schedule.recomputed)
+    first_backward, read_at = first_backward_step(schedule), readers(schedule)
+    repeated_ops = set(schedule.recomputed)
     result = []
     for index, op in enumerate(graph.ops[: graph.nforward]):
         largest = max(op.outputs, key=lambda t: graph.tensors[t].nbytes, default=-1)
-        kept = max(read_at.get((schedule.first_run[index], largest), [-1])) >= turn
-        if index in again:
-            result.append(Fate.BOTH if kept else Fate.RECOMPUTED)
+        is_kept = max(read_at.get((schedule.first_run[index], largest), [-1])) >= first_backward
+        if index in repeated_ops:
+            result.append(Fate.BOTH if is_kept else Fate.RECOMPUTED)
         else:
-            result.append(Fate.KEPT if kept else Fate.FREED)
+            result.append(Fate.KEPT if is_kept else Fate.FREED)
     return tuple(result)
 
 

@@ -26,14 +26,16 @@ def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
     Left out are ops none of whose backward ops depends on them: a flag would change what those
     read although the copy never runs, so that the schedule could not tell it.
     """
-    untold: set[int | None] = set()
-    told: set[int | None] = set()
+    without_effect: set[int | None] = set()
+    with_effect: set[int | None] = set()
     for op in range(graph.nforward, len(graph.ops)):
-        differentiated = graph.ops[op].differentiates
-        (told if differentiated in graph.dependencies[op] else untold).add(differentiated)
-    untold -= told
+        twin = graph.ops[op].differentiates
+        (with_effect if twin in graph.dependencies[op] else without_effect).add(twin)
+    without_effect -= with_effect
     return tuple(
-        op for op in range(graph.nforward) if graph.ops[op].recomputable and op not in untold
+        op
+        for op in range(graph.nforward)
+        if graph.ops[op].recomputable and op not in without_effect
     )
 
 
@@ -60,17 +62,17 @@ def mirror(graph: TrainingGraph, flags: AbstractSet[int]) -> Schedule:
             call = graph.ops[op]
             # A copy, and the backward op of a flagged op, refer to copies where there are any.
             if node >= shift or call.differentiates in flags:
-                needed = [d + shift if d in flags else d for d in dependencies[op]]
+                dependency_nodes = [d + shift if d in flags else d for d in dependencies[op]]
             else:
-                needed = list(dependencies[op])
-            waiting = [d for d in needed if d not in step_of]
-            if waiting:
-                stack.extend(reversed(waiting))
+                dependency_nodes = list(dependencies[op])
+            missing_nodes = [d for d in dependency_nodes if d not in step_of]
+            if missing_nodes:
+                stack.extend(reversed(missing_nodes))
                 continue
             stack.pop()
             step_of[node] = len(ops)
             ops.append(op)
-            reads.append(tuple([step_of[d] for d in needed[: len(call.inputs)]]))
+            reads.append(tuple([step_of[d] for d in dependency_nodes[: len(call.inputs)]]))
     heads = tuple(step_of[producer[head]] for head in graph.heads)
     return Schedule.trusted(graph, tuple(ops), tuple(reads), heads)
 

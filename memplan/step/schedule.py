@@ -37,26 +37,26 @@ class Schedule:
     def __post_init__(self) -> None:
         if len(self.reads) != len(self.ops):
             raise ScheduleError(f"{len(self.ops)} steps, but reads for {len(self.reads)}")
-        done: set[int] = set()
+        ops_so_far: set[int] = set()
         for step, (op, reads) in enumerate(zip(self.ops, self.reads, strict=True)):
-            self._check_step(step, op, reads, done)
-            done.add(op)
+            self._check_step(step, op, reads, ops_so_far)
+            ops_so_far.add(op)
         if len(self.heads) != len(self.graph.heads):
             raise ScheduleError(f"{len(self.graph.heads)} heads, but sources for {len(self.heads)}")
         for head, step in zip(self.graph.heads, self.heads, strict=True):
             if not 0 <= step < len(self.ops) or self.ops[step] != self.graph.producer[head]:
                 name = self.graph.tensors[head].name
                 raise ScheduleError(f"head {name!r} is said to come from step {step}; it does not")
-        missing = set(range(len(self.graph.ops))) - done
-        if missing:
-            names = [self.graph.ops[op].name for op in sorted(missing)[:5]]
-            raise ScheduleError(f"{len(missing)} ops never run, among them {names}")
+        missing_ops = set(range(len(self.graph.ops))) - ops_so_far
+        if missing_ops:
+            names = [self.graph.ops[op].name for op in sorted(missing_ops)[:5]]
+            raise ScheduleError(f"{len(missing_ops)} ops never run, among them {names}")
 
-    def _check_step(self, step: int, op: int, reads: tuple[int, ...], done: set[int]) -> None:
+    def _check_step(self, step: int, op: int, reads: tuple[int, ...], ops_so_far: set[int]) -> None:
         if not 0 <= op < len(self.graph.ops):
             raise ScheduleError(f"step {step}: there is no op {op}")
         call = self.graph.ops[op]
-        if op in done and not call.recomputable:
+        if op in ops_so_far and not call.recomputable:
             raise ScheduleError(f"step {step}: op {call.name!r} must not run twice")
         if len(reads) != len(call.inputs):
             raise ScheduleError(
@@ -70,7 +70,7 @@ class Schedule:
                     f"which step {source} does not supply"
                 )
         for other in call.after:
-            if other not in done:
+            if other not in ops_so_far:
                 name = self.graph.ops[other].name
                 raise ScheduleError(f"step {step}: op {call.name!r} must run after {name!r}")
 
@@ -83,9 +83,9 @@ class Schedule:
         heads: tuple[int, ...],
     ) -> Schedule:
         """A schedule that is valid by construction: the check, which takes a while, is left out."""
-        made = object.__new__(cls)
-        made.__dict__.update(graph=graph, ops=ops, reads=reads, heads=heads)
-        return made
+        schedule = object.__new__(cls)
+        schedule.__dict__.update(graph=graph, ops=ops, reads=reads, heads=heads)
+        return schedule
 
     @classmethod
     def sequence(cls, graph: TrainingGraph, ops: Iterable[int]) -> Schedule:
@@ -125,10 +125,10 @@ class Schedule:
     def stage(self) -> tuple[int, ...]:
         """For each step, its stage: stage t ends with the t-th first run, the last at the end."""
         result: list[int] = []
-        done = 0
+        nfirst_runs = 0
         for step, op in enumerate(self.ops):
-            result.append(min(done, len(self.graph.ops) - 1))
-            done += self.first_run[op] == step
+            result.append(min(nfirst_runs, len(self.graph.ops) - 1))
+            nfirst_runs += self.first_run[op] == step
         return tuple(result)
 
     @property
@@ -149,22 +149,22 @@ class Schedule:
         ``S[t, i]``: an output of op i computed before stage t is read in stage t or later.
         """
         nops, stage = len(self.graph.ops), self.stage
-        ran = np.zeros((nops, nops), dtype=bool)
-        kept = np.zeros((nops, nops), dtype=bool)
+        runs = np.zeros((nops, nops), dtype=bool)
+        survivals = np.zeros((nops, nops), dtype=bool)
         for step, op in enumerate(self.ops):
-            ran[stage[step], op] = True
+            runs[stage[step], op] = True
             for source in self.reads[step]:
-                kept[stage[source] + 1 : stage[step] + 1, self.ops[source]] = True
+                survivals[stage[source] + 1 : stage[step] + 1, self.ops[source]] = True
         for source in self.heads:
-            kept[stage[source] + 1 :, self.ops[source]] = True
-        return ran, kept
+            survivals[stage[source] + 1 :, self.ops[source]] = True
+        return runs, survivals
 
     def __str__(self) -> str:
         lines = []
         for step, op in enumerate(self.ops):
-            again = "" if self.first_run[op] == step else "again "
+            prefix = "" if self.first_run[op] == step else "again "
             call = self.graph.ops[op]
-            lines.append(f"{step:6d}  {again}{call.name}  ({call.kind})")
+            lines.append(f"{step:6d}  {prefix}{call.name}  ({call.kind})")
         return "\n".join(lines)
 
     def to_json(self) -> str:

@@ -69,21 +69,21 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
     for step, index in enumerate(schedule.ops):
-        op, base, read = ops[index], first[step], sources[step]
+        op, base, sources_of_step = ops[index], first[step], sources[step]
         if op.handovers:
-            taken = set()
+            source_places = set()
             for source_place, place, alias in op.handovers:
-                buffer = buffer_of[read[source_place]]
+                buffer = buffer_of[sources_of_step[source_place]]
                 output = base + place
                 if (
                     buffer >= 0
                     and buffer_of[output] < 0
                     and unread[output]
-                    and source_place not in taken
+                    and source_place not in source_places
                     and (alias or users[buffer] == 1)
                     and tensors[op.outputs[place]].nelements
                 ):
-                    taken.add(source_place)
+                    source_places.add(source_place)
                     buffer_of[output] = buffer
                     users[buffer] += unread[output]
                     arena.share(buffer, step, op.outputs[place])
@@ -93,7 +93,7 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                 buffer_of[base + place] = buffer
                 users[buffer] = unread[base + place]
         arena.end_of_requests(step)
-        for source in read:
+        for source in sources_of_step:
             buffer = buffer_of[source]
             if buffer >= 0:
                 users[buffer] -= 1

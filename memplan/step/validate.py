@@ -57,14 +57,14 @@ def validate(schedule: Schedule, budget_nbytes: int | None = None) -> Verdict:
 def first_violation(schedule: Schedule) -> str | None:
     """The first rule that ``schedule`` breaks, or None."""
     graph = schedule.graph
-    ran: set[int] = set()
+    ops_so_far: set[int] = set()
     if len(schedule.reads) != len(schedule.ops):
         return f"{len(schedule.ops)} steps, but reads for {len(schedule.reads)}"
     for step, index in enumerate(schedule.ops):
         if index not in range(len(graph.ops)):
             return f"step {step}: there is no op {index}"
         op, sources = graph.ops[index], schedule.reads[step]
-        if index in ran and not op.recomputable:
+        if index in ops_so_far and not op.recomputable:
             return f"step {step}: op {op.name!r} runs again, which it must not"
         if len(sources) != len(op.inputs):
             return f"step {step}: op {op.name!r} has {len(op.inputs)} inputs, not {len(sources)}"
@@ -75,11 +75,11 @@ def first_violation(schedule: Schedule) -> str | None:
                     f"of step {source}, which is no earlier step that writes it"
                 )
         for other in op.after:
-            if other not in ran:
+            if other not in ops_so_far:
                 return f"step {step}: op {op.name!r} runs before {graph.ops[other].name!r}"
-        ran.add(index)
+        ops_so_far.add(index)
     for index, op in enumerate(graph.ops):
-        if index not in ran:
+        if index not in ops_so_far:
             return f"op {op.name!r} never runs"
     if len(schedule.heads) != len(graph.heads):
         return f"{len(graph.heads)} heads, but sources for {len(schedule.heads)}"
@@ -136,19 +136,19 @@ def _shared(schedule: Schedule, uses: dict[Instance, list[int]]) -> list[list[In
     group_of: dict[Instance, int] = {}
     for step, index in enumerate(schedule.ops):
         op = schedule.graph.ops[index]
-        given: set[int] = set()
+        source_places: set[int] = set()
         for place, target, alias in op.handovers:
             source = (schedule.reads[step][place], op.inputs[place])
             output = (step, op.outputs[target])
             if tensors[source[1]].nbytes == 0 or tensors[output[1]].nbytes == 0:
                 continue
-            if place in given or output in group_of or not uses[output]:
+            if place in source_places or output in group_of or not uses[output]:
                 continue
             group = group_of[source]
             unread[group] = [member for member in unread[group] if uses[member][-1] >= step]
             to_come = [use for member in unread[group] for use in uses[member] if use >= step]
             if alias or to_come == [step]:
-                given.add(place)
+                source_places.add(place)
                 groups[group].append(output)
                 unread[group].append(output)
                 group_of[output] = group
@@ -166,9 +166,9 @@ def _why_too_much(
 ) -> str:
     alive = [buffer for buffer in buffers if buffer.first <= step <= buffer.last]
     largest = sorted(alive, key=lambda buffer: buffer.nbytes, reverse=True)[:3]
-    named = ", ".join(f"{buffer.name} ({buffer.nbytes} bytes)" for buffer in largest)
+    names = ", ".join(f"{buffer.name} ({buffer.nbytes} bytes)" for buffer in largest)
     op = schedule.graph.ops[schedule.ops[step]].name
     return (
         f"step {step}, op {op!r}: {peak} bytes are alive, {peak - budget} more than the budget "
-        f"of {budget}; the largest are {named}"
+        f"of {budget}; the largest are {names}"
     )

@@ -29,10 +29,10 @@ class Compiled:
         """numba's object for it, and for the compiled functions that it may call."""
         from memplan.util.dispatcher import dispatcher_of
 
-        made = self.__dict__["dispatcher"] = dispatcher_of(self.py_func)
+        dispatcher = self.__dict__["dispatcher"] = dispatcher_of(self.py_func)
         # numba looks for what a function calls among the globals of its module.
         names = self.py_func.__globals__
         for name, value in list(names.items()):
             if isinstance(value, Compiled):
                 names[name] = value.dispatcher
-        return made
+        return dispatcher

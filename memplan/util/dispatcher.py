@@ -77,10 +77,10 @@ class _Cache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk, if anything is that can be read: else numba compiles next."""
         try:
-            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            overload = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:  # damaged, or of an older memplan that had a class which is gone
             self.flush()  # type: ignore[no-untyped-call]
-            found = None
-        if found is None:
+            overload = None
+        if overload is None:
             _announce()
-        return found
+        return overload

@@ -68,18 +68,18 @@ def format_nbytes(nbytes: int) -> str:
     if abs(nbytes) < 2**10:
         return f"{nbytes} B"
     # What would be printed as 1024.00 belongs to the next unit.
-    fitting = [u for u, size in _BINARY.items() if round(abs(nbytes) / size, 2) < 1024]
-    unit = fitting[0] if fitting else "TiB"
+    units = [u for u, size in _BINARY.items() if round(abs(nbytes) / size, 2) < 1024]
+    unit = units[0] if units else "TiB"
     return f"{nbytes / _BINARY[unit]:.2f} {unit}"
 
 
 def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
         raise _error(text)
-    if len(found[1]) > _MAX_DIGITS:
+    if len(match[1]) > _MAX_DIGITS:
         raise _error(text, f"a number has at most {_MAX_DIGITS} digits")
-    number, unit = Fraction(found[1]), found[2]
+    number, unit = Fraction(match[1]), match[2]
     if unit == "%":
         return _share(text, number / 100, unplanned_total_nbytes)
     if unit not in _NBYTES_OF_UNIT:

@@ -14,8 +14,8 @@ def remembered(owner: Any, what: Hashable, derive: Callable[[], T]) -> T:
     For what the class of ``owner`` cannot have as a cached property, as its module knows nothing of
     it. ``owner`` is an instance of a frozen dataclass; a copy with other fields begins anew.
     """
-    kept: dict[Hashable, Any] = owner.__dict__.setdefault("_remembered", {})
-    if what not in kept:
-        kept[what] = derive()
-    value: T = kept[what]
+    cache: dict[Hashable, Any] = owner.__dict__.setdefault("_remembered", {})
+    if what not in cache:
+        cache[what] = derive()
+    value: T = cache[what]
     return value

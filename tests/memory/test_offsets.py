@@ -149,7 +149,7 @@ def test_the_least_sum_survives_the_bounds(seed: int) -> None:
             inferences=Inferences(),
         )
         state.members[:] = order
-        state.buffers["placed"][order[:count]] = 1
+        state.buffers["is_placed"][order[:count]] = 1
         for k in order[count:]:
             under = [o for o in order[:count] if buffers[o].meets(buffers[k])]
             tops = [offsets[o] + buffers[o].size for o in under]

@@ -53,6 +53,6 @@ def _bound(state: State, begin: int, end: int, offset: int, rank: int) -> None:
             lowest_top = FAR
             for place in range(buffer.begin, buffer.end):
                 other = buffers[state.others[place]]
-                if not other.placed:
+                if not other.is_placed:
                     lowest_top = min(lowest_top, other.key + other.size)
             buffers[members[k]].key = max(buffer.key, lowest_top)

@@ -63,16 +63,16 @@ class Buffers:
     @cached_property
     def npairs(self) -> int:
         """The number of ordered pairs of buffers that are alive together."""
-        born, died = np.sort(self.first), np.sort(self.last)
-        before_its_end = np.searchsorted(born, self.last, side="right")
-        before_its_begin = np.searchsorted(died, self.first, side="left")
+        begins, ends = np.sort(self.first), np.sort(self.last)
+        before_its_end = np.searchsorted(begins, self.last, side="right")
+        before_its_begin = np.searchsorted(ends, self.first, side="left")
         return int((before_its_end - before_its_begin).sum()) - len(self)
 
     @cached_property
     def neighbours(self) -> tuple[Array, Array]:
         """``starts, others``: alive together with i are ``others[starts[i] : starts[i + 1]]``."""
-        found: tuple[Array, Array] = list_neighbours(self.first, self.last, self.npairs)
-        return found
+        neighbours: tuple[Array, Array] = list_neighbours(self.first, self.last, self.npairs)
+        return neighbours
 
     @cached_property
     def twins(self) -> Array:

@@ -63,7 +63,7 @@ def _candidate(state: State, number: int) -> int:
             continue
         if buffer.floor == best_offset and buffer.rank > best_rank:
             continue
-        if flags.twins and buffer.twin >= 0 and not buffers[buffer.twin].placed:
+        if flags.twins and buffer.twin >= 0 and not buffers[buffer.twin].is_placed:
             continue
         best, best_offset, best_rank = state.members[k], buffer.floor, buffer.rank
     if best_offset > frame.highest or (flags.dominance and best_offset >= lowest_top):
@@ -73,31 +73,31 @@ def _candidate(state: State, number: int) -> int:
 
 
 @compiled
-def _place(state: State, number: int, placed: int) -> None:
+def _place(state: State, number: int, index: int) -> None:
     """Place a buffer at its floor, and raise the floors of its neighbours."""
-    frame, counts, buffer = state.frames[number], state.counts[0], state.buffers[placed]
-    frame.buffer, frame.ntrail = placed, counts.ntrail
+    frame, counts, buffer = state.frames[number], state.counts[0], state.buffers[index]
+    frame.buffer, frame.ntrail = index, counts.ntrail
     frame.nranked, frame.nagenda = counts.nranked, counts.nagenda
-    buffer.placed = 1
+    buffer.is_placed = 1
     top, length = buffer.floor + buffer.size, counts.ntrail
     for place in range(buffer.begin, buffer.end):
         other = state.buffers[state.others[place]]
-        if not other.placed and other.floor < top:
+        if not other.is_placed and other.floor < top:
             before = state.trail[length]
             before.buffer, before.floor = state.others[place], other.floor
-            before.raised = other.raised
+            before.raiser = other.raiser
             length += 1
             other.floor = within_segment(top, other.size, state.segment_nbytes)
-            other.raised = number
+            other.raiser = number
     counts.ntrail = length
     for section in range(buffer.first, buffer.last):
         state.spans[section] -= 1
     # What is left of the part follows it in `members`.
     place = frame.begin
-    while state.members[place] != placed:
+    while state.members[place] != index:
         place += 1
     state.members[place] = state.members[frame.begin]
-    state.members[frame.begin] = placed
+    state.members[frame.begin] = index
 
 
 @compiled
@@ -105,11 +105,11 @@ def _take_back(state: State, number: int) -> None:
     """Undo the placement of a frame."""
     frame, counts = state.frames[number], state.counts[0]
     buffer = state.buffers[frame.buffer]
-    frame.buffer, buffer.placed = NONE, ZERO
+    frame.buffer, buffer.is_placed = NONE, ZERO
     for k in range(counts.ntrail - 1, frame.ntrail - 1, -1):
         before = state.trail[k]
         other = state.buffers[before.buffer]
-        other.floor, other.raised = before.floor, before.raised
+        other.floor, other.raiser = before.floor, before.raiser
     for k in range(counts.nranked - 1, frame.nranked - 1, -1):
         state.buffers[state.ranked[k].buffer].rank = state.ranked[k].rank
     counts.ntrail, counts.nranked = frame.ntrail, frame.nranked
@@ -129,7 +129,7 @@ def _go_back(state: State, number: int) -> int:
     if state.flags.jumping and frame.is_part:
         target = NONE
         for k in range(frame.begin, frame.end):
-            target = max(target, state.buffers[state.members[k]].raised)
+            target = max(target, state.buffers[state.members[k]].raiser)
     if target >= 0:
         for above in range(number, target - 1, -1):
             if state.frames[above].buffer >= 0:
@@ -138,7 +138,7 @@ def _go_back(state: State, number: int) -> int:
 
 
 @compiled
-def _go_on(state: State, number: int, placed: int) -> int:
+def _go_on(state: State, number: int, index: int) -> int:
     """The frame that follows the placement of a frame; -1 if all is solved."""
     frame = state.frames[number]
     begin, end, offset, rank = frame.begin + 1, frame.end, frame.offset, frame.rank
@@ -148,10 +148,10 @@ def _go_on(state: State, number: int, placed: int) -> int:
     if most < 0:
         _take_back(state, number)
         return number
-    if end - begin < 2 or (state.flags.parts and falls_apart(state, begin, end, placed)):
+    if end - begin < 2 or (state.flags.parts and falls_apart(state, begin, end, index)):
         entry = divide(state, begin, end, number, frame.entry)
-        following: int = _begin_part(state, number + 1, entry) if entry >= 0 else entry
-        return following
+        next_frame: int = _begin_part(state, number + 1, entry) if entry >= 0 else entry
+        return next_frame
     rest = state.frames[number + 1]
     rest.begin, rest.end, rest.offset, rest.rank = begin, end, offset, rank
     rest.buffer, rest.highest, rest.owner = NONE, state.capacity - most, number

@@ -7,14 +7,14 @@ from memplan.util.compiled import compiled
 
 
 @compiled
-def falls_apart(state: State, begin: int, end: int, placed: int) -> bool:
-    """Whether ``members[begin:end]``, one part with the buffer ``placed``, are more without."""
+def falls_apart(state: State, begin: int, end: int, index: int) -> bool:
+    """Whether ``members[begin:end]``, one part with the buffer ``index``, are more without."""
     buffers, members = state.buffers, state.members
     first, last = FAR, NONE
     for k in range(begin, end):
         first = min(first, buffers[members[k]].first)
         last = max(last, buffers[members[k]].last)
-    for section in range(max(first, buffers[placed].first), min(last, buffers[placed].last)):
+    for section in range(max(first, buffers[index].first), min(last, buffers[index].last)):
         if state.spans[section] == 0:
             return True
     return False

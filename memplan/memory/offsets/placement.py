@@ -92,19 +92,19 @@ def place(
     if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
         return best
     unit = math.gcd(segment_nbytes, int(np.gcd.reduce(buffers.sizes)))
-    failed = 0  # the largest size that is too small, or not solved
+    low = 0  # the largest size that is too small, or not solved
     for attempt in range(1 if capacity_nbytes is not None else 1 + MOST_SIZES):
         most = nnodes if attempt == 0 else int(SHARE * nnodes)
         status, offsets = solve(buffers, target, segment_nbytes=segment_nbytes, nnodes=most)
         if status == SOLVED:
             best = _placement(buffers, offsets, bound)
         else:
-            failed = target
+            low = target
         if status == INFEASIBLE:
             bound = (target // unit + 1) * unit
             best = replace(best, bound_nbytes=bound)
-        target = (failed + best.nbytes) // 2 // unit * unit
-        if best.nbytes <= max(bound, capacity_nbytes or 0) or target <= failed:
+        target = (low + best.nbytes) // 2 // unit * unit
+        if best.nbytes <= max(bound, capacity_nbytes or 0) or target <= low:
             break
     return best
 
@@ -131,13 +131,13 @@ def _disturbed_orders(buffers: Buffers, norders: int) -> Iterator[Array]:
 
 
 def _lowest(
-    buffers: Buffers, best: Placement, orders: Iterator[Array], segment_nbytes: int, enough: int
+    buffers: Buffers, best: Placement, orders: Iterator[Array], segment_nbytes: int, target: int
 ) -> Placement:
     """The best of it and of passes in these orders, or the first that takes no more."""
-    while best.nbytes > enough and (order := next(orders, None)) is not None:
-        found = lowest_first(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
-        made = _placement(buffers, found, best.bound_nbytes)
-        best = min(best, made, key=lambda option: option.nbytes)
+    while best.nbytes > target and (order := next(orders, None)) is not None:
+        offsets = lowest_first(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
+        placement = _placement(buffers, offsets, best.bound_nbytes)
+        best = min(best, placement, key=lambda option: option.nbytes)
     return best
 
 

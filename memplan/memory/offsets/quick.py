@@ -17,10 +17,10 @@ def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nby
     Lee 2020 (Efficient Memory Management for Deep Neural Net Inference, arXiv:2001.03288).
     """
     offsets = np.zeros(len(order), np.int64)
-    placed = np.zeros(len(order), np.int64)  # by their offsets
+    by_offset = np.zeros(len(order), np.int64)
     for count, buffer in enumerate(order):
         size, end = sizes[buffer], 0
-        for other in placed[:count]:
+        for other in by_offset[:count]:
             if first[other] <= last[buffer] and first[buffer] <= last[other]:
                 if offsets[other] - end >= size:
                     break
@@ -28,10 +28,10 @@ def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nby
                 end = within_segment(end, size, segment_nbytes)
         offsets[buffer] = end
         place = count
-        while place > 0 and offsets[placed[place - 1]] > end:
-            placed[place] = placed[place - 1]
+        while place > 0 and offsets[by_offset[place - 1]] > end:
+            by_offset[place] = by_offset[place - 1]
             place -= 1
-        placed[place] = buffer
+        by_offset[place] = buffer
     return offsets
 
 
@@ -45,15 +45,15 @@ def lowest_first(
     of :mod:`memplan.memory.offsets.complete`, without its bounds.
     """
     offsets = np.zeros(len(order), np.int64)
-    left, begins, ends = order.copy(), first[order], last[order]
+    rest, begins, ends = order.copy(), first[order], last[order]
     floors, most = np.zeros(len(order), np.int64), sizes.max()
     for nleft in range(len(order), 0, -1):
         place = np.argmin(floors[:nleft])
-        buffer = left[place]
+        buffer = rest[place]
         offsets[buffer] = floors[place]
         top, begin, end = floors[place] + sizes[buffer], begins[place], ends[place]
         for k in range(place, nleft - 1):
-            left[k], floors[k] = left[k + 1], floors[k + 1]
+            rest[k], floors[k] = rest[k + 1], floors[k + 1]
             begins[k], ends[k] = begins[k + 1], ends[k + 1]
         for k in range(nleft - 1):
             if begins[k] <= end and begin <= ends[k] and floors[k] < top:
@@ -61,5 +61,5 @@ def lowest_first(
         if top // segment_nbytes != (top + most) // segment_nbytes:
             for k in range(nleft - 1):
                 if floors[k] == top:
-                    floors[k] = within_segment(top, sizes[left[k]], segment_nbytes)
+                    floors[k] = within_segment(top, sizes[rest[k]], segment_nbytes)
     return offsets

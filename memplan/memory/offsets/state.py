@@ -27,10 +27,10 @@ def _record(fields: str) -> np.dtype[Any]:
 
 
 # Fixed: size, sections, twin, a rank for the whole search, and where its neighbours are listed.
-# `floor` is the highest top of what is placed and alive with it, its offset in the end; `raised`
+# `floor` is the highest top of what is placed and alive with it, its offset in the end; `raiser`
 # is the frame that raised the floor last, -1 for none. `rank` breaks ties in its part. `key` is
 # what buffers are sorted by.
-BUFFER = _record("size first last twin order begin end floor raised placed rank key")
+BUFFER = _record("size first last twin order begin end floor raiser is_placed rank key")
 
 # A frame is a choice: which buffer of members[begin:end], a part or the rest of one, is placed
 # next. The latest candidate has `offset` and `rank` (at first, what was placed before has them),
@@ -44,7 +44,7 @@ FRAME = _record("begin end offset rank buffer highest owner is_part entry ntrail
 ENTRY = _record("begin end highest owner after")
 
 # What was before a placement.
-FLOOR = _record("buffer floor raised")
+FLOOR = _record("buffer floor raiser")
 RANK = _record("buffer rank")
 
 # Lengths of the trails and the agenda, and the buffers placed in all.
@@ -89,7 +89,7 @@ def new_state(
     records["size"], records["twin"] = buffers.sizes, buffers.twins
     records["first"], records["last"] = buffers.first, buffers.last
     records["begin"], records["end"] = starts[:-1], starts[1:]
-    records["order"], records["rank"], records["raised"] = ranks, ranks, -1
+    records["order"], records["rank"], records["raiser"] = ranks, ranks, -1
     spans = np.zeros(nsections + 1, dtype=np.int64)
     np.add.at(spans, buffers.first, 1)
     np.add.at(spans, buffers.last, -1)

@@ -80,8 +80,8 @@ def _additions(trace: Trace) -> Additions:
     return Additions(
         ndims,
         gates={op: _gate(node) for op, node in gated.items()},
-        updated={op: weight.name for op, weight in weights.items()},
-        read=read,
+        weight_of={op: weight.name for op, weight in weights.items()},
+        weights_read=read,
     )
 
 
@@ -89,7 +89,7 @@ def _gate(node: Node) -> Gate:
     """The copy by which ``node`` is told to wait."""
     info = node.infos.inputs[_copied(node)]
     return Gate(
-        copied=0 if _internal(node) else None,  # the first of them
+        place=0 if _internal(node) else None,  # the first of them
         nbytes=info.nbytes if info else 0,
         nelements=info.nelements if info else 0,
     )
