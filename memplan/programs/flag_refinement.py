@@ -74,24 +74,24 @@ def _add_moments(
 ) -> bool:
     """Add the moments at which ``schedule`` is most over the budget; False if all are there."""
     worst = sorted(_moments(schedule), key=lambda moment: -timeline.live_nbytes[moment[0]])
-    added = 0
+    nmoments = 0
     for step, k, copy in worst:
-        if timeline.live_nbytes[step] <= budget_nbytes or added == MOMENTS_PER_ROUND:
+        if timeline.live_nbytes[step] <= budget_nbytes or nmoments == MOMENTS_PER_ROUND:
             break
-        added += program.add_moment(k, copy)
-    return added > 0
+        nmoments += program.add_moment(k, copy)
+    return nmoments > 0
 
 
 def _moments(schedule: Schedule) -> Iterator[tuple[int, int, int | None]]:
     """For every step, its moment in the program: (step, op, None) or (step, next op, copy)."""
     graph = schedule.graph
-    following = None
+    next_op = None
     for step in range(len(schedule.ops) - 1, -1, -1):
         op = schedule.ops[step]
         if op >= graph.nforward:
-            following = op
+            next_op = op
             yield step, op, None
         elif step < graph.nforward:
             yield step, op, None
-        elif following is not None:
-            yield step, following, op
+        elif next_op is not None:
+            yield step, next_op, op

@@ -32,19 +32,19 @@ def reasons_of(
     ``{v: k}``: from stage k on if v, which they differentiate, is flagged. Left out where
     another reason comes no later.
     """
-    asked: dict[int, dict[int, int]] = {u: {} for u in range(graph.nforward)}
-    for (op, needed), stage in _stages(graph).items():
+    stages_of: dict[int, dict[int, int]] = {u: {} for u in range(graph.nforward)}
+    for (op, dependency), stage in _stages(graph).items():
         v = graph.ops[op].differentiates
-        if v is not None and needed < graph.nforward:
-            asked[needed][v] = min(stage, asked[needed].get(v, stage))
+        if v is not None and dependency < graph.nforward:
+            stages_of[dependency][v] = min(stage, stages_of[dependency].get(v, stage))
     result = {}
-    for u, found in asked.items():
-        own = found.get(u, math.inf)
+    for u, stage_of in stages_of.items():
+        own = stage_of.get(u, math.inf)
         result[u] = {
             v: stage
-            for v, stage in found.items()
+            for v, stage in stage_of.items()
             if v == u
-            or (stage < own and not (v in consumers[u] and asked[v].get(v, math.inf) <= stage))
+            or (stage < own and not (v in consumers[u] and stages_of[v].get(v, math.inf) <= stage))
         }
     return result
 
@@ -55,27 +55,27 @@ def _stages(graph: TrainingGraph) -> dict[tuple[int, int], int]:
     MXNet runs the graph depth first: an op asks for what it needs one after the other.
     """
     result: dict[tuple[int, int], int] = {}
-    seen: set[int] = set()
-    done = 0
+    entered_ops: set[int] = set()
+    next_stage = 0
     for root in (graph.producer[head] for head in graph.heads):
-        stack = [] if root in seen else [(root, iter(graph.dependencies[root]))]
-        seen.add(root)
+        stack = [] if root in entered_ops else [(root, iter(graph.dependencies[root]))]
+        entered_ops.add(root)
         while stack:
-            op, waiting = stack[-1]
-            for needed in waiting:
+            op, dependencies = stack[-1]
+            for dependency in dependencies:
                 if op >= graph.nforward:
-                    result.setdefault((op, needed), done)
-                if needed not in seen:
-                    seen.add(needed)
-                    stack.append((needed, iter(graph.dependencies[needed])))
+                    result.setdefault((op, dependency), next_stage)
+                if dependency not in entered_ops:
+                    entered_ops.add(dependency)
+                    stack.append((dependency, iter(graph.dependencies[dependency])))
                     break
             else:
-                if op != done:
+                if op != next_stage:
                     raise ScheduleError(
                         f"op {graph.ops[op].name!r} comes {op}th in the graph, but MXNet would "
-                        f"run it {done}th: mirroring needs the graph in MXNet's own order"
+                        f"run it {next_stage}th: mirroring needs the graph in MXNet's own order"
                     )
-                done += 1
+                next_stage += 1
                 stack.pop()
     return result
 
@@ -97,13 +97,13 @@ class Aliases:
         source: dict[int, int] = {}
         uncounted: set[int] = set()
         for index, op in enumerate(graph.ops):
-            found: dict[int, set[int]] = defaultdict(set)
+            sources_of: dict[int, set[int]] = defaultdict(set)
             for handover in op.handovers:
                 a = op.inputs[handover.input]
                 shared = index < graph.nforward or graph.producer[a] < graph.nforward
                 if handover.alias and (shared or a in uncounted) and graph.tensors[a].nbytes:
-                    found[op.outputs[handover.output]].add(a)
-            for target, sources in found.items():
+                    sources_of[op.outputs[handover.output]].add(a)
+            for target, sources in sources_of.items():
                 if index < graph.nforward and len(sources) == 1:
                     source[target] = sources.pop()
                 else:
@@ -135,13 +135,13 @@ class _GradientArena(Arena):
         self.tensors = tensors
         self.sizes: list[int] = []
         self.live = 0
-        self.requested = 0
+        self.requested_nbytes = 0
         self.shared: set[int] = set()
-        self.found: list[Gradients] = []
+        self.gradients: list[Gradients] = []
 
     def request(self, step: int, tensor: int) -> int:
         self.sizes.append(self.tensors[tensor].nbytes)
-        self.requested += self.sizes[-1]
+        self.requested_nbytes += self.sizes[-1]
         return len(self.sizes) - 1
 
     def share(self, buffer: int, step: int, tensor: int) -> None:
@@ -151,9 +151,9 @@ class _GradientArena(Arena):
         self.live -= self.sizes[buffer]
 
     def end_of_requests(self, step: int) -> None:
-        during = self.live + self.requested
-        self.found.append(Gradients(self.live, during, frozenset(self.shared)))
-        self.live, self.requested, self.shared = during, 0, set()
+        during = self.live + self.requested_nbytes
+        self.gradients.append(Gradients(self.live, during, frozenset(self.shared)))
+        self.live, self.requested_nbytes, self.shared = during, 0, set()
 
 
 def gradients_of(graph: TrainingGraph, aliases: Aliases) -> list[Gradients]:
@@ -166,4 +166,4 @@ def gradients_of(graph: TrainingGraph, aliases: Aliases) -> list[Gradients]:
     )
     arena = _GradientArena(tensors)
     replay(Schedule.unplanned(dataclasses.replace(graph, tensors=tensors)), arena)
-    return arena.found
+    return arena.gradients

@@ -56,12 +56,12 @@ NONE, ALL = Linear(), Linear(constant=1.0)
 class _View:
     """How far the step is: what counts for liveness at one moment.
 
-    Ops from ``since`` on have not read yet; copies ``executed`` exist (with this value), copies
-    ``pending`` will read.
+    Ops from ``begin`` on have not read yet; the copies of ``executions`` exist (with this value),
+    copies ``pending`` will read.
     """
 
-    since: int
-    executed: Mapping[int, Linear]
+    begin: int
+    executions: Mapping[int, Linear]
     pending: Mapping[int, Linear]
 
 
@@ -91,7 +91,7 @@ class MirrorProgram:
         self.aliases = Aliases.of(graph)
         self.gradients = gradients_of(graph, self.aliases)
         self.moments: set[tuple[int, int | None]] = set()
-        self._executed: dict[int, dict[int, Linear]] = {}
+        self._executions: dict[int, dict[int, Linear]] = {}
         self._maxima: dict[Any, Linear] = {}
         # The variables but the flags, in the order in which they were made: each is, for given
         # flags, the largest of these sums.
@@ -101,7 +101,7 @@ class MirrorProgram:
             for u in flaggable(graph)
         }
         self.flag = {u: Linear.variable(number) for u, number in self.number.items()}
-        self.copied = self._copied()
+        self.is_copied = self._is_copied()
 
     def _cost(self, u: int) -> float:
         return self.scale * self.graph.ops[u].seconds
@@ -110,41 +110,41 @@ class MirrorProgram:
         """F[u]; 0 where u cannot be flagged."""
         return self.flag.get(u, NONE)
 
-    def _copied(self) -> dict[int, Linear]:
+    def _is_copied(self) -> dict[int, Linear]:
         """C; ops whose copy is never asked for are left out."""
-        copied: dict[int, Linear] = {}
+        is_copied: dict[int, Linear] = {}
         for u in sorted(self.flag, reverse=True):
             if u in self.reasons[u]:
-                copied[u] = self.flag[u]
+                is_copied[u] = self.flag[u]
                 continue
-            users = self._users(u, self.reasons[u], copied)
+            users = self._users(u, self.reasons[u], is_copied)
             if users:
-                copied[u] = self._largest([self.flag[u] + n - 1 for n in users], self._cost(u))
-        return copied
+                is_copied[u] = self._largest([self.flag[u] + n - 1 for n in users], self._cost(u))
+        return is_copied
 
-    def executed(self, k: int) -> Mapping[int, Linear]:
+    def executions(self, k: int) -> Mapping[int, Linear]:
         """E[k, ·]; ops whose copy cannot have been executed yet are left out."""
         if k < self.graph.nforward:
             return {}
-        if k not in self._executed:
+        if k not in self._executions:
             result: dict[int, Linear] = {}
             for u in sorted(self.flag, reverse=True):
-                asked = [v for v, stage in self.reasons[u].items() if stage <= k]
-                if u in asked:
+                askers = [v for v, stage in self.reasons[u].items() if stage <= k]
+                if u in askers:
                     result[u] = self.flag[u]
                     continue
-                users = self._users(u, asked, result)
+                users = self._users(u, askers, result)
                 if users:
                     result[u] = self._largest([self.flag[u] + n - 1 for n in users])
                     self._at_most(result[u], self.flag[u])
                     self._at_most(result[u], Linear.total(users))
-            self._executed[k] = result
-        return self._executed[k]
+            self._executions[k] = result
+        return self._executions[k]
 
-    def _users(self, u: int, asked: Iterable[int], ran: Mapping[int, Linear]) -> list[Linear]:
-        """Who needs the copy of u if it is flagged: copies that ``ran``, and who has ``asked``."""
-        users = [ran[x] for x in self.consumers[u] if x in ran]
-        return users + [self.flag[v] for v in asked if v in self.flag]
+    def _users(self, u: int, askers: Iterable[int], runs: Mapping[int, Linear]) -> list[Linear]:
+        """Who needs the copy of u if it is flagged: readers' copies in ``runs``, and ``askers``."""
+        users = [runs[x] for x in self.consumers[u] if x in runs]
+        return users + [self.flag[v] for v in askers if v in self.flag]
 
     def add_moment(self, k: int, copy: int | None = None) -> bool:
         """Demand that what is alive fits the budget while op ``k`` runs.
@@ -163,43 +163,43 @@ class MirrorProgram:
 
     def _add_row_of_op(self, k: int) -> None:
         """The row for the moment at which op ``k``, forward or backward, runs in its place."""
-        now = self.executed(k)
-        pending = {x: copied - now.get(x, NONE) for x, copied in self.copied.items()}
-        view = _View(k, now, pending)
-        differentiated = self.graph.ops[k].differentiates
-        reads_copies = NONE if differentiated is None else self._is_flagged(differentiated)
-        saved = self._saved(k, reads_copies, dataclasses.replace(view, since=k + 1))
+        executions = self.executions(k)
+        pending = {x: c - executions.get(x, NONE) for x, c in self.is_copied.items()}
+        view = _View(k, executions, pending)
+        twin = self.graph.ops[k].differentiates
+        reads_copies = NONE if twin is None else self._is_flagged(twin)
+        savings = self._savings(k, reads_copies, dataclasses.replace(view, begin=k + 1))
         alive = Linear.total(nbytes * alive for nbytes, alive in self._live(view))
-        self._add_row(alive - saved + self.gradients[k].during_nbytes)
+        self._add_row(alive - savings + self.gradients[k].during_nbytes)
 
     def _add_row_of_copy(self, k: int, copy: int) -> None:
         """The row for the moment at which ``copy`` runs, where it does so in stage ``k``."""
-        now, before = self.executed(k), self.executed(k - 1)
-        executed = dict(before)
+        executions, previous = self.executions(k), self.executions(k - 1)
+        at_copy = dict(previous)
         # Of what runs in the same stage, only what the copy reads through flagged ops is known to
         # run before it, and only what reads it to run after.
         chain = {copy: ALL}
-        needed = self.graph.dependencies
-        for u in sorted(reached(needed[copy], needed), reverse=True):
-            if u in now:
+        dependencies = self.graph.dependencies
+        for u in sorted(reached(dependencies[copy], dependencies), reverse=True):
+            if u in executions:
                 users = [chain[x] + self.flag[u] - 1 for x in self.consumers[u] if x in chain]
-                chain[u] = self._at_least([*users, before.get(u, NONE)])
-        executed.update(chain)
-        later = {copy, *self.consumers[copy]}
+                chain[u] = self._at_least([*users, previous.get(u, NONE)])
+        at_copy.update(chain)
+        later_ops = {copy, *self.consumers[copy]}
         pending = {
-            x: copied - (before if x in later else now).get(x, NONE)
-            for x, copied in self.copied.items()
+            x: c - (previous if x in later_ops else executions).get(x, NONE)
+            for x, c in self.is_copied.items()
         }
-        view = _View(k, executed, pending)
+        view = _View(k, at_copy, pending)
         others = {x: expr for x, expr in pending.items() if x != copy}
-        saved = self._saved(copy, ALL, dataclasses.replace(view, pending=others))
+        savings = self._savings(copy, ALL, dataclasses.replace(view, pending=others))
         live = self._live(view)
-        held = self.gradients[k].before_nbytes
+        gradient_nbytes = self.gradients[k].before_nbytes
         # Where the copy does not run here, the row must hold whatever is alive.
-        most = sum(nbytes for nbytes, _ in live) + held
-        runs_here = now.get(copy, NONE) - before.get(copy, NONE)
+        most = sum(nbytes for nbytes, _ in live) + gradient_nbytes
+        runs_here = executions.get(copy, NONE) - previous.get(copy, NONE)
         alive = Linear.total(nbytes * alive for nbytes, alive in live)
-        self._add_row(alive - saved + held - most * (1.0 - runs_here))
+        self._add_row(alive - savings + gradient_nbytes - most * (1.0 - runs_here))
 
     def _add_row(self, nbytes: Linear) -> None:
         self._at_most(self.unit * nbytes, Linear(constant=self.unit * self.budget_nbytes))
@@ -218,7 +218,7 @@ class MirrorProgram:
             if a not in self.aliases.source
         ]
 
-    def _saved(self, op: int, reads_copies: Linear, after: _View) -> Linear:
+    def _savings(self, op: int, reads_copies: Linear, after: _View) -> Linear:
         """Bytes that ``op`` saves by writing into forward tensors that die at it.
 
         ``after`` is the view once it has read. An output with m candidates saves its size unless
@@ -234,18 +234,18 @@ class MirrorProgram:
         survives: dict[int, Linear] = {}
         for a in {a for sources in candidates.values() for a in sources}:
             flag = self._is_flagged(graph.producer[a])
-            kept = original.get(aliases.root(a), NONE)
+            survival = original.get(aliases.root(a), NONE)
             # The copy is read if the producer is flagged too.
-            lows = [kept - reads_copies, kept - flag]
-            lows += [low + reads_copies - 1 for low in self._copy_kept(a, original, copies)]
+            lows = [survival - reads_copies, survival - flag]
+            lows += [low + reads_copies - 1 for low in self._copy_survivals(a, original, copies)]
             survives[a] = self._at_least(lows)
-        saved = []
+        savings = []
         for target, sources in candidates.items():
-            kept = Linear.total(survives[a] for a in sources) - (len(sources) - 1)
-            saved.append(graph.tensors[target].nbytes * (1.0 - self._at_least([kept])))
-        return Linear.total(saved)
+            survival = Linear.total(survives[a] for a in sources) - (len(sources) - 1)
+            savings.append(graph.tensors[target].nbytes * (1.0 - self._at_least([survival])))
+        return Linear.total(savings)
 
-    def _copy_kept(
+    def _copy_survivals(
         self, a: int, original: Mapping[int, Linear], copies: Mapping[int, Linear]
     ) -> list[Linear]:
         """Lower bounds on whether the buffer of the copy of tensor ``a`` survives.
@@ -257,9 +257,9 @@ class MirrorProgram:
         if a in self.aliases.source and a in copies:
             source = self.aliases.source[a]
             owner = self._is_flagged(self.graph.producer[source])
-            kept = original.get(self.aliases.root(source), NONE)
-            lows.append(kept + flag - owner - 1)
-            lows += [low + flag - 1 for low in self._copy_kept(source, original, copies)]
+            survival = original.get(self.aliases.root(source), NONE)
+            lows.append(survival + flag - owner - 1)
+            lows += [low + flag - 1 for low in self._copy_survivals(source, original, copies)]
         return lows
 
     def _candidates(self, op: int, only_originals: bool) -> dict[int, list[int]]:
@@ -272,11 +272,11 @@ class MirrorProgram:
         call = graph.ops[op]
         buffers = [self.aliases.root(a) for a in call.inputs] if only_originals else call.inputs
         result: dict[int, list[int]] = defaultdict(list)
-        met: set[int] = set()  # outputs that may take over a gradient's buffer
+        of_gradients: set[int] = set()  # outputs that may take over a gradient's buffer
         for handover in call.handovers:
             source, target = call.inputs[handover.input], call.outputs[handover.output]
             if graph.producer[source] >= graph.nforward:
-                met.add(target)
+                of_gradients.add(target)
             elif (
                 not handover.alias
                 and buffers.count(buffers[handover.input]) == 1
@@ -287,9 +287,9 @@ class MirrorProgram:
                 and target not in self.aliases.uncounted
             ):
                 result[target].append(source)
-        if op >= graph.nforward and met <= self.gradients[op].handed_over:
+        if op >= graph.nforward and of_gradients <= self.gradients[op].handed_over:
             # Their savings are counted with the gradients.
-            for target in met:
+            for target in of_gradients:
                 result.pop(target, None)
         return result
 
@@ -301,32 +301,32 @@ class MirrorProgram:
         low_original: dict[int, list[Linear]] = defaultdict(list)
         low_copy: dict[int, list[Linear]] = defaultdict(list)
         heads = frozenset(graph.heads)
-        for u in range(min(view.since, graph.nforward - 1), -1, -1):
+        for u in range(min(view.begin, graph.nforward - 1), -1, -1):
             flag = self._is_flagged(u)
-            ran = view.executed.get(u)
+            execution = view.executions.get(u)
             for a in graph.ops[u].outputs:
                 if graph.tensors[a].nbytes == 0 or a in self.aliases.uncounted:
                     continue
                 lows, copy_lows = low_original[a], low_copy[a]
-                if a in heads or u == view.since:
+                if a in heads or u == view.begin:
                     lows.append(ALL)
                 for j in graph.readers[a]:
                     if j >= graph.nforward:
-                        if j < view.since:
+                        if j < view.begin:
                             continue
                         v = graph.ops[j].differentiates
-                        wanted = NONE if v is None else self._is_flagged(v)
-                        lows += [1.0 - wanted, 1.0 - flag]
-                        copy_lows.append(ALL if v == u else wanted)
+                        reads_copy = NONE if v is None else self._is_flagged(v)
+                        lows += [1.0 - reads_copy, 1.0 - flag]
+                        copy_lows.append(ALL if v == u else reads_copy)
                         continue
-                    if j >= view.since:
+                    if j >= view.begin:
                         lows.append(ALL)
                     if j in view.pending:
                         lows.append(view.pending[j] - flag)
                         copy_lows.append(view.pending[j])
                 original[a] = self._at_least(lows)
-                if ran is not None:
-                    copies[a] = self._at_least([ran + low - 1 for low in copy_lows])
+                if execution is not None:
+                    copies[a] = self._at_least([execution + low - 1 for low in copy_lows])
                 if a in self.aliases.source:
                     source = self.aliases.source[a]
                     owner = self._is_flagged(graph.producer[source])
@@ -374,8 +374,8 @@ class MirrorProgram:
 
     def solve(self, stop: Stop, *, effort: float = 1.0, gap_seconds: float = 0.0) -> Solution:
         """Solve the relaxation by so much work, to such a gap."""
-        solved = self.program.solve(stop, effort=effort, gap=gap_seconds * self.scale)
+        answer = self.program.solve(stop, effort=effort, gap=gap_seconds * self.scale)
         flags = None
-        if solved.values is not None:
-            flags = frozenset(u for u, n in self.number.items() if solved.values[n] > 0.5)
-        return Solution(flags, solved.bound / self.scale, solved.infeasible)
+        if answer.values is not None:
+            flags = frozenset(u for u, n in self.number.items() if answer.values[n] > 0.5)
+        return Solution(flags, answer.bound / self.scale, answer.infeasible)

@@ -17,15 +17,15 @@ class Bound:
     """No schedule takes less than ``seconds``: infinite if none is within the budget.
 
     Because of the moments at which ``ops`` first run (none: nothing says more than that every
-    op runs). ``dropped[k]`` are the tensors that are needed after moment k, but not there, in the
-    best answer for these moments alone; a good schedule drops much the same. ``there[k]`` are the
+    op runs). ``drops[k]`` are the tensors that are needed after moment k, but not there, in the
+    best answer for these moments alone; a good schedule drops much the same. ``present[k]`` are the
     buffers that are there, also such as only what runs again reads.
     """
 
     seconds: float
     ops: tuple[int, ...]
-    dropped: tuple[tuple[int, ...], ...]
-    there: tuple[frozenset[int], ...] = ()
+    drops: tuple[tuple[int, ...], ...]
+    present: tuple[frozenset[int], ...] = ()
 
 
 class MomentProgram:
@@ -33,11 +33,12 @@ class MomentProgram:
 
     Built in ``program``. ``ops`` are the ops whose first executions are the moments, each an
     ancestor of the next.
-    ran[k, q]: op q, neither an ancestor nor a descendant of moment k, has run before it.
-    there[k, c]: buffer c is held at moment k. runs[k, p]: op p, which has run before moment k, runs
-    again after it, and before moment k + 1 if there is one. later[k, p]: it runs again after moment
-    k at any time. Integer answers need no such variables; without them a relaxation may spread what
-    runs again over many intervals, and read in each the little that it has computed there.
+    has_run[k, q]: op q, neither an ancestor nor a descendant of moment k, has run before it.
+    present[k, c]: buffer c is held at moment k.
+    runs[k, p]: op p, which has run before moment k, runs again after it, and before moment k + 1 if
+    there is one. runs_later[k, p]: it runs again after moment k at any time. Integer answers need
+    no such variables; without them a relaxation may spread what runs again over many intervals, and
+    read in each the little that it has computed there.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class MomentProgram:
         sets = [moments.before_and_after(t) for t in ops]
         self.before = [ancestors for ancestors, _ in sets]
         self.after = [descendants for _, descendants in sets]
-        self.crossing = [moments.crossing(*pair) for pair in sets]
-        self.working = [
+        self.crossings = [moments.crossings(*pair) for pair in sets]
+        self.operands = [
             {self.class_of[a] for a in (*self.graph.ops[t].inputs, *self.graph.ops[t].outputs)}
             for t in ops
         ]
-        self.there: dict[tuple[int, int], int] = {}
-        self.later: dict[tuple[int, int], int] = {}
-        self.ran: dict[tuple[int, int], int] = {}
+        self.present: dict[tuple[int, int], int] = {}
+        self.runs_later: dict[tuple[int, int], int] = {}
+        self.has_run: dict[tuple[int, int], int] = {}
         self.runs: dict[tuple[int, int], int] = {}
         for k in range(len(ops)):
             self._order(k)
@@ -81,37 +82,37 @@ class MomentProgram:
             if p in self.after[k]:
                 continue
             if p not in self.before[k]:
-                ran = self.ran[k, p] = self.program.variable(integer=True)
+                has_run = self.has_run[k, p] = self.program.variable(integer=True)
                 for other in dict.fromkeys(self.graph.dependencies[p]):
-                    self._has_run_if(k, other, ran)
-                if (k - 1, p) in self.ran:
-                    self._has_run_if(k, p, self.ran[k - 1, p])
-            if self.moments.again[p]:
+                    self._has_run_if(k, other, has_run)
+                if (k - 1, p) in self.has_run:
+                    self._has_run_if(k, p, self.has_run[k - 1, p])
+            if self.moments.repeatable[p]:
                 run = self.program.variable(self.scale * op.seconds, integer=True)
                 self.runs[k, p] = run
                 self._has_run_if(k, p, run)
 
     def _has_run_if(self, k: int, p: int, condition: int) -> None:
-        if (k, p) in self.ran:
-            self.program.at_most({condition: 1.0, self.ran[k, p]: -1.0}, 0.0)
+        if (k, p) in self.has_run:
+            self.program.at_most({condition: 1.0, self.has_run[k, p]: -1.0}, 0.0)
 
     def _is_there(self, k: int, a: int) -> int | None:
-        """The variable there[k, c] for the buffer of a; None if it is there in any case."""
+        """The variable present[k, c] for the buffer of a; None if it is there in any case."""
         c = self.class_of[a]
-        if c < 0 or c in self.working[k]:
+        if c < 0 or c in self.operands[k]:
             return None
-        if (k, c) not in self.there:
-            self.there[k, c] = self.program.variable(integer=True)
-        return self.there[k, c]
+        if (k, c) not in self.present:
+            self.present[k, c] = self.program.variable(integer=True)
+        return self.present[k, c]
 
     def _available(self, k: int, a: int, until: int) -> dict[int, float] | None:
-        """there[k, a] + runs[k, p] + ... + runs[until, p]; None if a is there in any case."""
-        there = self._is_there(k, a)
-        if there is None:
+        """present[k, a] + runs[k, p] + ... + runs[until, p]; None if a is there in any case."""
+        presence = self._is_there(k, a)
+        if presence is None:
             return None
         producer = self.graph.producer[a]
-        again = (self.runs.get((j, producer)) for j in range(k, until + 1))
-        return {there: 1.0, **{run: 1.0 for run in again if run is not None}}
+        numbers = (self.runs.get((j, producer)) for j in range(k, until + 1))
+        return {presence: 1.0, **{run: 1.0 for run in numbers if run is not None}}
 
     def _demand(self, terms: Mapping[int, float], *, at_least: float) -> None:
         self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
@@ -137,7 +138,7 @@ class MomentProgram:
         """
         heads = frozenset(self.graph.heads)
         for a, p in enumerate(self.graph.producer):
-            if p in self.after[k] or self.class_of[a] < 0 or self.class_of[a] in self.working[k]:
+            if p in self.after[k] or self.class_of[a] < 0 or self.class_of[a] in self.operands[k]:
                 continue
             readers = self.graph.readers[a]
             sure = [r for r in readers if r in self.after[k]]
@@ -146,7 +147,7 @@ class MomentProgram:
                 yield a, next(iter(sure), None)
             is_settled = bool(sure) or a in heads
             for r in readers:
-                if (k, r) in self.ran and (not is_settled or self._comes_soon(k, r)):
+                if (k, r) in self.has_run and (not is_settled or self._comes_soon(k, r)):
                     yield a, r
 
     def _comes_soon(self, k: int, r: int) -> bool:
@@ -159,10 +160,10 @@ class MomentProgram:
         if terms is None:
             return
         p, at_least = self.graph.producer[a], 1.0
-        if (k, p) in self.ran:
-            terms, at_least = terms | {self.ran[k, p]: -1.0}, 0.0
-        if reader is not None and (k, reader) in self.ran:
-            terms = terms | {self.ran[k, reader]: 1.0}
+        if (k, p) in self.has_run:
+            terms, at_least = terms | {self.has_run[k, p]: -1.0}, 0.0
+        if reader is not None and (k, reader) in self.has_run:
+            terms = terms | {self.has_run[k, reader]: 1.0}
         self._demand(terms, at_least=at_least)
 
     def _recompute(self, k: int) -> None:
@@ -176,39 +177,39 @@ class MomentProgram:
         for a, reader in self._waiting(k):
             self._demand_read(k, a, reader, self._available_later(k, a))
         for p in range(len(self.graph.ops) - 1, -1, -1):  # a producer comes before its readers
-            for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.later else ()):
-                self._demand_if(self.later[k, p], self._available_later(k, b))
+            for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.runs_later else ()):
+                self._demand_if(self.runs_later[k, p], self._available_later(k, b))
 
     def _available_later(self, k: int, a: int) -> dict[int, float] | None:
-        """there[k, a] + later[k, p] for the op p that writes a; None if a is there in any case."""
-        there, p = self._is_there(k, a), self.graph.producer[a]
-        if there is None:
+        """present[k, a] + runs_later[k, p] for a's producer p; None if a is there in any case."""
+        presence, p = self._is_there(k, a), self.graph.producer[a]
+        if presence is None:
             return None
         if (k, p) not in self.runs:
-            return {there: 1.0}
-        if (k, p) not in self.later:
-            self.later[k, p] = later = self.program.variable()
-            again = (self.runs.get((j, p)) for j in range(k, len(self.ops)))
-            runs = {run: -1.0 for run in again if run is not None}
-            self.program.at_most({later: 1.0, **runs}, 0.0)
-        return {there: 1.0, self.later[k, p]: 1.0}
+            return {presence: 1.0}
+        if (k, p) not in self.runs_later:
+            self.runs_later[k, p] = number = self.program.variable()
+            numbers = (self.runs.get((j, p)) for j in range(k, len(self.ops)))
+            runs = {run: -1.0 for run in numbers if run is not None}
+            self.program.at_most({number: 1.0, **runs}, 0.0)
+        return {presence: 1.0, self.runs_later[k, p]: 1.0}
 
     def _carry(self, k: int) -> None:
         """What is there at moment k was there at the one before, or has run in between."""
-        for (moment, c), there in list(self.there.items()):
+        for (moment, c), presence in list(self.present.items()):
             members = self.moments.buffers.classes[c][1]
             producers = {self.graph.producer[a] for a in members}
             if moment != k or not producers.isdisjoint(self.after[k - 1]):
                 continue
             terms: dict[int, float] = {}
             for a in members:
-                found = self._available(k - 1, a, k - 1)
-                if found is None:
+                supply = self._available(k - 1, a, k - 1)
+                if supply is None:
                     break
-                terms |= found
+                terms |= supply
             else:
-                firsts = [self.ran[k - 1, p] for p in producers if (k - 1, p) in self.ran]
-                terms |= {there: -1.0, **dict.fromkeys(firsts, -1.0)}
+                firsts = [self.has_run[k - 1, p] for p in producers if (k - 1, p) in self.has_run]
+                terms |= {presence: -1.0, **dict.fromkeys(firsts, -1.0)}
                 self._demand(terms, at_least=-float(len(firsts)))
 
     def _fit(self, k: int, budget_nbytes: int) -> None:
@@ -217,7 +218,7 @@ class MomentProgram:
         room = budget_nbytes - self.moments.working_nbytes(self.ops[k])
         sizes = {
             variable: unit * self.moments.buffers.classes[c][0]
-            for (moment, c), variable in self.there.items()
+            for (moment, c), variable in self.present.items()
             if moment == k
         }
         self.program.at_most(sizes, unit * room)
@@ -232,22 +233,22 @@ class MomentProgram:
     ) -> Bound:
         """What is proved before ``stop``; of the linear relaxation with ``relax``."""
         gap = self.scale * gap_seconds
-        solved = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
-        if solved.infeasible:
+        answer = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
+        if answer.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops))
-        extra = max(0.0, (solved.bound - SCALE * TOLERANCE) / self.scale)
-        if solved.values is None:
+        extra = max(0.0, (answer.bound - SCALE * TOLERANCE) / self.scale)
+        if answer.values is None:
             return Bound(self.graph.seconds + extra, self.ops, ((),) * len(self.ops))
-        there = tuple(self._all_there(k, solved.values) for k in range(len(self.ops)))
-        dropped = tuple(
-            tuple(a for a in crossing if self.class_of[a] not in buffers)
-            for crossing, buffers in zip(self.crossing, there, strict=True)
+        present = tuple(self._all_there(k, answer.values) for k in range(len(self.ops)))
+        drops = tuple(
+            tuple(a for a in tensors if self.class_of[a] not in buffers)
+            for tensors, buffers in zip(self.crossings, present, strict=True)
         )
-        return Bound(self.graph.seconds + extra, self.ops, dropped, there)
+        return Bound(self.graph.seconds + extra, self.ops, drops, present)
 
     def _all_there(self, k: int, values: Sequence[float]) -> frozenset[int]:
-        there = {c for (moment, c), v in self.there.items() if moment == k and values[v] > 0.5}
-        return frozenset(there | self.working[k] | {-1})
+        present = {c for (moment, c), v in self.present.items() if moment == k and values[v] > 0.5}
+        return frozenset(present | self.operands[k] | {-1})
 
 
 def moment_bound(
@@ -271,10 +272,10 @@ def moment_bound(
             if not stop.is_over():
                 program = programs.enter_context(Program(solver))
                 moment = MomentProgram(moments, [t], budget_nbytes, program)
-                found = moment.bound(stop, relax=True, effort=effort)
-                if found.seconds >= best.seconds:
-                    best, tightest = found, moment
+                bound = moment.bound(stop, relax=True, effort=effort)
+                if bound.seconds >= best.seconds:
+                    best, tightest = bound, moment
         if tightest is None or math.isinf(best.seconds) or stop.is_over():
             return best
-        found = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
-    return found if found.seconds >= best.seconds else best
+        bound = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
+    return bound if bound.seconds >= best.seconds else best

@@ -44,10 +44,10 @@ def needed(graph: TrainingGraph, buffers: Buffers, tensors: Iterable[int]) -> di
     heads = frozenset(graph.heads)
     masks: dict[int, int] = defaultdict(int)
     for a in tensors:
-        before = -1 if a in heads else 0
+        before_reader = -1 if a in heads else 0
         for r in graph.readers[a]:
-            before |= ancestors[r]
-        masks[buffers.class_of[a]] |= descendants[graph.producer[a]] & before
+            before_reader |= ancestors[r]
+        masks[buffers.class_of[a]] |= descendants[graph.producer[a]] & before_reader
     return masks
 
 
@@ -61,7 +61,7 @@ def bits(mask: int, count: int) -> Array:
 def ranked(
     graph: TrainingGraph,
     buffers: Buffers,
-    again: Sequence[bool],
+    is_repeatable: Sequence[bool],
     working_nbytes: Sequence[int],
     budget_nbytes: int,
 ) -> list[int]:
@@ -72,26 +72,26 @@ def ranked(
     if each could be computed again by its own op alone: that costs too little, but tells moments
     apart.
     """
-    over = np.array(working_nbytes, dtype=np.int64) - budget_nbytes
-    waiting = _waiting(graph, buffers)
-    for c, mask in waiting.items():
+    excess = np.array(working_nbytes, dtype=np.int64) - budget_nbytes
+    masks = _waiting(graph, buffers)
+    for c, mask in masks.items():
         begin, present = _window(mask)
-        over[begin : begin + len(present)] += buffers.classes[c][0] * present
-    chosen = np.flatnonzero(over > 0).tolist()
-    seconds = {c: _seconds_per_byte(graph, buffers, again, c) for c in waiting}
+        excess[begin : begin + len(present)] += buffers.classes[c][0] * present
+    moments = np.flatnonzero(excess > 0).tolist()
+    seconds = {c: _seconds_per_byte(graph, buffers, is_repeatable, c) for c in masks}
     cost = np.zeros(len(graph.ops))
-    for place, c in enumerate(sorted(waiting, key=lambda c: seconds[c])):
-        if place % BUFFERS_BETWEEN_LOOKS == 0 and over.max(initial=0) <= 0:
+    for place, c in enumerate(sorted(masks, key=lambda c: seconds[c])):
+        if place % BUFFERS_BETWEEN_LOOKS == 0 and excess.max(initial=0) <= 0:
             break
-        begin, present = _window(waiting[c])
+        begin, present = _window(masks[c])
         part = slice(begin, begin + len(present))
-        dropped = np.minimum(np.maximum(over[part], 0), buffers.classes[c][0] * present)
-        over[part] -= dropped
+        drop_nbytes = np.minimum(np.maximum(excess[part], 0), buffers.classes[c][0] * present)
+        excess[part] -= drop_nbytes
         if math.isinf(seconds[c]):
-            cost[part][dropped > 0] = math.inf
+            cost[part][drop_nbytes > 0] = math.inf
         else:
-            cost[part] += seconds[c] * dropped
-    return sorted(chosen, key=lambda t: -cost[t])
+            cost[part] += seconds[c] * drop_nbytes
+    return sorted(moments, key=lambda t: -cost[t])
 
 
 def _waiting(graph: TrainingGraph, buffers: Buffers) -> dict[int, int]:
@@ -112,12 +112,12 @@ def _window(mask: int) -> tuple[int, Array]:
 
 
 def _seconds_per_byte(
-    graph: TrainingGraph, buffers: Buffers, again: Sequence[bool], c: int
+    graph: TrainingGraph, buffers: Buffers, is_repeatable: Sequence[bool], c: int
 ) -> float:
     """Seconds of the cheapest op that writes into buffer ``c``, by the bytes that it writes."""
     return min(
         graph.ops[p].seconds / max(1, sum(graph.tensors[a].nbytes for a in graph.ops[p].outputs))
-        if again[p]
+        if is_repeatable[p]
         else math.inf
         for p in (graph.producer[a] for a in buffers.classes[c][1])
     )

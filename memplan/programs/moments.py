@@ -45,36 +45,36 @@ class Moments:
 
     def __init__(self, graph: TrainingGraph, *, recompute_backward: bool = False) -> None:
         self.graph = graph
-        self.again = repeatable(graph, backward=recompute_backward)
+        self.repeatable = repeatable(graph, backward=recompute_backward)
         self.buffers = Buffers(graph)
 
     @cached_property
     def floor(self) -> Floor:
         """The most that any single moment forces."""
         ops, classes = self.graph.ops, self.buffers.classes
-        held = self._held()
-        beside = np.zeros(len(ops), dtype=np.int64)
-        for c, mask in held.items():
-            beside += classes[c][0] * bits(mask, len(ops))
+        masks = self._unrepeatable_masks()
+        resident_nbytes = np.zeros(len(ops), dtype=np.int64)
+        for c, mask in masks.items():
+            resident_nbytes += classes[c][0] * bits(mask, len(ops))
         best = Floor(self._nbytes(self.graph.heads), None, self.graph.heads)
         for t, op in enumerate(ops):
-            working = {self.buffers.class_of[a] for a in (*op.inputs, *op.outputs)} - {-1}
-            kept = {c for c in working if held.get(c, 0) >> t & 1}
-            nbytes = int(beside[t]) + sum(classes[c][0] for c in working - kept)
-            nbytes -= self._taken_over(t, kept)
+            working_set = {self.buffers.class_of[a] for a in (*op.inputs, *op.outputs)} - {-1}
+            residents = {c for c in working_set if masks.get(c, 0) >> t & 1}
+            nbytes = int(resident_nbytes[t]) + sum(classes[c][0] for c in working_set - residents)
+            nbytes -= self._taken_over(t, residents)
             if nbytes > best.nbytes:
-                others = [a for c, mask in held.items() if mask >> t & 1 for a in classes[c][1]]
+                others = [a for c, mask in masks.items() if mask >> t & 1 for a in classes[c][1]]
                 best = Floor(nbytes, t, tuple(dict.fromkeys((*op.inputs, *op.outputs, *others))))
         return best
 
-    def _held(self) -> dict[int, int]:
+    def _unrepeatable_masks(self) -> dict[int, int]:
         """For buffers of what cannot be computed again: a bit for every op at which they are there.
 
         Nothing is said of large graphs.
         """
-        tensors = enumerate(self.buffers.class_of)
-        once = [a for a, c in tensors if c >= 0 and not self.again[self.graph.producer[a]]]
-        return needed(self.graph, self.buffers, once) if len(self.graph.ops) <= LARGE else {}
+        classes = enumerate(self.buffers.class_of)
+        tensors = [a for a, c in classes if c >= 0 and not self.repeatable[self.graph.producer[a]]]
+        return needed(self.graph, self.buffers, tensors) if len(self.graph.ops) <= LARGE else {}
 
     def promising(self, budget_nbytes: int) -> list[int]:
         """Ops at whose first run something must be dropped, those likely to prove most first.
@@ -82,20 +82,20 @@ class Moments:
         Then those over the budget in the unplanned step, where that depends on the order.
         """
         live = simulate(Schedule.unplanned(self.graph)).live_nbytes
-        over = [t for t, nbytes in enumerate(live) if nbytes > budget_nbytes]
-        over.sort(key=lambda t: -live[t])
+        ops_over = [t for t, nbytes in enumerate(live) if nbytes > budget_nbytes]
+        ops_over.sort(key=lambda t: -live[t])
         if len(self.graph.ops) > LARGE:
-            return over
-        working = [self.working_nbytes(t) for t in range(len(self.graph.ops))]
-        first = ranked(self.graph, self.buffers, self.again, working, budget_nbytes)
-        return list(dict.fromkeys([*first, *over]))
+            return ops_over
+        nbytes_of_ops = [self.working_nbytes(t) for t in range(len(self.graph.ops))]
+        first = ranked(self.graph, self.buffers, self.repeatable, nbytes_of_ops, budget_nbytes)
+        return list(dict.fromkeys([*first, *ops_over]))
 
     def before_and_after(self, t: int) -> tuple[set[int], set[int]]:
         """The ops that have run once t has, with t, and those that cannot have run before it."""
         ancestors = reached([t], self.graph.dependencies)
         return ancestors, reached(self.graph.followers[t], self.graph.followers)
 
-    def crossing(self, before: Iterable[int], after: set[int]) -> list[int]:
+    def crossings(self, before: Iterable[int], after: set[int]) -> list[int]:
         """What ``before`` has written and ``after``, or the end of the step, still reads."""
         heads = frozenset(self.graph.heads)
         return [
@@ -110,12 +110,12 @@ class Moments:
         classes = {self.buffers.class_of[a] for a in tensors} - {-1}
         return sum(self.buffers.classes[c][0] for c in classes)
 
-    def _taken_over(self, t: int, kept: Collection[int]) -> int:
-        """Bytes that op t may save by writing into buffers that are not ``kept``."""
+    def _taken_over(self, t: int, residents: Collection[int]) -> int:
+        """Bytes that op t may save by writing into buffers that are not ``residents``."""
         return sum(
             nbytes
             for nbytes, givers in self.buffers.takeovers[t]
-            if any(self.buffers.class_of[giver[0]] not in kept for giver in givers)
+            if any(self.buffers.class_of[giver[0]] not in residents for giver in givers)
         )
 
     def working_nbytes(self, t: int) -> int:

@@ -66,8 +66,8 @@ class Proving:
 
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
     time goes into a better first schedule. ``effort`` times the usual work is done, which may end
-    where no schedule can be cheaper by more than ``gap_seconds``. ``alone`` moments are looked at
-    one by one; others are added while ops times moments are at most ``size``.
+    where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
+    one; others are added while ops times moments are at most ``size``.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -76,7 +76,7 @@ class Proving:
     search_share: float = 0.3
     effort: float = 1.0
     gap_seconds: float = 0.0
-    alone: int = 8
+    nmoments: int = 8
     size: float = math.inf
 
     @property
@@ -104,26 +104,26 @@ def refine(
     bound = moment_bound(
         moments,
         *(budget_nbytes, stop),
-        nmoments=options.alone,
+        nmoments=options.nmoments,
         solver=options.solver,
         effort=effort,
         gap_seconds=gap,
     )
     promising = moments.promising(budget_nbytes)
     highest = bound.seconds
-    added, stalled, cheapest = 0, 0, float("inf")
+    nadded, stalled, cheapest = 0, 0, float("inf")
     while True:
         if highest == float("inf"):
             yield Refined(None, highest)
             return
         drops = _drops(bound, evictions)
         stages = evictions.stages(drops)
-        found = evictions.fit(drops, stop)
-        best = cheapest_of(_schedules(moments, bound, found), budget_nbytes, Live())
+        fit = evictions.fit(drops, stop)
+        best = cheapest_of(_schedules(moments, bound, fit), budget_nbytes, Live())
         yield Refined(best, highest)
         if best is not None and best.seconds < cheapest:
             stalled, cheapest = 0, best.seconds
-        is_enough = stalled == PATIENCE or added >= options.effort * MOMENTS
+        is_enough = stalled == PATIENCE or nadded >= options.effort * MOMENTS
         if is_enough or len(graph.ops) * (len(bound.ops) + 1) > options.size:
             return
         op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
@@ -132,16 +132,16 @@ def refine(
         with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
             bound = several.bound(stop, effort=effort, gap_seconds=gap)
-        added += 1
+        nadded += 1
         stalled = 0 if bound.seconds > highest else stalled + 1
         highest = max(highest, bound.seconds)
 
 
-def _schedules(moments: Moments, bound: Bound, found: Found | None) -> Iterator[Schedule]:
+def _schedules(moments: Moments, bound: Bound, fit: Found | None) -> Iterator[Schedule]:
     """That of an answer's drops, mended, and of small graphs that of the answer as it stands."""
-    if found is not None:
-        yield found.schedule
-    if bound.there and len(moments.graph.ops) <= ANSWERED:
+    if fit is not None:
+        yield fit.schedule
+    if bound.present and len(moments.graph.ops) <= ANSWERED:
         yield _as_answered(moments, bound)
 
 
@@ -150,10 +150,10 @@ def _as_answered(moments: Moments, bound: Bound) -> Schedule:
 
     A choice of drops cannot say that something stays which only what runs again reads.
     """
-    there, class_of = dict(zip(bound.ops, bound.there, strict=True)), moments.buffers.class_of
+    present, class_of = dict(zip(bound.ops, bound.present, strict=True)), moments.buffers.class_of
 
     def keep(stage: int, a: int) -> bool:
-        return stage not in there or class_of[a] in there[stage]
+        return stage not in present or class_of[a] in present[stage]
 
     return rematerialize(moments.graph, keep)
 
@@ -162,8 +162,8 @@ def _drops(bound: Bound, evictions: Evictions) -> set[Drop]:
     """What is dropped at the moments of a bound, each until it is read next."""
     return {
         (a, evictions.next_read(a, t) or t)
-        for t, dropped in zip(bound.ops, bound.dropped, strict=True)
-        for a in dropped
+        for t, tensors in zip(bound.ops, bound.drops, strict=True)
+        for a in tensors
     }
 
 
@@ -185,13 +185,13 @@ def _next(
     def is_new(t: int) -> bool:
         return t not in bound.ops and all(t in before or t in after for before, after in ordered)
 
-    over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes, bound.ops)))
+    ops_over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes, bound.ops)))
     others = list(filter(is_new, promising[: CANDIDATES * len(ordered) + CANDIDATES]))
-    candidates = list(dict.fromkeys([*over[:CANDIDATES], *others[:CANDIDATES]]))
+    candidates = list(dict.fromkeys([*ops_over[:CANDIDATES], *others[:CANDIDATES]]))
     size = len(stages) * (len(ordered) + 1)
     if size * len(candidates) > CANDIDATES_SIZE:
-        return over[0] if over else None
-    best, highest = over[0] if over else None, bound.seconds
+        return ops_over[0] if ops_over else None
+    best, highest = ops_over[0] if ops_over else None, bound.seconds
     for t in candidates:
         if stop.is_over():
             break
@@ -207,7 +207,7 @@ def _over(
     graph: TrainingGraph,
     stages: Sequence[Sequence[int]],
     budget_nbytes: int,
-    known: Sequence[int],
+    moment_ops: Sequence[int],
 ) -> Iterator[int]:
     """Ops whose stages are over the budget, the fullest first; at first executions before all.
 
@@ -217,9 +217,9 @@ def _over(
     live = simulate(Schedule.sequence(graph, chain.from_iterable(stages))).live_nbytes
     ends = list(accumulate(map(len, stages)))
     at_first = [live[end - 1] for end in ends]
-    within = [max(live[end - len(stage) : end]) for end, stage in zip(ends, stages, strict=True)]
+    in_stage = [max(live[end - len(stage) : end]) for end, stage in zip(ends, stages, strict=True)]
     far = len(stages) * FAR
-    for nbytes in (at_first, within):
-        over = [t for t in range(len(stages)) if nbytes[t] > budget_nbytes]
-        away = {t: min([far, *(abs(t - other) for other in known)]) for t in over}
-        yield from sorted(over, key=lambda t: -away[t] * (nbytes[t] - budget_nbytes))
+    for nbytes in (at_first, in_stage):
+        ops_over = [t for t in range(len(stages)) if nbytes[t] > budget_nbytes]
+        away = {t: min([far, *(abs(t - other) for other in moment_ops)]) for t in ops_over}
+        yield from sorted(ops_over, key=lambda t: -away[t] * (nbytes[t] - budget_nbytes))

@@ -30,13 +30,13 @@ def relaxation(program: StageProgram, stop: Stop, *, effort: float = 1.0) -> Sol
     solves = 0
     while solves < effort * RELAXATIONS and not stop.is_over():
         solves += 1
-        solved = program.program.solve(stop, relax=True, effort=effort)
-        if solved.infeasible:
-            return solved
-        if solved.values is None or not solved.optimal:
+        answer = program.program.solve(stop, relax=True, effort=effort)
+        if answer.infeasible:
+            return answer
+        if answer.values is None or not answer.optimal:
             return None
-        if not program.add_violated(solved.values):
-            return solved
+        if not program.add_violated(answer.values):
+            return answer
     return None
 
 
@@ -62,14 +62,14 @@ def roundings(
     for index in range(min(thresholds, len(cuts))):
         if stop.is_over():
             return
-        retained = program.retained(values, cuts[int(index * step)])
-        yield retaining(graph, retained)
-        yield rematerialize(graph, _member(retained))
+        contents = program.contents(values, cuts[int(index * step)])
+        yield retaining(graph, contents)
+        yield rematerialize(graph, _member(contents))
     limit = program.budget_nbytes if within_nbytes is None else within_nbytes
     low, high = 0, len(cuts)
     while low < high and not stop.is_over():
         middle = (low + high) // 2
-        schedule = rematerialize(graph, _member(program.retained(values, cuts[middle])))
+        schedule = rematerialize(graph, _member(program.contents(values, cuts[middle])))
         yield schedule
         if simulate(schedule).peak_nbytes <= limit:
             high = middle
@@ -77,5 +77,5 @@ def roundings(
             low = middle + 1
 
 
-def _member(retained: Sequence[AbstractSet[int]]) -> Keep:
-    return lambda t, a: a in retained[t]
+def _member(contents: Sequence[AbstractSet[int]]) -> Keep:
+    return lambda t, a: a in contents[t]

@@ -165,15 +165,15 @@ def _silence() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
-    saved = os.dup(1)
+    stdout_copy = os.dup(1)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             yield
             libc.fflush(None)
     finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ class Program:
         self.nodes = MOST
         self.variables: list[Any] = []
         self.costs: list[float] = []
-        self.failed = False
+        self.has_failed = False
         self.floor = 0.0  # a lower bound on the objective, by the bounds of the variables
         self.contradicts = False  # is there a row without variables that does not hold?
 
@@ -283,29 +283,29 @@ class Program:
             return infeasible
         if not self.variables:  # python-mip cannot solve this
             return Solved((), 0.0, 0.0, True, False)
-        nothing = Solved(None, math.inf, self.floor, False, False)
-        if self.failed:
-            return nothing
+        no_answer = Solved(None, math.inf, self.floor, False, False)
+        if self.has_failed:
+            return no_answer
         self._limit(effort, gap, relax=relax)
         status = self._optimize(stop.seconds_left, relax=relax)
         if self._is_late(stop):
             stop.cut()
         if status == mip.OptimizationStatus.UNBOUNDED:
-            proved = self._is_infeasible(stop.seconds_left, relax=relax)
-            return infeasible if proved else nothing
+            is_proved = self._is_infeasible(stop.seconds_left, relax=relax)
+            return infeasible if is_proved else no_answer
         if status in _INFEASIBLE:
             return infeasible
         bound = self.floor if relax else self._bound()
         if status not in _SOLVED or not self.model.num_solutions:
-            return replace(nothing, bound=bound)
+            return replace(no_answer, bound=bound)
         value = self.model.objective_value
         values = tuple(variable.x for variable in self.variables)
-        proved = status == mip.OptimizationStatus.OPTIMAL
+        is_proved = status == mip.OptimizationStatus.OPTIMAL
         if relax:
-            return Solved(values, value, value if proved else bound, proved, False)
+            return Solved(values, value, value if is_proved else bound, is_proved, False)
         # With a gap tolerance a solver may say OPTIMAL although a gap remains: read the gap.
-        closed = proved and value - bound <= TOLERANCE * max(1.0, abs(value))
-        return Solved(values, value, bound, closed, False)
+        is_closed = is_proved and value - bound <= TOLERANCE * max(1.0, abs(value))
+        return Solved(values, value, bound, is_closed, False)
 
     def _limit(self, effort: float, gap: float, *, relax: bool) -> None:
         """Set how much work a solve may take, and which gap it may leave."""
@@ -340,7 +340,7 @@ class Program:
                 )
             except mip.InterfacingError:
                 status = mip.OptimizationStatus.ERROR
-        self.failed = status == mip.OptimizationStatus.ERROR
+        self.has_failed = status == mip.OptimizationStatus.ERROR
         return status
 
     def _is_infeasible(self, seconds: float, *, relax: bool) -> bool:

@@ -94,13 +94,13 @@ class StageProgram:
         self.budget_nbytes = budget_nbytes
         self.program = program
         self.scale = SCALE / graph.seconds if graph.seconds else 1.0
-        self.again = tuple(
-            again and any(graph.tensors[a].nbytes for a in op.outputs)
-            for op, again in zip(
+        self.repeatable = tuple(
+            is_repeatable and any(graph.tensors[a].nbytes for a in op.outputs)
+            for op, is_repeatable in zip(
                 graph.ops, repeatable(graph, backward=recompute_backward), strict=True
             )
         )
-        self.last_run, self.last_stage, self.last_first_read = last_stages(graph, self.again)
+        self.last_run, self.last_stage, self.last_first_read = last_stages(graph, self.repeatable)
         self.first, self.last = self._stages_that_matter()
         self.buffers = Buffers(graph)
         self.rows: set[tuple[int, int]] = set()
@@ -116,7 +116,8 @@ class StageProgram:
             frozenset(
                 a
                 for a, p in enumerate(graph.producer)
-                if self._surely_carried(t, a) or (not self.again[p] and p < t <= self.last_stage[a])
+                if self._surely_carried(t, a)
+                or (not self.repeatable[p] and p < t <= self.last_stage[a])
             )
             for t in range(len(graph.ops) + 1)
         ]
@@ -136,12 +137,12 @@ class StageProgram:
             nbytes = sum(graph.tensors[a].nbytes for a in op.outputs)
             change[i] += nbytes
             change[min(nops, max([i, *(self.last_stage[a] for a in op.outputs)]) + 1)] -= nbytes
-        held, over = 0, []
+        held_nbytes, stages = 0, []
         for t in range(nops):
-            held += change[t]
-            if held > self.budget_nbytes:
-                over.append(t)
-        return (over[0], min(over[-1] + 1, nops - 1)) if over else (nops, nops - 1)
+            held_nbytes += change[t]
+            if held_nbytes > self.budget_nbytes:
+                stages.append(t)
+        return (stages[0], min(stages[-1] + 1, nops - 1)) if stages else (nops, nops - 1)
 
     # R and S ----------------------------------------------------------------------------------
 
@@ -160,13 +161,13 @@ class StageProgram:
             return False
         if t <= self.first or not self.graph.tensors[a].nbytes:
             return True
-        return t <= self.last_first_read[a] and (t > self.last or not self.again[p])
+        return t <= self.last_first_read[a] and (t > self.last or not self.repeatable[p])
 
     def _add_variables(self) -> None:
         graph = self.graph
         for i, op in enumerate(graph.ops):
             self._check_clock()
-            if self.again[i]:
+            if self.repeatable[i]:
                 for t in range(max(i, self.first) + 1, min(self.last_run[i], self.last) + 1):
                     self._run[t, i] = self.program.variable(self.scale * op.seconds)
         for a in range(len(graph.tensors)):
@@ -217,11 +218,11 @@ class StageProgram:
 
     def _larger(self, one: int, other: int) -> int:
         if (one, other) not in self._most:
-            made = self.program.variable()
-            self._most[one, other] = made
-            self._derived.append((made, lambda values: max(values[one], values[other])))
-            self._at_most(one, (made,))
-            self._at_most(other, (made,))
+            number = self.program.variable()
+            self._most[one, other] = number
+            self._derived.append((number, lambda values: max(values[one], values[other])))
+            self._at_most(one, (number,))
+            self._at_most(other, (number,))
         return self._most[one, other]
 
     def _alive(self, t: int, k: int, a: int, *, after: bool = False) -> Quantity:
@@ -245,18 +246,18 @@ class StageProgram:
             return False
         self.rows.add((t, k))
         unit = 1.0 / max(1, self.budget_nbytes)
-        held: list[tuple[float, Quantity]] = []
+        quantities: list[tuple[float, Quantity]] = []
         for nbytes, members in self.buffers.classes:
             alive = [self._alive(t, k, a) for a in members if self.graph.producer[a] <= t]
-            held.append((nbytes * unit, self._largest(alive)))
+            quantities.append((nbytes * unit, self._largest(alive)))
         for nbytes, sources in self.buffers.takeovers[k]:
-            held.append((-nbytes * unit, self._saved(t, k, sources)))
-        terms, constant = _summed(held)
+            quantities.append((-nbytes * unit, self._savings(t, k, sources)))
+        terms, constant = _summed(quantities)
         if terms or constant > 1.0:
             self.program.at_most(terms, min(1.0, self.budget_nbytes) - constant)
         return True
 
-    def _saved(self, t: int, k: int, sources: Sequence[Sequence[int]]) -> Quantity:
+    def _savings(self, t: int, k: int, sources: Sequence[Sequence[int]]) -> Quantity:
         """How much of an output of op k is written into inputs that die at it."""
         running = self.run(t, k)
         survivors = [
@@ -267,17 +268,17 @@ class StageProgram:
             return 0.0
         if all(q == 1.0 and isinstance(q, float) for q in survivors):
             return 0.0
-        made = self.program.variable()
+        number = self.program.variable()
 
-        def saved(values: Values) -> float:
-            dying = sum(1.0 - _value(q, values) for q in survivors)
-            return max(0.0, min(_value(running, values), dying))
+        def savings(values: Values) -> float:
+            deaths = sum(1.0 - _value(q, values) for q in survivors)
+            return max(0.0, min(_value(running, values), deaths))
 
-        self._derived.append((made, saved))
-        self._at_most(made, (running,))
-        terms, constant = _summed((1.0, q) for q in (made, *survivors))
+        self._derived.append((number, savings))
+        self._at_most(number, (running,))
+        terms, constant = _summed((1.0, q) for q in (number, *survivors))
         self.program.at_most(terms, len(survivors) - constant)
-        return made
+        return number
 
     def forbid(self, values: Values) -> None:
         """Exclude exactly this S (an exact replay found it over the budget)."""
@@ -291,7 +292,7 @@ class StageProgram:
         """Seconds of a whole step that a bound of the program proves, tolerances taken off."""
         return self.graph.seconds + max(0.0, bound - TOLERANCE * max(1.0, bound)) / self.scale
 
-    def retained(self, values: Values, threshold: float = 0.5) -> list[set[int]]:
+    def contents(self, values: Values, threshold: float = 0.5) -> list[set[int]]:
         """For every stage, and for the end, the tensors a with S[t, a] > ``threshold``."""
         result = [set(sure) for sure in self._sure]
         for (t, a), number in self._carried.items():
@@ -305,7 +306,7 @@ class StageProgram:
 
     def schedule(self, values: Values) -> Schedule:
         """The schedule of these S, with the least R."""
-        return retaining(self.graph, self.retained(values))
+        return retaining(self.graph, self.contents(values))
 
     def start_from(self, schedule: Schedule) -> None:
         """Give the solver a first solution; ``schedule`` advances the frontier in base order."""
@@ -318,9 +319,9 @@ class StageProgram:
                 if (t, a) in self._carried:
                     values[self._carried[t, a]] = 1.0
         # In the stages without decisions the program recomputes elsewhere than the schedule.
-        ran, _ = self.schedule(values).matrices()
+        runs, _ = self.schedule(values).matrices()
         for (t, i), number in self._run.items():
-            values[number] = float(ran[t, i])
+            values[number] = float(runs[t, i])
         for number, compute in self._derived:
             values[number] = compute(values)
         return values
@@ -329,7 +330,7 @@ class StageProgram:
 
     def add_violated(self, values: Values) -> int:
         """Add, for every stage, the row that ``values`` violate most; returns how many."""
-        added = 0
+        nrows = 0
         for t in range(self.first, self.last + 1):
             steps = [
                 (nbytes, k)
@@ -337,8 +338,8 @@ class StageProgram:
                 if nbytes > (1.0 + SLACK) * self.budget_nbytes and (t, k) not in self.rows
             ]
             if steps:
-                added += self.add_row(t, max(steps)[1])
-        return added
+                nrows += self.add_row(t, max(steps)[1])
+        return nrows
 
     def _live_nbytes(self, t: int, values: Values) -> Iterator[tuple[int, float]]:
         """Step and bytes alive for every op that runs in stage ``t`` by ``values``, backwards."""
@@ -356,14 +357,14 @@ class StageProgram:
             running = _value(self.run(t, k), values)
             call = graph.ops[k]
             if running > SLACK:
-                saved = 0.0
+                savings = 0.0
                 for nbytes, sources in buffers.takeovers[k]:
-                    dying = sum(1.0 - max(alive[m] for m in members) for members in sources)
-                    saved += nbytes * max(0.0, min(running, dying))
+                    deaths = sum(1.0 - max(alive[m] for m in members) for members in sources)
+                    savings += nbytes * max(0.0, min(running, deaths))
                 for a in (*call.inputs, *call.outputs):
                     if buffers.class_of[a] >= 0:
                         total += put(a, max(alive[a], running))
-                yield k, total - saved
+                yield k, total - savings
             for a in call.outputs:
                 if buffers.class_of[a] >= 0:
                     total += put(a, _value(self.carried(t, a), values))

@@ -48,11 +48,11 @@ class StageRefinement:
         budget_nbytes: int,
         stop: Stop,
         options: Proving,
-        known: list[Refined],
+        facts: list[Refined],
     ) -> None:
         self.graph, self.budget_nbytes = graph, budget_nbytes
-        self.stop, self.options, self.known = stop, options, known
-        self.best = self._cheapest(*(found.schedule for found in known))
+        self.stop, self.options, self.facts = stop, options, facts
+        self.best = self._cheapest(*(fact.schedule for fact in facts))
         self.bound = graph.seconds
         self.in_order = False  # is the bound that of the program with a stage for every op?
         self.evictions = Evictions(
@@ -93,7 +93,7 @@ class StageRefinement:
         self._note()
 
     def _note(self) -> None:
-        self.known.append(Refined(self.best, self.bound, self.in_order))
+        self.facts.append(Refined(self.best, self.bound, self.in_order))
         tell(
             "checkmate",
             incumbent_seconds=None if self.best is None else self.best.seconds,
@@ -109,17 +109,17 @@ class StageRefinement:
     def _search(self, drops: AbstractSet[Drop]) -> None:
         """Evict and improve from these drops, for half of the share of the time that is for it."""
         until = self.stop.share(0.5 * self.options.search_share)
-        found = self.evictions.fit(drops, until)
-        if found is not None:
-            self._offer(self.evictions.improve(found, until, patience=PATIENCE).schedule)
+        fit = self.evictions.fit(drops, until)
+        if fit is not None:
+            self._offer(self.evictions.improve(fit, until, patience=PATIENCE).schedule)
 
     def _refine(self) -> None:
         """Few moments instead of all (:mod:`memplan.programs.refinement`): often that is enough."""
         until = self.stop.share(MOMENTS_SHARE)
-        for found in refine(self.graph, self.budget_nbytes, until, self.options):
-            self._raise_bound(found.bound_seconds, in_order=False)
-            if found.schedule is not None:
-                self._offer(found.schedule)
+        for fact in refine(self.graph, self.budget_nbytes, until, self.options):
+            self._raise_bound(fact.bound_seconds, in_order=False)
+            if fact.schedule is not None:
+                self._offer(fact.schedule)
             if self._is_proved():
                 break
 
@@ -135,7 +135,7 @@ class StageRefinement:
         if relaxed.values is not None:
             count = self.options.thresholds
             self._offer(*roundings(program, relaxed.values, thresholds=count, stop=self.stop))
-            self._search(self.evictions.drops_of(program.retained(relaxed.values)))
+            self._search(self.evictions.drops_of(program.contents(relaxed.values)))
         self._solve_program(program)
 
     def _solve_program(self, program: StageProgram) -> None:
@@ -149,18 +149,18 @@ class StageRefinement:
             if self.best is not None:
                 program.start_from(self.best)
             gap = options.program_gap * program.scale
-            solved = program.program.solve(self.stop, effort=options.effort, gap=gap)
-            if solved.infeasible:
+            answer = program.program.solve(self.stop, effort=options.effort, gap=gap)
+            if answer.infeasible:
                 self._raise_bound(math.inf, in_order=True)
                 return
-            self._raise_bound(program.seconds(solved.bound), in_order=True)
-            if solved.values is None:
+            self._raise_bound(program.seconds(answer.bound), in_order=True)
+            if answer.values is None:
                 return
-            schedule = program.schedule(solved.values)
+            schedule = program.schedule(answer.values)
             self._offer(schedule)
             if simulate(schedule).peak_nbytes <= self.budget_nbytes:
-                if solved.optimal:  # as near to its bound as a solver can tell
+                if answer.optimal:  # as near to its bound as a solver can tell
                     self._raise_bound(schedule.seconds, in_order=True)
                 return
-            if not program.add_violated(solved.values):
-                program.forbid(solved.values)
+            if not program.add_violated(answer.values):
+                program.forbid(answer.values)

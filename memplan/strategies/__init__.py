@@ -101,8 +101,8 @@ def names(realisation: str | None = None) -> tuple[str, ...]:
     With ``realisation``, those of strategies that find schedules for it.
     """
     check_realisation(realisation)
-    known = [n for n, row in _rows.items() if realisation is None or row.serves(realisation)]
-    return tuple(dict.fromkeys((*known, *(entry.name for entry in entry_points(group=GROUP)))))
+    builtins = [n for n, row in _rows.items() if realisation is None or row.serves(realisation)]
+    return tuple(dict.fromkeys((*builtins, *(entry.name for entry in entry_points(group=GROUP)))))
 
 
 def name_of(strategy: str | Strategy) -> str:
@@ -140,13 +140,13 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
                 f"the names are {', '.join(names(realisation))}"
             )
         return strategy
-    strategy, given = _parsed(strategy)
-    options = given | options
+    strategy, text_options = _parsed(strategy)
+    options = text_options | options
     row = _rows.get(strategy) or _from_entry_point(strategy)
     if row is None or (realisation is not None and not row.serves(realisation)):
-        wanted = "" if row is None else f" for realisation {realisation!r}"
+        purpose = "" if row is None else f" for realisation {realisation!r}"
         raise ArgumentError(
-            f"there is no strategy {strategy!r}{wanted}; choose from "
+            f"there is no strategy {strategy!r}{purpose}; choose from "
             f"{', '.join(names(realisation))}"
         )
     try:
@@ -200,13 +200,13 @@ def options_of(strategy: Strategy) -> frozenset[str]:
 def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:
     """``strategy`` with those of ``options`` that it has and that are not None."""
     solver = create(strategy)
-    known = options_of(solver)
-    given = {k: v for k, v in options.items() if k in known and v is not None}
+    fields = options_of(solver)
+    values = {k: v for k, v in options.items() if k in fields and v is not None}
     if isinstance(strategy, str):
-        return ":".join((strategy, *(f"{option}={value!r}" for option, value in given.items())))
-    return dataclasses.replace(solver, **given) if given else strategy  # type: ignore[type-var]
+        return ":".join((strategy, *(f"{option}={value!r}" for option, value in values.items())))
+    return dataclasses.replace(solver, **values) if values else strategy  # type: ignore[type-var]
 
 
 def _from_entry_point(name: str) -> _Row | None:
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    return _Row(partial(found[0].load())) if found else None
+    entries = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    return _Row(partial(entries[0].load())) if entries else None

@@ -125,8 +125,8 @@ class Problem:
 
     def cheapest(self, schedules: Iterable[Schedule | None]) -> Schedule | None:
         """Of ``schedules``, the cheapest within the budget; without one, that of least memory."""
-        known = (schedule for schedule in schedules if schedule is not None)
-        return cheapest(known, self.budget_nbytes, self.memory, most_seconds=self.most_seconds)
+        candidates = (schedule for schedule in schedules if schedule is not None)
+        return cheapest(candidates, self.budget_nbytes, self.memory, most_seconds=self.most_seconds)
 
     def points(self, *, linear: bool) -> tuple[int, ...]:
         """The articulation points; with ``linear`` all forward ops that a forward op reads."""
@@ -134,8 +134,8 @@ class Problem:
 
     def best_of(self, schedules: Iterable[Schedule | None]) -> Outcome:
         """The outcome of a strategy that has made these schedules, and proves nothing."""
-        if (settled := self.unplanned()) is not None:
-            return settled
+        if (unplanned := self.unplanned()) is not None:
+            return unplanned
         return Outcome.unproved(self.cheapest(schedules))
 
     def unplanned(self) -> Outcome | None:
@@ -158,11 +158,11 @@ class Problem:
 
         It does ``effort`` times the usual work (infinite: until time is up).
         """
-        given = [limit for limit in (time_limit, self.time_limit) if limit is not None]
+        limits = [limit for limit in (time_limit, self.time_limit) if limit is not None]
         nops = max(1, len(self.graph.ops))
         usual = min(WORK_BY_OPS * nops, max(LEAST_WORK, WORK_BY_ROOT / nops**0.5))
         work = effort * self.effort * usual
-        return Stop.after(min(given, default=DEFAULT_SECONDS), work=work)
+        return Stop.after(min(limits, default=DEFAULT_SECONDS), work=work)
 
     def within(self, budget_nbytes: int | None) -> Problem:
         """The same problem in another budget; in a smaller one what is proved holds as well."""
@@ -188,8 +188,8 @@ class Problem:
 
     def starts(self, *others: Schedule | None) -> list[Schedule]:
         """What to begin from: the known schedule and ``others``, as far as MXNet can run them."""
-        known = (self.start, *others)
-        return [s for s in known if s is not None and self.space.has(s)]
+        starts = (self.start, *others)
+        return [s for s in starts if s is not None and self.space.has(s)]
 
 
 def _is_share(value: Any) -> bool:
@@ -242,11 +242,11 @@ def check_options(strategy: Any) -> None:
     """
     for field in dataclasses.fields(strategy):
         value = getattr(strategy, field.name)
-        fits, wanted = _OPTIONS.get(field.name, (None, ""))
+        fits, requirement = _OPTIONS.get(field.name, (None, ""))
         if fits is None or (value is None and field.default is None):
             continue
         if not fits(value):
-            raise ArgumentError(f"{field.name} must be {wanted}, got {shown(value)}")
+            raise ArgumentError(f"{field.name} must be {requirement}, got {shown(value)}")
 
 
 class Strategy(Protocol):

@@ -77,15 +77,15 @@ class Checkmate:
             lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
             if stop.is_over():
                 return Outcome(Status.FEASIBLE, lowest, cut_by_clock=True)
-            held = problem.within(problem.memory.nbytes(lowest))
-            found = self._cheapest(held, [lowest], stop)
+            lowest_problem = problem.within(problem.memory.nbytes(lowest))
+            outcome = self._cheapest(lowest_problem, [lowest], stop)
             # What was proved holds for that memory, not for a budget that the user named.
-            schedule = problem.cheapest([lowest, found.schedule])
-            return Outcome(Status.FEASIBLE, schedule, cut_by_clock=found.cut_by_clock)
+            schedule = problem.cheapest([lowest, outcome.schedule])
+            return Outcome(Status.FEASIBLE, schedule, cut_by_clock=outcome.cut_by_clock)
         return self._cheapest(problem, starts, stop)
 
     def _cheapest(self, problem: Problem, starts: list[Schedule], stop: Stop) -> Outcome:
-        known = [Refined(start, problem.graph.seconds) for start in starts]
+        facts = [Refined(start, problem.graph.seconds) for start in starts]
         share = 1.0 if problem.counts_live else self.program_share
         options = Proving(
             self.solver,
@@ -96,28 +96,28 @@ class Checkmate:
             self.gap * problem.graph.seconds,
         )
         try:
-            problem.space.program(problem, stop.share(share), options, known)
-            outcome = _outcome(problem, known)
+            problem.space.program(problem, stop.share(share), options, facts)
+            outcome = _outcome(problem, facts)
             if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
                 return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
             start = outcome.schedule or next(iter(starts), None)
             moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
-            repaired = problem.space.improve(problem, start, stop, moves)
-            if repaired is not None:
-                known.append(Refined(repaired, 0.0))
+            schedule = problem.space.improve(problem, start, stop, moves)
+            if schedule is not None:
+                facts.append(Refined(schedule, 0.0))
         except KeyboardInterrupt:
-            if problem.cheapest(found.schedule for found in known) is None:
+            if problem.cheapest(fact.schedule for fact in facts) is None:
                 raise
-        outcome = _outcome(problem, known)
+        outcome = _outcome(problem, facts)
         return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
 
 
-def _outcome(problem: Problem, known: list[Refined]) -> Outcome:
+def _outcome(problem: Problem, facts: list[Refined]) -> Outcome:
     """What the program's bounds and schedules amount to."""
-    best = problem.cheapest(found.schedule for found in known)
+    best = problem.cheapest(fact.schedule for fact in facts)
     # A schedule in another order may be there although none in base order is within the budget.
-    bounds = [found for found in known if best is None or not math.isinf(found.bound_seconds)]
-    highest = max(bounds, key=lambda found: found.bound_seconds, default=None)
+    bounds = [fact for fact in facts if best is None or not math.isinf(fact.bound_seconds)]
+    highest = max(bounds, key=lambda fact: fact.bound_seconds, default=None)
     bound = problem.graph.seconds if highest is None else highest.bound_seconds
     in_order = highest is not None and highest.in_order
     if math.isinf(bound):

@@ -58,8 +58,8 @@ class CheckmateLP:
         graph = problem.graph
         if problem.budget_nbytes is None:
             least = lowest(graph, stop.share(0.3), most_seconds=problem.most_seconds)
-            rounded = self._round(graph, simulate(least).peak_nbytes, stop).schedule
-            best = problem.cheapest([least, rounded])
+            schedule = self._round(graph, simulate(least).peak_nbytes, stop).schedule
+            best = problem.cheapest([least, schedule])
             return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
         outcomes: list[Outcome] = []
 
@@ -67,16 +67,16 @@ class CheckmateLP:
             outcomes.append(self._round(graph, aim, until))
             return outcomes[-1].schedule
 
-        found = problem.aim_lower(solve, stop, share=0.5)
-        return self._outcome(problem, outcomes[0], found, stop)
+        schedule = problem.aim_lower(solve, stop, share=0.5)
+        return self._outcome(problem, outcomes[0], schedule, stop)
 
     def _outcome(
-        self, problem: Problem, first: Outcome, found: Schedule | None, stop: Stop
+        self, problem: Problem, first: Outcome, schedule: Schedule | None, stop: Stop
     ) -> Outcome:
-        """What ``found`` is; ``first`` tells what is proved for the budget itself."""
+        """What ``schedule`` is; ``first`` tells what is proved for the budget itself."""
         if first.status is Status.INFEASIBLE:
             return first
-        best = problem.cheapest([found])
+        best = problem.cheapest([schedule])
         bound = first.lower_bound_seconds
         status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
         if bound is not None and problem.is_closed(best, bound):
@@ -87,7 +87,7 @@ class CheckmateLP:
         """The best rounded schedule in ``budget_nbytes`` of live bytes."""
         best: Schedule | None = None
         bound: float | None = None
-        retained: list[set[int]] = []
+        contents: list[set[int]] = []
         halfway = stop.share(0.5) if self.patience else stop
         allowances = self.allowances if len(graph.ops) ** 2 <= PAIRS else ()
         for allowance in allowances:
@@ -102,24 +102,24 @@ class CheckmateLP:
                     )
                 except TimeoutError:
                     break
-                solved = relaxation(stages, halfway if allowance else stop)
-            if solved is not None and solved.infeasible and not allowance:
+                answer = relaxation(stages, halfway if allowance else stop)
+            if answer is not None and answer.infeasible and not allowance:
                 return Outcome(Status.INFEASIBLE, in_order=True)
-            if solved is None or solved.values is None:
+            if answer is None or answer.values is None:
                 break
             if not allowance:
-                bound = stages.seconds(solved.bound)
-                retained = stages.retained(solved.values)
-            rounded = roundings(
+                bound = stages.seconds(answer.bound)
+                contents = stages.contents(answer.values)
+            schedules = roundings(
                 stages,
-                solved.values,
+                answer.values,
                 thresholds=self.thresholds,
                 stop=stop,
                 within_nbytes=budget_nbytes,
             )
-            best = cheapest([*([best] if best else []), *rounded], budget_nbytes, Live())
-        if self.patience and retained:
-            best = self._improved(graph, budget_nbytes, best, retained, stop)
+            best = cheapest([*([best] if best else []), *schedules], budget_nbytes, Live())
+        if self.patience and contents:
+            best = self._improved(graph, budget_nbytes, best, contents, stop)
         if best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order=True)
         return Outcome(Status.FEASIBLE, best, bound, in_order=True)
@@ -129,14 +129,14 @@ class CheckmateLP:
         graph: TrainingGraph,
         budget_nbytes: int,
         best: Schedule | None,
-        retained: Sequence[AbstractSet[int]],
+        contents: Sequence[AbstractSet[int]],
         stop: Stop,
     ) -> Schedule | None:
         """The search from ``best``, if there is one, else from what the relaxation retains."""
         evictions = Evictions(graph, budget_nbytes, recompute_backward=self.recompute_backward)
-        drops = evictions.drops_of(retained) if best is None else evictions.drops_in(best)
-        found = evictions.fit(drops, stop)
-        if found is None:
+        drops = evictions.drops_of(contents) if best is None else evictions.drops_in(best)
+        fit = evictions.fit(drops, stop)
+        if fit is None:
             return best
-        found = evictions.improve(found, stop, patience=self.patience)
-        return cheapest([*([best] if best else []), found.schedule], budget_nbytes, Live())
+        fit = evictions.improve(fit, stop, patience=self.patience)
+        return cheapest([*([best] if best else []), fit.schedule], budget_nbytes, Live())

@@ -36,19 +36,19 @@ class Evict:
             return unplanned
         stop = problem.stop(self.time_limit, effort=1.0)
         if problem.budget_nbytes is None:
-            found: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
+            best: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
         else:
-            found = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
+            best = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
         is_open = problem.max_overhead is None
-        if found is not None and is_open and found.overhead > MOST_OVERHEAD:
-            found = None
-        return Outcome.unproved(problem.cheapest([found]), cut_by_clock=stop.cut_by_clock)
+        if best is not None and is_open and best.overhead > MOST_OVERHEAD:
+            best = None
+        return Outcome.unproved(problem.cheapest([best]), cut_by_clock=stop.cut_by_clock)
 
     def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found with at most ``aim`` live bytes."""
         search = Evictions(problem.graph, aim, recompute_backward=self.recompute_backward)
         online = search.cheapest_online(until)
-        found = search.first(online, until)
-        if found is None:
+        fit = search.first(online, until)
+        if fit is None:
             return online
-        return search.improve(found, until, patience=self.patience, seed=self.seed).schedule
+        return search.improve(fit, until, patience=self.patience, seed=self.seed).schedule

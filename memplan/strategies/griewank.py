@@ -46,20 +46,20 @@ def _revolve(graph: TrainingGraph, points: Sequence[int], slots: int) -> Schedul
     """The schedule that stores at most ``slots`` of ``points`` at a time."""
     # Segment q are the forward ops after point q - 1, up to and with point q.
     segment_of = [bisect_left(points, op) for op in range(graph.nforward)]
-    stored: list[frozenset[int]] = [frozenset()] * len(points)
+    checkpoints: list[frozenset[int]] = [frozenset()] * len(points)
     for q, path in stored_at(0, len(points), slots, frozenset()):
-        stored[q] = frozenset(points[p] for p in path)
-    stored.append(frozenset(points[p] for p in first_sweep(len(points), slots)))
-    arrived = _arrivals(graph, segment_of, len(points))
+        checkpoints[q] = frozenset(points[p] for p in path)
+    checkpoints.append(frozenset(points[p] for p in first_sweep(len(points), slots)))
+    arrivals = _arrivals(graph, segment_of, len(points))
 
     def keep(stage: int, a: int) -> bool:
         p = graph.producer[a]
-        q = arrived[stage]
+        q = arrivals[stage]
         if stage < graph.nforward and any(stage <= r < graph.nforward for r in graph.readers[a]):
             return True
         # What was computed on the way to a later segment is not kept for this one.
-        staying = stage >= graph.nforward and arrived[stage - 1] == q
-        return p in stored[q] or (staying and segment_of[p] == q)
+        staying = stage >= graph.nforward and arrivals[stage - 1] == q
+        return p in checkpoints[q] or (staying and segment_of[p] == q)
 
     return rematerialize(graph, keep)
 
@@ -69,12 +69,12 @@ def _arrivals(graph: TrainingGraph, segment_of: Sequence[int], last: int) -> lis
     result = [last] * len(graph.ops)
     for stage in range(graph.nforward, len(graph.ops)):
         op = graph.ops[stage]
-        read = [graph.producer[a] for a in op.inputs if graph.producer[a] < graph.nforward]
+        producers = [graph.producer[a] for a in op.inputs if graph.producer[a] < graph.nforward]
         twin = op.differentiates
-        reached = last if stage == 0 else result[stage - 1]
+        arrival = last if stage == 0 else result[stage - 1]
         if twin is not None and twin < graph.nforward:
-            reached = min(reached, segment_of[twin])
-        elif read:
-            reached = min(reached, max(segment_of[p] for p in read))
-        result[stage] = reached
+            arrival = min(arrival, segment_of[twin])
+        elif producers:
+            arrival = min(arrival, max(segment_of[p] for p in producers))
+        result[stage] = arrival
     return result

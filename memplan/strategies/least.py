@@ -25,23 +25,23 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
     An interrupt ends the search with what is found so far.
     """
     space = problem.space
-    known = [Schedule.unplanned(problem.graph), *starts]
+    schedules = [Schedule.unplanned(problem.graph), *starts]
     try:
         if space.takes_at_most(problem.graph) <= problem.most_seconds:
-            found = space.improve(problem, problem.cheapest(known), stop, moves)
-            return problem.cheapest([*known, found]) or known[0]
-        known += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
-        best = problem.cheapest(known) or known[0]
+            schedule = space.improve(problem, problem.cheapest(schedules), stop, moves)
+            return problem.cheapest([*schedules, schedule]) or schedules[0]
+        schedules += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
+        best = problem.cheapest(schedules) or schedules[0]
         step, seconds, work = FIRST_STEP, stop.seconds_left / STEPS, stop.work_left / STEPS
         while step > SMALLEST_STEP and not stop.is_over():
             aim = int((1.0 - step) * problem.memory.nbytes(best))
             until = Stop(Stop.after(seconds).deadline, work=work, part_of=stop)
-            found = space.improve(problem.within(aim), best, until, moves)
-            if found is not None and found.seconds <= problem.most_seconds:
-                known.append(found)
-                best = problem.cheapest([best, found]) or best
+            schedule = space.improve(problem.within(aim), best, until, moves)
+            if schedule is not None and schedule.seconds <= problem.most_seconds:
+                schedules.append(schedule)
+                best = problem.cheapest([best, schedule]) or best
             else:
                 step *= 0.5
     except KeyboardInterrupt:
         stop.end()
-    return problem.cheapest(known) or known[0]
+    return problem.cheapest(schedules) or schedules[0]

@@ -49,9 +49,9 @@ def candidates(
     by_live = isinstance(problem.space, Sequences) and not problem.memory.match_ranges
     if budget_nbytes is not None and by_live:
         until = stop.share(ONLINE_SHARE)
-        dropped = list(_dropped(problem, until, recompute_backward))
-        yield from dropped
-        if not any(schedule.overhead <= FEW_SECONDS for schedule in dropped):
+        schedules = list(_dropped(problem, until, recompute_backward))
+        yield from schedules
+        if not any(schedule.overhead <= FEW_SECONDS for schedule in schedules):
             yield from online_schedules(
                 graph, budget_nbytes, until, recompute_backward=recompute_backward
             )
@@ -75,9 +75,9 @@ def _dropped(problem: Problem, stop: Stop, recompute_backward: bool) -> Iterator
     if len(problem.graph.ops) > HUGE:
         evictions = Evictions(problem.graph, 0, recompute_backward=recompute_backward)
         for slack in PEAK_SLACKS:
-            found = evictions.within(int(slack * problem.budget_nbytes)).fit((), stop)
-            if found is not None:
-                yield found.schedule
+            fit = evictions.within(int(slack * problem.budget_nbytes)).fit((), stop)
+            if fit is not None:
+                yield fit.schedule
 
 
 def quick_schedule(
@@ -88,36 +88,36 @@ def quick_schedule(
     If none does, the one that is least over the budget in at most one extra forward pass.
     Candidates that are not made in time are left out, which ``stop`` then says.
     """
-    made = candidates(problem, stop, recompute_backward=recompute_backward, reorder=reorder)
-    known = [*problem.starts(), *made]
+    drafts = candidates(problem, stop, recompute_backward=recompute_backward, reorder=reorder)
+    schedules = [*problem.starts(), *drafts]
     if problem.budget_nbytes is not None:
-        found = _cheapest(problem, known)
-        if found is not None:
-            return found
+        best = _cheapest(problem, schedules)
+        if best is not None:
+            return best
     most_seconds = min(problem.most_seconds, problem.graph.seconds + problem.graph.forward_seconds)
-    within = [s for s in known if s.seconds <= most_seconds]
-    return fewest_bytes(problem, within or known)
+    affordable = [s for s in schedules if s.seconds <= most_seconds]
+    return fewest_bytes(problem, affordable or schedules)
 
 
-def _cheapest(problem: Problem, known: list[Schedule]) -> Schedule | None:
+def _cheapest(problem: Problem, schedules: list[Schedule]) -> Schedule | None:
     if problem.memory.is_exact:  # which is counted as fast as live bytes
-        return problem.cheapest(known)
+        return problem.cheapest(schedules)
     live = Live()
-    ranked = sorted(((s.seconds, live.nbytes(s), n) for n, s in enumerate(known)))
+    ranked = sorted(((s.seconds, live.nbytes(s), n) for n, s in enumerate(schedules)))
     ranked = [entry for entry in ranked if entry[0] <= problem.most_seconds]
 
     def solve(aim: int, until: Stop) -> Schedule | None:
         del until
-        return next((known[n] for _, peak, n in ranked if peak <= aim), None)
+        return next((schedules[n] for _, peak, n in ranked if peak <= aim), None)
 
     return problem.aim_lower(solve, Stop(math.inf))
 
 
-def fewest_bytes(problem: Problem, known: list[Schedule], *, by_live: bool = False) -> Schedule:
-    """Of ``known`` schedules, the one that takes about the fewest bytes.
+def fewest_bytes(problem: Problem, schedules: list[Schedule], *, by_live: bool = False) -> Schedule:
+    """Of ``schedules``, the one that takes about the fewest bytes.
 
     ``by_live`` and where memory takes long to count, of those with the fewest live bytes.
     """
     if by_live or not problem.memory.is_exact:
-        known = sorted(known, key=Live().nbytes)[:COUNTED]
-    return min(known, key=problem.memory.nbytes)
+        schedules = sorted(schedules, key=Live().nbytes)[:COUNTED]
+    return min(schedules, key=problem.memory.nbytes)

@@ -113,8 +113,8 @@ class Space(Protocol):
     def points(self, graph: TrainingGraph) -> tuple[int, ...]:
         """The forward ops of the linearised network between which segments may be cut."""
 
-    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
-        """The schedule that keeps the forward ops ``kept`` and recomputes the others once."""
+    def keeping(self, graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
+        """The schedule that keeps forward ops, ``checkpoints``, and recomputes the others once."""
 
     def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
         """Schedules of a large graph that keep some of ``points``: the best, or a few."""
@@ -122,10 +122,10 @@ class Space(Protocol):
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """Schedules that a search may begin with."""
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
-        """Add to ``known`` what is quickly proved, and the schedules that come of it."""
+    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+        """Add to ``facts`` what is quickly proved, and the schedules that come of it."""
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
         """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
 
     def improve(
@@ -156,8 +156,8 @@ class Flags(Space):
     def points(self, graph: TrainingGraph) -> tuple[int, ...]:
         return tuple(range(graph.nforward))
 
-    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
-        return mirror(graph, flags_keeping(graph, kept))
+    def keeping(self, graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
+        return mirror(graph, flags_keeping(graph, checkpoints))
 
     def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
         del stop  # some seconds in any case: without, there is nothing to begin with
@@ -169,21 +169,21 @@ class Flags(Space):
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         if problem.budget_nbytes is not None:
             return []
-        found = self.improve(problem, None, stop, moves)
-        return [] if found is None else [found]
+        schedule = self.improve(problem, None, stop, moves)
+        return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
         effort = BLOCKS_EFFORT * options.effort
-        self.program(problem, stop, dataclasses.replace(options, effort=effort), known)
+        self.program(problem, stop, dataclasses.replace(options, effort=effort), facts)
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
         assert problem.budget_nbytes is not None
         if not flaggable(problem.graph):  # and the unplanned step does not fit
-            known.append(Refined(None, math.inf))
+            facts.append(Refined(None, math.inf))
             return
-        start = problem.cheapest([found.schedule for found in known])
+        start = problem.cheapest([fact.schedule for fact in facts])
         refined = refine_flags(problem.graph, problem.budget_nbytes, stop, options, start=start)
-        known.extend(refined)
+        facts.extend(refined)
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
@@ -197,21 +197,21 @@ class Flags(Space):
             flags = keep_more(graph, flags, problem.budget_nbytes) or flags
             plans.append(mirror(graph, flags))
         ranges = problem.memory.match_ranges or (graph.match_range,)
-        for done, match_range in enumerate(ranges):
-            placed = graph
+        for index, match_range in enumerate(ranges):
+            ranged_graph = graph
             if match_range != graph.match_range:
-                placed = dataclasses.replace(graph, match_range=match_range)
+                ranged_graph = dataclasses.replace(graph, match_range=match_range)
             with _ending(stop):
-                found = anneal(
-                    placed,
+                schedule = anneal(
+                    ranged_graph,
                     flags,
                     problem.budget_nbytes,
-                    stop=stop.share(1.0 / (len(ranges) - done)),
+                    stop=stop.share(1.0 / (len(ranges) - index)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )
-            if found is not None:
-                plans.append(mirror(graph, frozenset(found.recomputed)))
+            if schedule is not None:
+                plans.append(mirror(graph, frozenset(schedule.recomputed)))
         return problem.cheapest(plans)
 
 
@@ -225,14 +225,14 @@ class Sequences(Space):
     def points(self, graph: TrainingGraph) -> tuple[int, ...]:
         return inner_forward(graph)
 
-    def keeping(self, graph: TrainingGraph, kept: Collection[int]) -> Schedule:
+    def keeping(self, graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
         # The backward pass begins after the last kept op: what lies there stays.
-        last_segment = range(max(kept, default=graph.nforward), graph.nforward)
-        return recomputing_segments(graph, frozenset(kept).union(last_segment))
+        last_segment = range(max(checkpoints, default=graph.nforward), graph.nforward)
+        return recomputing_segments(graph, frozenset(checkpoints).union(last_segment))
 
     def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
-        for kept in coarse_cuts(problem.graph, points, at_most=CUTS):
-            yield self.keeping(problem.graph, kept)
+        for checkpoints in coarse_cuts(problem.graph, points, at_most=CUTS):
+            yield self.keeping(problem.graph, checkpoints)
             if stop.is_over():
                 return
 
@@ -252,17 +252,17 @@ class Sequences(Space):
         by live bytes.
         """
         result = []
-        for done, match_range in enumerate(MIRRORED_RANGES):
+        for index, match_range in enumerate(MIRRORED_RANGES):
             with _ending(stop):
-                found = mirrored_schedule(
+                schedule = mirrored_schedule(
                     problem.graph,
                     problem.budget_nbytes,
                     match_range=match_range,
-                    stop=stop.share(1.0 / (len(MIRRORED_RANGES) - done)),
+                    stop=stop.share(1.0 / (len(MIRRORED_RANGES) - index)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )
-            result += [] if found is None else [found]
+            result += [] if schedule is None else [schedule]
         return result
 
     def _greedy(self, problem: Problem, stop: Stop) -> list[Schedule]:
@@ -273,8 +273,8 @@ class Sequences(Space):
         def solve(aim: int, until: Stop) -> Schedule | None:
             return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
 
-        found = problem.aim_lower(solve, stop)
-        return [] if found is None else [found]
+        schedule = problem.aim_lower(solve, stop)
+        return [] if schedule is None else [schedule]
 
     def _evicted(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """The schedule that choosing what to drop, again and again, ends with.
@@ -289,48 +289,48 @@ class Sequences(Space):
             seed=moves.seed,
             few=len(problem.graph.ops) > LARGE,
         )
-        found = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
-        return [] if found is None else [found]
+        schedule = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
+        return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
         is_large, in_blocks = len(graph.ops) > LARGE, bool(problem.memory.match_ranges)
         if in_blocks:
             options = dataclasses.replace(options, effort=BLOCKS_EFFORT * options.effort)
         if is_large:
-            options = dataclasses.replace(options, alone=ALONE_OF_LARGE, size=SIZE_OF_LARGE)
+            options = dataclasses.replace(options, nmoments=ALONE_OF_LARGE, size=SIZE_OF_LARGE)
         if is_large and in_blocks:
-            known.append(next(refine(graph, budget_nbytes, stop, options)))
+            facts.append(next(refine(graph, budget_nbytes, stop, options)))
             return
-        alone, effort = 1 if is_large else options.alone, REPEATED_EFFORT * options.effort
-        again = dataclasses.replace(options, effort=effort, alone=alone)
+        nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
+        repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             cheapest: Schedule | None = None
-            for found in refine(graph, aim, until, options if aim == budget_nbytes else again):
+            for fact in refine(graph, aim, until, options if aim == budget_nbytes else repeats):
                 # What is proved for less than the budget proves nothing for the budget.
-                bound = found.bound_seconds if aim == budget_nbytes else 0.0
-                known.append(Refined(found.schedule, bound))
-                if found.schedule is not None:
-                    if cheapest is None or found.schedule.seconds < cheapest.seconds:
-                        cheapest = found.schedule
-                    if cheapest.seconds <= found.bound_seconds + options.gap_seconds:
+                bound = fact.bound_seconds if aim == budget_nbytes else 0.0
+                facts.append(Refined(fact.schedule, bound))
+                if fact.schedule is not None:
+                    if cheapest is None or fact.schedule.seconds < cheapest.seconds:
+                        cheapest = fact.schedule
+                    if cheapest.seconds <= fact.bound_seconds + options.gap_seconds:
                         break
             return cheapest
 
         share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
         problem.aim_lower(solve, stop, share=share)
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, known: list[Refined]) -> None:
+    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
         assert problem.budget_nbytes is not None
-        StageRefinement(problem.graph, problem.budget_nbytes, stop, options, known).run()
+        StageRefinement(problem.graph, problem.budget_nbytes, stop, options, facts).run()
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
     ) -> Schedule | None:
-        found = _search(problem, problem.budget_nbytes, start, stop, moves, blocks=True)
-        return problem.cheapest([found, start])
+        schedule = _search(problem, problem.budget_nbytes, start, stop, moves, blocks=True)
+        return problem.cheapest([schedule, start])
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> Non
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
     assert bound.seconds > graph.seconds
-    assert len(bound.dropped[0]) == 1
+    assert len(bound.drops[0]) == 1
 
 
 @taking(refined=5)

@@ -34,7 +34,7 @@ def test_the_lowest_threshold_that_fits_is_among_the_roundings(within: int | Non
     limit = within or 8 * UNIT
     levels = sorted({round(value, 6) for value in program.carried_values(solved.values)})
     for low, high in pairwise(levels):
-        retained = program.retained(solved.values, 0.5 * (low + high))
+        retained = program.contents(solved.values, 0.5 * (low + high))
         schedule = rematerialize(graph, lambda t, a, kept=retained: a in kept[t])
         if simulate(schedule).peak_nbytes <= limit:
             break
