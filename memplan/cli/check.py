@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import memplan
-from memplan.cli.options import Asked, budget_option, planning_options, strategy_option
+from memplan.cli.options import Arguments, budget_option, planning_options, strategy_option
 from memplan.cli.output import Exit, plan_figures, show_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @budget_option
 @click.option("--steps", default=5, show_default=True, help="Steps that are timed.")
 @planning_options
-def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
+def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     """Train NETWORK a few steps by a plan and without, and compare what was promised.
 
     NETWORK is planned as 'memplan plan' does it. Each of the two trains on --ctx (default: cpu) in
@@ -42,33 +42,33 @@ def check(asked: Asked, strategy: str, budget: Any, steps: int) -> Exit:
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
 
-    with asked.working("checking") as (network, _):
-        options = asked.options(network)
+    with args.working("checking") as (network, _):
+        options = args.options(network)
         options["ctx"] = options.get("ctx") or context("cpu")
-        made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
-        found = checked(made, ctx=options["ctx"], steps=steps, optimizer=asked.optimizer or "sgd")
-    if asked.as_json:
-        show_json(_figures(made, found))
+        plan = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+        result = checked(plan, ctx=options["ctx"], steps=steps, optimizer=args.optimizer or "sgd")
+    if args.as_json:
+        show_json(_figures(plan, result))
     else:
-        click.echo(f"{made}\n\n{found}")
-    return Exit.OK if found.is_within and found.is_equal else Exit.BROKEN
+        click.echo(f"{plan}\n\n{result}")
+    return Exit.OK if result.is_within and result.is_equal else Exit.BROKEN
 
 
-def _figures(made: Plan, found: Check) -> dict[str, Any]:
+def _figures(plan: Plan, result: Check) -> dict[str, Any]:
     """What ``--json`` shows."""
     from memplan.mxnet.check import promised_growth
 
     sides = {
-        "planned": (made.footprint, found.planned),
-        "unplanned": (made.unplanned, found.unplanned),
+        "planned": (plan.footprint, result.planned),
+        "unplanned": (plan.unplanned, result.unplanned),
     }
     return {
-        "plan": plan_figures(made),
-        "device": found.device,
-        "within": found.is_within,
-        "equal": found.is_equal,
-        "overhead": {"promised": made.overhead, "measured": found.measured_overhead},
-        "unlike": found.unlike,
+        "plan": plan_figures(plan),
+        "device": result.device,
+        "within": result.is_within,
+        "equal": result.is_equal,
+        "overhead": {"promised": plan.overhead, "measured": result.measured_overhead},
+        "unlike": result.unlike,
     } | {
         name: {
             "promised_nbytes": promised_growth(footprint),

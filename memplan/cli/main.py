@@ -57,8 +57,8 @@ def run(arguments: Sequence[str]) -> int:
                 code = cli.invoke(context)
             sys.stdout.flush()
             return int(code)
-    except click.exceptions.Exit as done:  # of --help and --version
-        return done.exit_code
+    except click.exceptions.Exit as finish:  # of --help and --version
+        return finish.exit_code
     except BrokenPipeError:
         # Whoever read this has enough; Python would complain at its exit when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,11 +72,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _show_warning() -> Callable[..., None]:
     """Shows a warning as one line, and only once however often it is given."""
-    shown: set[str] = set()
+    messages: set[str] = set()
 
     def show(message: Warning | str, *_: object) -> None:
-        if str(message) not in shown:
+        if str(message) not in messages:
             note(f"Warning: {message}")
-        shown.add(str(message))
+        messages.add(str(message))
 
     return show

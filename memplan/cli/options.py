@@ -69,7 +69,7 @@ def default_of(function: Callable[..., Any], name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arguments:
     """The arguments that say what to plan, as they were typed."""
 
     network: str
@@ -118,9 +118,9 @@ class Asked:
         from memplan.mxnet.load import context
 
         names = ("costs", "time_limit", "reserve", "optimizer", "cache")
-        given = {name: getattr(self, name) for name in names}
-        given["ctx"] = None if self.ctx is None else context(self.ctx)
-        result = {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in names}
+        values["ctx"] = None if self.ctx is None else context(self.ctx)
+        result = {name: value for name, value in values.items() if value is not None}
         return result | {"realisation": self.realisation} | network.options
 
     @property
@@ -192,12 +192,12 @@ _PLANNING = (
 
 
 def _with(options: tuple[Callable[[Command], Command], ...], function: Command) -> Command:
-    names = Asked.__dataclass_fields__
+    names = Arguments.__dataclass_fields__
 
     @functools.wraps(function)
-    def command(**given: Any) -> Any:
-        asked = Asked(**{name: given.pop(name) for name in names if name in given})
-        return function(asked, **given)
+    def command(**values: Any) -> Any:
+        args = Arguments(**{name: values.pop(name) for name in names if name in values})
+        return function(args, **values)
 
     for option in reversed(options):
         option(command)
@@ -205,7 +205,7 @@ def _with(options: tuple[Callable[[Command], Command], ...], function: Command) 
 
 
 def step_options(function: Command) -> Command:
-    """Gives a command the options that name a network and a step of it, as an :class:`Asked`."""
+    """Gives a command the options that name a network and a step of it, as :class:`Arguments`."""
     return _with(_STEP, function)
 
 

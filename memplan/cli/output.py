@@ -82,14 +82,14 @@ def show_error(error: BaseException, *, as_json: bool) -> Exit:
     elif code is not Exit.BUG:  # which needs its traceback
         note(message if code is Exit.INTERRUPTED else f"Error: {message}")
     if as_json:
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "kind": type(error).__name__,
             "message": message,
             "exit_code": int(code),
         }
         if isinstance(error, BudgetError):
-            found |= {"proved": error.proved, "lowest_nbytes": error.lowest_nbytes}
-        show_json({"error": found})
+            figures |= {"proved": error.proved, "lowest_nbytes": error.lowest_nbytes}
+        show_json({"error": figures})
     return code
 
 
@@ -144,23 +144,23 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
 
     Said before the work, not after it.
     """
-    read = {path.resolve() for path in inputs}
-    written: set[Path] = set()
+    sources = {path.resolve() for path in inputs}
+    targets: set[Path] = set()
     for output in (path for path in outputs if path is not None):
         place = output.resolve()
-        if place in read:
+        if place in sources:
             raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
-        if place in written:
+        if place in targets:
             raise ArgumentError(f"{str(output)!r} is named for two outputs")
         try:
-            there = output.exists()
+            exists = output.exists()
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
-        if not os.access(output if there else place.parent, os.W_OK):
+        if not os.access(output if exists else place.parent, os.W_OK):
             raise OutputError(
                 f"{str(output)!r} cannot be written: its folder is missing or read-only"
             )
-        written.add(place)
+        targets.add(place)
 
 
 def write(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import click
 import memplan
 from memplan.cli.options import (
     FILE,
-    Asked,
+    Arguments,
     budget_option,
     planning_options,
     strategy_option,
@@ -31,7 +31,7 @@ from memplan.views.report import report_html
 @click.option("--report", type=FILE, help="Write a report there: one HTML file, with pictures.")
 @planning_options
 def plan(
-    asked: Asked, strategy: str, budget: Any, output: Path | None, report: Path | None
+    args: Arguments, strategy: str, budget: Any, output: Path | None, report: Path | None
 ) -> Exit:
     """Plan NETWORK to train within a budget.
 
@@ -55,47 +55,47 @@ def plan(
       optimizer_nbytes, workspace_nbytes, workspace_source, reserve_nbytes, total_nbytes, seconds,
       match_range
     """
-    with asked.working("planning", output, report) as (network, interrupt):
-        options = asked.options(network)
-        made = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+    with args.working("planning", output, report) as (network, interrupt):
+        options = args.options(network)
+        result = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
         if output is not None:
-            _write_network(made, output)
+            _write_network(result, output)
         if report is not None:
-            write(report, report_html(made))
-    if asked.as_json:
+            write(report, report_html(result))
+    if args.as_json:
         paths = {"output": output, "report": report}
         names = {name: None if path is None else str(path) for name, path in paths.items()}
-        show_json(plan_figures(made) | names)
+        show_json(plan_figures(result) | names)
     else:
-        click.echo(str(made))
-        note(_what_next(made, output, asked.network, gluon=network.gluon))
+        click.echo(str(result))
+        note(_what_next(result, output, args.network, gluon=network.gluon))
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
 
 
-def _write_network(made: Plan, output: Path) -> None:
+def _write_network(plan: Plan, output: Path) -> None:
     from memplan.mxnet.plan_file import plan_text
     from memplan.mxnet.trace.symbol_json import text_of
 
-    is_file = made.trace.form.spells_out_backward
-    write(output, plan_text(made) if is_file else text_of(made.symbol))
+    is_file = plan.trace.form.spells_out_backward
+    write(output, plan_text(plan) if is_file else text_of(plan.symbol))
 
 
-def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
+def _what_next(plan: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
     """How to train by the plan."""
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if gluon:
-        budget = "" if made.budget_nbytes is None else f", budget={made.budget_nbytes}"
-        packed = ", realisation='packed'" if made.trace.form.in_one_array else ""
-        packed += ", trainer=trainer" if made.trace.form.updates else ""
+        budget = "" if plan.budget_nbytes is None else f", budget={plan.budget_nbytes}"
+        packed = ", realisation='packed'" if plan.trace.form.in_one_array else ""
+        packed += ", trainer=trainer" if plan.trace.form.updates else ""
         lines += [
             "To train the block so:",
             "  from memplan.mxnet.train.train_step import TrainStep",
-            f"  step = TrainStep(block, loss{budget}, strategy={made.strategy!r}{packed})",
+            f"  step = TrainStep(block, loss{budget}, strategy={plan.strategy!r}{packed})",
         ]
         return "\n".join(lines)
     if output is None:
         lines.append("To write the planned network: -o FILE")
-    elif not made.trace.form.spells_out_backward:
+    elif not plan.trace.form.spells_out_backward:
         lines.append(f"Train it as before: module = mx.mod.Module(mx.sym.load({str(output)!r}))")
     else:
         net = f"mx.sym.load({source!r})" if source.endswith(".json") else "net"
@@ -105,9 +105,9 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
             "  from memplan.mxnet.plan_file import load_plan",
             f"  module = Module({net}, plan=load_plan({str(output)!r}))",
         ]
-    if without := made.trace.outputs_without_loss:
+    if without := plan.trace.outputs_without_loss:
         advice = "put yours behind it; its plan stays on a network that is part of another."
-        if made.trace.form.spells_out_backward:
+        if plan.trace.form.spells_out_backward:
             advice = "put yours behind it and plan that, for Module cannot train this."
         lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
     return "\n".join(lines)
@@ -118,7 +118,7 @@ def _what_next(made: Plan, output: Path | None, source: str, *, gluon: bool) -> 
 @budget_option
 @planning_options
 @click.argument("name", required=False)
-def explain(asked: Asked, strategy: str, budget: Any, name: str | None) -> Exit:
+def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Exit:
     """What holds the peak, or why NAME (an op or tensor) is kept or recomputed.
 
     NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote.
@@ -136,27 +136,27 @@ def explain(asked: Asked, strategy: str, budget: Any, name: str | None) -> Exit:
       of tensor, op, kind, layer, role, nbytes, since and until (steps), reader
     """
     with working("planning") as interrupt:
-        made = _planned(asked, strategy, budget)
+        plan = _planned(args, strategy, budget)
         if name is not None:
-            reason = why(made.schedule, name)
-    if not asked.as_json:
-        click.echo(peak(made.schedule) if name is None else reason)
+            reason = why(plan.schedule, name)
+    if not args.as_json:
+        click.echo(peak(plan.schedule) if name is None else reason)
     elif name is not None:
-        show_json({"plan": plan_figures(made), "name": name, "reason": reason})
+        show_json({"plan": plan_figures(plan), "name": name, "reason": reason})
     else:
         alive = [
             dataclasses.asdict(tensor) | {"role": tensor.role.value}
-            for tensor in at_peak(made.schedule)
+            for tensor in at_peak(plan.schedule)
         ]
-        show_json({"plan": plan_figures(made), "peak_nbytes": made.peak_nbytes, "alive": alive})
+        show_json({"plan": plan_figures(plan), "peak_nbytes": plan.peak_nbytes, "alive": alive})
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
 
 
-def _planned(asked: Asked, strategy: str, budget: Any) -> Plan:
+def _planned(args: Arguments, strategy: str, budget: Any) -> Plan:
     from memplan.mxnet.plan_file import is_plan, load_plan
 
-    if is_plan(Path(asked.network)):
-        return load_plan(asked.network)
-    network = asked.load()
-    options = asked.options(network)
+    if is_plan(Path(args.network)):
+        return load_plan(args.network)
+    network = args.load()
+    options = args.options(network)
     return memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)

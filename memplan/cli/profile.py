@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import memplan
-from memplan.cli.options import FILE, Asked, step_options
+from memplan.cli.options import FILE, Arguments, step_options
 from memplan.cli.output import Exit, OutputError, note, show_json
 from memplan.errors import CostError
 from memplan.step.costs import CostTable
@@ -21,7 +21,7 @@ SHOWN = 10
 @click.option("--repeats", default=5, show_default=True, help="Steps that are measured.")
 @click.option("--warmup", default=2, show_default=True, help="Steps before them.")
 @step_options
-def profile(asked: Asked, output: Path | None, repeats: int, warmup: int) -> Exit:
+def profile(args: Arguments, output: Path | None, repeats: int, warmup: int) -> Exit:
     """Measure every op of a training step of NETWORK on this machine.
 
     The costs are for the same network and shapes, and, with --realisation explicit, for explicit
@@ -37,15 +37,15 @@ def profile(asked: Asked, output: Path | None, repeats: int, warmup: int) -> Exi
       device, shapes, output, seconds (of each op by its signature: operator, attributes, shapes and
       dtypes)
     """
-    with asked.working("profiling", output) as (network, _):
-        options = asked.options(network)
+    with args.working("profiling", output) as (network, _):
+        options = args.options(network)
         table = memplan.profile(network.symbol, repeats=repeats, warmup=warmup, **options)
         if output is not None:
             try:
                 table.save(output)
             except CostError as error:
                 raise OutputError(str(error)) from error
-    if asked.as_json:
+    if args.as_json:
         place = None if output is None else str(output)
         data = {"device": table.device, "shapes": table.shapes, "output": place}
         show_json(data | {"seconds": table.seconds})

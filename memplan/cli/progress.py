@@ -35,9 +35,9 @@ def working(title: str) -> Iterator[Interrupt]:
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
         console = Console(stderr=True)
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as shown:
-            task = shown.add_task(title, total=None)
-            with _records(lambda text: shown.update(task, description=f"{title}: {text}")):
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+            task = progress.add_task(title, total=None)
+            with _records(lambda text: progress.update(task, description=f"{title}: {text}")):
                 yield interrupt
 
 
@@ -66,21 +66,21 @@ class News(logging.Handler):
         super().__init__()
         self._show = show
         self._search = ""
-        self._known: dict[str, str] = {}
+        self._figures: dict[str, str] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         unplanned = getattr(record, "unplanned_seconds", None)
-        found = {}
+        figures = {}
         for label, name in (("best", "incumbent_seconds"), ("bound", "bound_seconds")):
             seconds = getattr(record, name, None)
             if seconds is not None:
                 overhead = f"{seconds / unplanned - 1:+.1%}" if unplanned else ""
-                found[label] = f"{label} {overhead or f'{1e3 * seconds:.4g} ms'}"
-        if found:
-            self._known |= found
+                figures[label] = f"{label} {overhead or f'{1e3 * seconds:.4g} ms'}"
+        if figures:
+            self._figures |= figures
         else:
-            self._search, self._known = record.getMessage(), {}
-        self._show(", ".join(filter(None, (self._search, *sorted(self._known.values())))))
+            self._search, self._figures = record.getMessage(), {}
+        self._show(", ".join(filter(None, (self._search, *sorted(self._figures.values())))))
 
 
 @contextlib.contextmanager
@@ -94,21 +94,21 @@ def _interruptible() -> Iterator[None]:
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    left = threading.Event()
+    has_left = threading.Event()
 
     def watch() -> None:
-        again = False
-        while received := reader.recv(1):
-            if received[0] != signal.SIGINT:
+        is_second = False
+        while signals := reader.recv(1):
+            if signals[0] != signal.SIGINT:
                 continue
-            if again and not left.wait(GRACE):
+            if is_second and not has_left.wait(GRACE):
                 _end_now()
-            if not left.wait(GRACE):
+            if not has_left.wait(GRACE):
                 print(
                     "Ending the search with the best plan so far; press Ctrl-C again to give up.",
                     file=sys.stderr,
                 )
-            again = True
+            is_second = True
 
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, daemon=True)
@@ -116,7 +116,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        left.set()
+        has_left.set()
         signal.set_wakeup_fd(before)
         writer.close()
         watcher.join()

@@ -12,7 +12,7 @@ import click
 import memplan
 from memplan.cli.options import (
     FILE,
-    Asked,
+    Arguments,
     default_of,
     parse_budget,
     planning_options,
@@ -58,7 +58,7 @@ def _some(text: str) -> list[str]:
 )
 @_csv_option
 @planning_options
-def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | None) -> Exit:
+def compare(args: Arguments, strategies: str | None, budgets: str, output: Path | None) -> Exit:
     """Compare strategies at several budgets.
 
     A budget that a strategy does not meet is a row without figures; if no row has a plan, the exit
@@ -77,43 +77,43 @@ def compare(asked: Asked, strategies: str | None, budgets: str, output: Path | N
       lower_bound_overhead, planning_seconds, cut_by_clock, error (null where there is
       none)
     """
-    with asked.working("comparing", output) as (network, interrupt):
-        options = asked.options(network)
-        known = memplan.strategies.names(usable(options["realisation"]))
-        usual = [name for name in _STRATEGIES if name in known]
+    with args.working("comparing", output) as (network, interrupt):
+        options = args.options(network)
+        names = memplan.strategies.names(usable(options["realisation"]))
+        defaults = [name for name in _STRATEGIES if name in names]
         table = memplan.compare(
             network.symbol,
-            strategies=usual if strategies is None else _some(strategies),
+            strategies=defaults if strategies is None else _some(strategies),
             budgets=[parse_budget(text) for text in _some(budgets)],
             **options,
         )
-    _show(asked, table, {"rows": list(map(attempt_figures, table.rows))}, output)
+    _show(args, table, {"rows": list(map(attempt_figures, table.rows))}, output)
     return Exit.INTERRUPTED if interrupt.noticed else _code(table.rows)
 
 
 def _show(
-    asked: Asked,
-    found: memplan.Comparison | memplan.Frontier | memplan.BatchSize,
+    args: Arguments,
+    table: memplan.Comparison | memplan.Frontier | memplan.BatchSize,
     figures: Mapping[str, Any],
     output: Path | None,
 ) -> None:
-    """Write what was ``found`` to ``output`` as CSV, and show it; as JSON the ``figures``."""
+    """Write ``table`` to ``output`` as CSV, and show it; as JSON the ``figures``."""
     if output is not None:
-        write(output, found.to_csv())
+        write(output, table.to_csv())
         note(f"Wrote {output}.")
-    if asked.as_json:
+    if args.as_json:
         show_json(figures)
     else:
-        click.echo(str(found))
+        click.echo(str(table))
 
 
 def _code(rows: Iterable[Attempt]) -> Exit:
     """OK if any budget is met; else whether it is proved that none can be."""
-    found = list(rows)
-    if any(row.plan is not None for row in found):
+    attempts = list(rows)
+    if any(row.plan is not None for row in attempts):
         return Exit.OK
-    proved = all(row.status is Status.INFEASIBLE for row in found)
-    return Exit.PROVED if proved else Exit.NOT_FOUND
+    is_proved = all(row.status is Status.INFEASIBLE for row in attempts)
+    return Exit.PROVED if is_proved else Exit.NOT_FOUND
 
 
 @click.command()
@@ -126,7 +126,7 @@ def _code(rows: Iterable[Attempt]) -> Exit:
 )
 @_csv_option
 @planning_options
-def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | None) -> Exit:
+def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path | None) -> Exit:
     """What less memory costs: plans from the unplanned step down to the least memory.
 
     --time-limit is for each point.
@@ -144,15 +144,15 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
       lower_bound_overhead, planning_seconds, cut_by_clock, error; from the most bytes to
       the fewest
     """
-    with asked.working("looking for the frontier", output) as (network, interrupt):
-        options = asked.options(network)
+    with args.working("looking for the frontier", output) as (network, interrupt):
+        options = args.options(network)
         if budgets is not None:
             # Few digits are a count, more are bytes.
             digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
             count = digits is not None and int(budgets) < 2**10
             options["budgets"] = int(budgets) if count else list(map(parse_budget, _some(budgets)))
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
-    _show(asked, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
+    _show(args, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
 
 
@@ -173,7 +173,7 @@ def frontier(asked: Asked, strategy: str, budgets: str | None, output: Path | No
 @_csv_option
 @planning_options
 def max_batch(
-    asked: Asked, strategy: str, budget: str, max_overhead: float | None, output: Path | None
+    args: Arguments, strategy: str, budget: str, max_overhead: float | None, output: Path | None
 ) -> Exit:
     """The largest batch that trains within a budget.
 
@@ -192,19 +192,19 @@ def max_batch(
       allocated_nbytes, peak_nbytes, fixed_nbytes, optimizer_nbytes, workspace_nbytes,
       reserve_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error
     """
-    with asked.working("looking for the batch size", output) as (network, interrupt):
-        found = memplan.max_batch_size(
+    with args.working("looking for the batch size", output) as (network, interrupt):
+        result = memplan.max_batch_size(
             network.symbol,
             budget,
             strategy=strategy,
             max_overhead=max_overhead,
-            **asked.options(network),
+            **args.options(network),
         )
-    tried = [
+    trials = [
         {"batch_size": trial.batch_size, "fits": trial.fits, **attempt_figures(trial.attempt)}
-        for trial in found.tried
+        for trial in result.tried
     ]
-    sizes = {"batch_size": found.batch_size, "too_large": found.too_large}
-    figures = sizes | {"plan": plan_figures(found.plan), "tried": tried}
-    _show(asked, found, figures, output)
+    sizes = {"batch_size": result.batch_size, "too_large": result.too_large}
+    figures = sizes | {"plan": plan_figures(result.plan), "tried": trials}
+    _show(args, result, figures, output)
     return Exit.INTERRUPTED if interrupt.noticed else Exit.OK

@@ -30,13 +30,13 @@ def strategies(realisation: str | None, as_json: bool) -> Exit:
     Keys of --json:
       strategies, a list of: name, realisation, summary, options (name: default)
     """
-    wanted = REALISATIONS if realisation is None else (realisation,)
-    found = [_described(name, kind) for kind in wanted for name in memplan.strategies.names(kind)]
+    kinds = REALISATIONS if realisation is None else (realisation,)
+    table = [_described(name, kind) for kind in kinds for name in memplan.strategies.names(kind)]
     if as_json:
-        show_json({"strategies": found})
+        show_json({"strategies": table})
         return Exit.OK
-    for kind in wanted:
-        rows = [row for row in found if row["realisation"] == kind]
+    for kind in kinds:
+        rows = [row for row in table if row["realisation"] == kind]
         width = max(len(row["name"]) for row in rows)
         click.echo(f"For --realisation {kind}:")
         for row in rows:

@@ -63,17 +63,17 @@ def why(schedule: Schedule, name: str) -> str:
     Raises ArgumentError where there is neither, with names that are close.
     """
     graph = schedule.graph
-    chosen = [t for t, tensor in enumerate(graph.tensors) if tensor.name == name]
-    if not chosen:
+    tensors = [t for t, tensor in enumerate(graph.tensors) if tensor.name == name]
+    if not tensors:
         outputs = [t for op in graph.ops if op.name == name for t in op.outputs]
-        chosen = [t for t in outputs if graph.tensors[t].nbytes] or outputs
-    if not chosen:
+        tensors = [t for t in outputs if graph.tensors[t].nbytes] or outputs
+    if not tensors:
         names = [op.name for op in graph.ops] + [tensor.name for tensor in graph.tensors]
         close = difflib.get_close_matches(name, names, n=3) if isinstance(name, str) else []
         hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
         raise ArgumentError(f"name: there is no op and no tensor {name!r} in this network{hint}")
     reasons = Reasons(schedule)
-    return "\n\n".join(reasons.of(tensor) for tensor in chosen)
+    return "\n\n".join(reasons.of(tensor) for tensor in tensors)
 
 
 class Reasons:
@@ -91,11 +91,11 @@ class Reasons:
     def of(self, tensor: int) -> str:
         """Why ``tensor`` (an index into the graph's) is kept, recomputed or freed."""
         op = self._graph.producer[tensor]
-        first, *again = self._runs[op]
+        first, *reruns = self._runs[op]
         parts = [self._opening(tensor, first)]
         if op < self._graph.nforward:
             parts.append(self._at_first(tensor, first))
-            parts += [self._recomputation(tensor, step) for step in again]
+            parts += [self._recomputation(tensor, step) for step in reruns]
         else:
             parts.append(self._gradient(tensor, first))
         return " ".join(part for part in parts if part)
@@ -116,17 +116,17 @@ class Reasons:
 
     def _at_first(self, tensor: int, first: int) -> str:
         reads = self._read_at.get((first, tensor), [])
-        late = [step for step in reads if step >= self._turn]
+        late_reads = [step for step in reads if step >= self._turn]
         if not reads:
             return "nobody reads what its first run writes."
-        if not late:
-            again = len(self._runs[self._graph.producer[tensor]]) > 1
-            end = "." if again else ": nothing reads it later."
+        if not late_reads:
+            is_recomputed = len(self._runs[self._graph.producer[tensor]]) > 1
+            end = "." if is_recomputed else ": nothing reads it later."
             last = f"last read at step {reads[-1]} by {self._name(reads[-1])}"
             return f"freed in the forward pass ({last}){end}"
-        parts = [f"kept {self._until(late[-1])}.{self._peak_share(tensor, first)}"]
-        if late[-1] < len(self._schedule.ops):
-            parts.append(self._price(tensor, first, late[0]))
+        parts = [f"kept {self._until(late_reads[-1])}.{self._peak_share(tensor, first)}"]
+        if late_reads[-1] < len(self._schedule.ops):
+            parts.append(self._price(tensor, first, late_reads[0]))
         return " ".join(part for part in parts if part)
 
     def _price(self, tensor: int, first: int, reader: int) -> str:
@@ -134,13 +134,13 @@ class Reasons:
         op = self._graph.ops[self._graph.producer[tensor]]
         if not op.recomputable:
             return f"It cannot be recomputed: {op.kind} must not run twice."
-        needed = self._missing(tensor, reader)
-        stuck = [self._graph.ops[i] for i in needed if not self._graph.ops[i].recomputable]
+        ops = self._missing(tensor, reader)
+        stuck = [self._graph.ops[i] for i in ops if not self._graph.ops[i].recomputable]
         if stuck:
             kind, name = stuck[0].kind, stuck[0].name
             return f"To recompute it, {name} would have to run again, and {kind} must not."
-        seconds = sum(self._graph.ops[i].seconds for i in needed)
-        others = "" if len(needed) == 1 else f" for {len(needed)} ops, as inputs are gone too"
+        seconds = sum(self._graph.ops[i].seconds for i in ops)
+        others = "" if len(ops) == 1 else f" for {len(ops)} ops, as inputs are gone too"
         return (
             f"Recomputing it for step {reader} would cost {self._cost(seconds)}{others}"
             f"{self._rate(tensor, seconds)}."
@@ -148,39 +148,39 @@ class Reasons:
 
     def _missing(self, tensor: int, reader: int) -> list[int]:
         """The ops that must run again so that ``tensor`` can be recomputed before ``reader``."""
-        needed: dict[int, None] = {}
+        ops: dict[int, None] = {}
         stack = [self._graph.producer[tensor]]
         while stack:
             op = stack.pop()
-            if op not in needed:
-                needed[op] = None
+            if op not in ops:
+                ops[op] = None
                 for source in self._graph.ops[op].inputs:
                     if not self._is_there(source, reader):
                         stack.append(self._graph.producer[source])
-        return list(needed)
+        return list(ops)
 
     def _is_there(self, tensor: int, step: int) -> bool:
         runs = self._runs[self._graph.producer[tensor]]
         return any(r < step <= self._read_at.get((r, tensor), [-1])[-1] for r in runs)
 
-    def _recomputation(self, tensor: int, again: int) -> str:
+    def _recomputation(self, tensor: int, rerun: int) -> str:
         op = self._graph.ops[self._graph.producer[tensor]]
         cost = f"at {self._cost(op.seconds)}"
-        reads = self._read_at.get((again, tensor), [])
+        reads = self._read_at.get((rerun, tensor), [])
         if not reads:
             return (
-                f"The op runs again at step {again}, {cost}, but this output of it is not needed."
+                f"The op runs again at step {rerun}, {cost}, but this output of it is not needed."
             )
-        text = f"Recomputed at step {again}, {cost}, for {self._name(reads[0])}"
+        text = f"Recomputed at step {rerun}, {cost}, for {self._name(reads[0])}"
         if reads[0] < len(self._schedule.ops) and self._is_again(reads[0]):
             text += ", itself recomputed"
-        before = [r for r in self._runs[self._graph.producer[tensor]] if r < again]
-        freed = max(max(self._read_at.get((r, tensor), [r])) for r in before)
-        if freed < again and self._is_wanted_backward(tensor):
-            at_peak = ", nor at the peak" if freed < self._peak_step < again else ""
+        before = [r for r in self._runs[self._graph.producer[tensor]] if r < rerun]
+        last_read = max(max(self._read_at.get((r, tensor), [r])) for r in before)
+        if last_read < rerun and self._is_wanted_backward(tensor):
+            at_peak = ", nor at the peak" if last_read < self._peak_step < rerun else ""
             text += (
                 f"; its {format_nbytes(self._graph.tensors[tensor].nbytes)} are not held between "
-                f"step {freed} and step {again}{at_peak}"
+                f"step {last_read} and step {rerun}{at_peak}"
             )
         return text + "."
 
@@ -238,9 +238,9 @@ class Reasons:
         """Bytes that a backward op wants and that are recomputed / seconds of recomputation."""
         nbytes, seconds = 0, 0.0
         for op, runs in self._runs.items():
-            for again in runs[1:]:
+            for rerun in runs[1:]:
                 seconds += self._graph.ops[op].seconds
                 for tensor in self._graph.ops[op].outputs:
-                    if (again, tensor) in self._read_at and self._is_wanted_backward(tensor):
+                    if (rerun, tensor) in self._read_at and self._is_wanted_backward(tensor):
                         nbytes += self._graph.tensors[tensor].nbytes
         return nbytes / seconds if seconds else 0.0

@@ -90,11 +90,11 @@ def _draw_steps(axes: Axes, plan: Plan) -> None:
 def _draw_kinds(axes: Axes, unplanned: Sequence[Alive], planned: Sequence[Alive]) -> None:
     before, after = _by_kind(unplanned), _by_kind(planned)
     total = before + after
-    shown = [kind for kind, n in total.most_common(KINDS_SHOWN) if n > 0.005 * total.total()]
-    rows = [(kind, before[kind], after[kind]) for kind in shown]
-    if len(total) > len(shown):
-        rest = [sum(n for k, n in sums.items() if k not in shown) for sums in (before, after)]
-        rows.append((f"the other {len(total) - len(shown)}", rest[0], rest[1]))
+    kinds = [kind for kind, n in total.most_common(KINDS_SHOWN) if n > 0.005 * total.total()]
+    rows = [(kind, before[kind], after[kind]) for kind in kinds]
+    if len(total) > len(kinds):
+        rest = [sum(n for k, n in sums.items() if k not in kinds) for sums in (before, after)]
+        rows.append((f"the other {len(total) - len(kinds)}", rest[0], rest[1]))
     unit, size = _unit(max((n for row in rows for n in row[1:]), default=1))
     places = np.arange(len(rows))
     for shift, column, label, color in (
@@ -154,9 +154,9 @@ def schedule_matrix(plan: Plan, path: Path = None) -> Figure:
     figure = _figure(8, 7.4)
     from matplotlib.patches import Patch
 
-    ran, _ = plan.schedule.matrices()
-    first = np.eye(len(ran), dtype=bool)
-    cells = np.select([ran & ~first, ran], [3, 2])
+    runs, _ = plan.schedule.matrices()
+    first = np.eye(len(runs), dtype=bool)
+    cells = np.select([runs & ~first, runs], [3, 2])
     for op, begin, end in waits(plan.schedule):
         column = cells[begin : end + 1, op]
         np.maximum(column, 1, out=column)
@@ -194,13 +194,13 @@ def overhead_against_memory(plans: Plans, path: Path = None) -> Figure:
 
     ``plans`` is a Comparison, or plans of one network such as a frontier.
     """
-    chosen = plans_of(plans)
+    entries = plans_of(plans)
     figure = _figure(8, 5)
     axes = figure.subplots()
-    unplanned = max(plan.unplanned.total_nbytes for plan in chosen)
+    unplanned = max(plan.unplanned.total_nbytes for plan in entries)
     unit, size = _unit(unplanned)
-    for i, strategy in enumerate(dict.fromkeys(plan.strategy for plan in chosen)):
-        mine = [plan for plan in chosen if plan.strategy == strategy]
+    for i, strategy in enumerate(dict.fromkeys(plan.strategy for plan in entries)):
+        mine = [plan for plan in entries if plan.strategy == strategy]
         points = sorted((plan.total_nbytes / size, plan.overhead) for plan in mine)
         color = palette.SERIES[i % len(palette.SERIES)]
         marker = "osD^vPX*"[i % 8]
