@@ -58,24 +58,24 @@ def _check_names(
 def _infer_shapes(
     symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
-    given = {name: _shape(name, shape) for name, shape in shapes.items()}
-    for name, shape in given.items():
+    inputs = {name: _shape(name, shape) for name, shape in shapes.items()}
+    for name, shape in inputs.items():
         check_size(f"the array {name!r}", shape)
     try:
-        found, _, found_states = symbol.infer_shape_partial(**given)
+        arrays, _, states = symbol.infer_shape_partial(**inputs)
     except MXNetError as error:
-        check_uninferred(symbol, given)
+        check_uninferred(symbol, inputs)
         raise ArgumentError(
-            f"the shapes {given} do not fit the network: {_first_line(error)}"
+            f"the shapes {inputs} do not fit the network: {_first_line(error)}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    result = dict(zip(names, map(tuple, [*found, *found_states]), strict=True))
-    missing = [name for name, shape in result.items() if not shape_is_known(shape)]
-    if missing:
-        check_uninferred(symbol, given)
+    result = dict(zip(names, map(tuple, [*arrays, *states]), strict=True))
+    unknown = [name for name, shape in result.items() if not shape_is_known(shape)]
+    if unknown:
+        check_uninferred(symbol, inputs)
         raise ArgumentError(
-            f"the shape of {_some(missing)} is unknown; name the input shapes, e.g. "
-            f"{missing[0]}=(32, 3, 224, 224), or give the Variable a shape"
+            f"the shape of {_some(unknown)} is unknown; name the input shapes, e.g. "
+            f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape"
         )
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)
@@ -161,8 +161,8 @@ def _check_dtype(name: str, dtype: Any) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    text = ", ".join(map(repr, names[:8]))
+    return text if len(names) <= 8 else f"{text} and {len(names) - 8} more"
 
 
 def _first_line(error: Exception) -> str:

@@ -68,8 +68,8 @@ class Trace:
     def head_grads(self) -> dict[int, Node]:
         """The variables for the gradients of outputs that are no losses, by the output's place."""
         variables = (node for node in depth_first(self.heads) if node.is_variable)
-        given = (node for node in variables if node.name not in self.shapes)
-        return dict(sorted((int(node.name.removeprefix(HEAD_GRAD)), node) for node in given))
+        gradients = (node for node in variables if node.name not in self.shapes)
+        return dict(sorted((int(node.name.removeprefix(HEAD_GRAD)), node) for node in gradients))
 
     @property
     def outputs_without_loss(self) -> list[str]:
@@ -107,14 +107,14 @@ def trace(
     infer(heads, known_shapes, known_dtypes)
     for node in depth_first(heads):
         check_op(node)
-    merged = merge_equal_nodes(list(heads))
-    full = form.rewritten(training_graph(merged, heads, wanted(requests)), device_type)
+    outputs = merge_equal_nodes(list(heads))
+    full = form.rewritten(training_graph(outputs, heads, wanted(requests)), device_type)
     _infer_step(full, known_shapes, known_dtypes)
     if form.spells_out_backward:
-        chain_sums(full, len(merged), device_type)
-    full = form.ended(full, len(merged), requests)
+        chain_sums(full, len(outputs), device_type)
+    full = form.ended(full, len(outputs), requests)
     order = form.ordered(_checked(full))
-    graph = form.finished(_build(order, full, len(merged), form, requests), order)
+    graph = form.finished(_build(order, full, len(outputs), form, requests), order)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -300,7 +300,7 @@ def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, .
     index = {node: i for i, node in enumerate(nodes)}
 
     def stands_for(node: Node) -> list[int]:
-        found = [index[node]] if node in index else []
-        return found + [i for other in node.merged for i in stands_for(other)]
+        indices = [index[node]] if node in index else []
+        return indices + [i for other in node.duplicates for i in stands_for(other)]
 
     return tuple(tuple(stands_for(node)) for node in order)

@@ -22,9 +22,9 @@ def merge_equal_nodes(outputs: list[Entry]) -> list[Entry]:
         pairs = _equal_pairs(outputs)
         if not pairs:
             return outputs
-        for kept, dropped in pairs:
-            outputs = _replace(outputs, kept, dropped)
-            kept.merged.append(dropped)
+        for first, twin in pairs:
+            outputs = _replace(outputs, first, twin)
+            first.duplicates.append(twin)
         outputs = copy_repeats(outputs, first=0)
 
 
@@ -39,9 +39,9 @@ def _equal_pairs(outputs: list[Entry]) -> list[tuple[Node, Node]]:
     return [(same[0], other) for same in twins for other in same[1:]]
 
 
-def _replace(outputs: list[Entry], kept: Node, dropped: Node) -> list[Entry]:
+def _replace(outputs: list[Entry], first: Node, twin: Node) -> list[Entry]:
     for node in depth_first(outputs):
-        node.inputs = [(kept if source is dropped else source, k) for source, k in node.inputs]
-        node.control = [kept if source is dropped else source for source in node.control]
-    kept.control.extend(dropped.control)
-    return [(kept if source is dropped else source, k) for source, k in outputs]
+        node.inputs = [(first if source is twin else source, k) for source, k in node.inputs]
+        node.control = [first if source is twin else source for source in node.control]
+    first.control.extend(twin.control)
+    return [(first if source is twin else source, k) for source, k in outputs]

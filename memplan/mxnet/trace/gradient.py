@@ -49,16 +49,16 @@ class _Gradients:
 def training_graph(
     outputs: Sequence[Entry],
     losses: Sequence[Entry],
-    wanted: Collection[str],
+    variables: Collection[str],
 ) -> list[Entry]:
-    """Heads of the full graph: ``outputs``, then the gradient of each variable in ``wanted``.
+    """Heads of the full graph: ``outputs``, then the gradient of each of these ``variables``.
 
     ``losses`` are the entries to differentiate, one per output: MXNet takes those of the network
     before equal nodes were merged. The gradients come in the order of the network's arguments.
     The forward nodes are used, not copied.
     """
     order = depth_first(losses)
-    arguments = [node for node in order if node.is_variable and node.name in wanted]
+    arguments = [node for node in order if node.is_variable and node.name in variables]
     grads: defaultdict[Entry, _Gradients] = defaultdict(lambda: _Gradients([]))
     for i, ((node, k), like) in enumerate(zip(losses, outputs, strict=True)):
         head = Node(VARIABLE, f"{HEAD_GRAD}{i}")
@@ -80,16 +80,16 @@ def training_graph(
 
 
 def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> list[Entry]:
-    made: list[Node] = []
+    nodes: list[Node] = []
     outputs = [(node, k) for k in range(node.noutputs)]
-    given: dict[str, Sequence[Entry]] = {"in": node.inputs, "out": outputs, "ograd": ograds}
+    entries: dict[str, Sequence[Entry]] = {"in": node.inputs, "out": outputs, "ograd": ograds}
 
     def entry(item: tuple[Any, ...]) -> Entry:
         kind, index, *output = item
-        return given[kind][index] if kind in given else (made[index], output[0])
+        return entries[kind][index] if kind in entries else (nodes[index], output[0])
 
     for part in template.nodes:
-        made.append(
+        nodes.append(
             Node(
                 part.op,
                 part.name.replace(CALL, node.name),
@@ -128,11 +128,11 @@ def _aggregate(parts: list[Entry]) -> Entry:
 
 def check_unique_names(order: Sequence[Node]) -> None:
     """Raises TraceError if two variables share a name: MXNet could not tell them apart."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for node in order:
         if node.is_variable:
-            if node.name in seen:
+            if node.name in names:
                 raise TraceError(
                     f"two different variables are both named {node.name!r}; rename one"
                 )
-            seen.add(node.name)
+            names.add(node.name)

@@ -49,31 +49,31 @@ def infer(
     """
     order = depth_first(heads)
     entries = [(node, k) for node in order for k in range(node.noutputs)]
-    returned: Found = {}
+    returns: Found = {}
     while True:
-        found = _inferred(entries, returned, shapes, dtypes)
-        more = _returned(order, found)
-        if not more:
+        infos = _inferred(entries, returns, shapes, dtypes)
+        new_returns = _returned(order, infos)
+        if not new_returns:
             break
-        returned |= more
+        returns |= new_returns
     for node in order:
         node.infos = Infos(
-            tuple(found.get(entry) for entry in node.inputs),
-            tuple(found.get((node, k)) for k in range(node.noutputs)),
+            tuple(infos.get(entry) for entry in node.inputs),
+            tuple(infos.get((node, k)) for k in range(node.noutputs)),
         )
 
 
 def _inferred(
     entries: Sequence[Entry],
-    returned: Found,
+    returns: Found,
     shapes: Mapping[str, Sequence[int]],
     dtypes: Mapping[str, Any],
 ) -> Found:
     """What MXNet infers, given what loops and branches return."""
-    symbol = to_symbol(_with_stand_ins(entries, returned))
+    symbol = to_symbol(_with_stand_ins(entries, returns))
     _, out_shapes, _ = symbol.infer_shape_partial(**shapes)
     _, out_types, _ = symbol.infer_type_partial(**dtypes)
-    found: Found = {}
+    result: Found = {}
     # Large networks have few shapes, many times.
     infos: dict[tuple[Any, Any], EntryInfo | None] = {}
     for (node, k), shape, dtype in zip(entries, out_shapes, out_types, strict=True):
@@ -81,8 +81,8 @@ def _inferred(
             infos[shape, dtype] = _info(shape, dtype)
         info = infos[shape, dtype]
         if info is not None:
-            found[node, k] = info
-    return found
+            result[node, k] = info
+    return result
 
 
 def _info(shape: Sequence[int] | None, dtype: Any) -> EntryInfo | None:
@@ -90,18 +90,18 @@ def _info(shape: Sequence[int] | None, dtype: Any) -> EntryInfo | None:
     if not shape_is_known(shape) or dtype is None:
         return None
     assert shape is not None
-    known = np.dtype(dtype)
-    return EntryInfo(tuple(shape), known.name, known.itemsize)
+    numpy_dtype = np.dtype(dtype)
+    return EntryInfo(tuple(shape), numpy_dtype.name, numpy_dtype.itemsize)
 
 
-def _with_stand_ins(entries: Sequence[Entry], returned: Found) -> Sequence[Entry]:
+def _with_stand_ins(entries: Sequence[Entry], returns: Found) -> Sequence[Entry]:
     """``entries`` for a graph without operators that MXNet cannot read.
 
-    The gradient of an input is replaced by that input, which has its shape and dtype; what loops
-    and branches have ``returned`` by variables.
+    The gradient of an input is replaced by that input, which has its shape and dtype; the
+    ``returns`` of loops and branches by variables.
     """
     order = depth_first(entries)
-    if not returned and not any(node.op in _NOT_FROM_JSON for node in order):
+    if not returns and not any(node.op in _NOT_FROM_JSON for node in order):
         return entries
     twins: dict[Node, Node] = {}
     variables: dict[Entry, Node] = {}
@@ -110,9 +110,9 @@ def _with_stand_ins(entries: Sequence[Entry], returned: Found) -> Sequence[Entry
         node, k = entry
         if node.op in _NOT_FROM_JSON and node.forward is not None:
             return twin(node.forward.inputs[k])
-        if entry in returned:
-            made = _variable(f"{node.name}[{k}]", returned[entry])
-            return variables.setdefault(entry, made), 0
+        if entry in returns:
+            variable = _variable(f"{node.name}[{k}]", returns[entry])
+            return variables.setdefault(entry, variable), 0
         return twins[node], k
 
     for node in order:
@@ -127,12 +127,12 @@ def _variable(name: str, info: EntryInfo) -> Node:
     return Node(VARIABLE, name, {"__shape__": str(info.shape), "__dtype__": str(dtype)})
 
 
-def _returned(order: Sequence[Node], found: Found) -> Found:
+def _returned(order: Sequence[Node], infos: Found) -> Found:
     """What loops and branches return whose inputs are known, and whose outputs are not yet."""
     result: Found = {}
     for node in order:
-        if node.op in (WHILE_LOOP, COND) and (node, 0) not in found:
-            inputs = [found.get(entry) for entry in node.inputs]
+        if node.op in (WHILE_LOOP, COND) and (node, 0) not in infos:
+            inputs = [infos.get(entry) for entry in node.inputs]
             outputs = _body_outputs(node, [info for info in inputs if info is not None])
             if None not in inputs and outputs is not None:
                 result |= {(node, k): info for k, info in enumerate(outputs)}
@@ -142,13 +142,13 @@ def _returned(order: Sequence[Node], found: Found) -> Found:
 def _body_outputs(node: Node, inputs: Sequence[EntryInfo]) -> list[EntryInfo] | None:
     """What a loop or branch returns for these inputs; None if data decide."""
     if node.op == COND:
-        found = _of_subgraph(node, 1, inputs, "then_input_locs")
-        return found if found == _of_subgraph(node, 2, inputs, "else_input_locs") else None
-    found = _of_subgraph(node, 1, inputs, "func_input_locs")
+        outputs = _of_subgraph(node, 1, inputs, "then_input_locs")
+        return outputs if outputs == _of_subgraph(node, 2, inputs, "else_input_locs") else None
+    outputs = _of_subgraph(node, 1, inputs, "func_input_locs")
     room, ndata = int(node.attrs["max_iterations"]), int(node.attrs["num_out_data"])
-    if found is None:
+    if outputs is None:
         return None
-    return [replace(info, shape=(room, *info.shape)) for info in found[:ndata]] + found[ndata:]
+    return [replace(info, shape=(room, *info.shape)) for info in outputs[:ndata]] + outputs[ndata:]
 
 
 def _of_subgraph(
@@ -156,10 +156,10 @@ def _of_subgraph(
 ) -> list[EntryInfo] | None:
     """The outputs of a subgraph of ``node``, whose variables are the inputs at ``places``."""
     _, heads = from_json(node.subgraphs[subgraph])
-    read = [inputs[place] for place in ast.literal_eval(node.attrs[places])]
+    infos = [inputs[place] for place in ast.literal_eval(node.attrs[places])]
     names = [inner.name for inner in depth_first(heads) if inner.is_variable]
-    shapes = {name: info.shape for name, info in zip(names, read, strict=True)}
-    dtypes = {name: info.dtype for name, info in zip(names, read, strict=True)}
+    shapes = {name: info.shape for name, info in zip(names, infos, strict=True)}
+    dtypes = {name: info.dtype for name, info in zip(names, infos, strict=True)}
     infer(heads, shapes, dtypes)
-    found = [inner.infos.outputs[k] for inner, k in heads]
-    return None if None in found else found  # type: ignore[return-value]
+    outputs = [inner.infos.outputs[k] for inner, k in heads]
+    return None if None in outputs else outputs  # type: ignore[return-value]

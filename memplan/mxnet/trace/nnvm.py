@@ -58,7 +58,7 @@ class Node:
 
     ``entry`` pairs (node, k) name its k-th output; ``noutputs`` counts hidden outputs too.
     ``forward`` is the node that a backward node differentiates. ``infos`` is filled by
-    :func:`infer`. ``merged`` are the equal nodes that this one replaced.
+    :func:`infer`. ``duplicates`` are the equal nodes that this one replaced.
     """
 
     op: str
@@ -70,7 +70,7 @@ class Node:
     subgraphs: Any = None
     forward: Node | None = field(default=None, repr=False)
     infos: Infos = _NOT_INFERRED
-    merged: list[Node] = field(default_factory=list, repr=False)
+    duplicates: list[Node] = field(default_factory=list, repr=False)
 
     @property
     def is_variable(self) -> bool:

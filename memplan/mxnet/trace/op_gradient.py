@@ -105,8 +105,8 @@ def _zeros(ninputs: int) -> Template:
 def _gradient(
     op: str, attrs: Attrs, subgraphs: str, ninputs: int, noutputs: int, zero: tuple[bool, ...]
 ) -> Template:
-    inputs, loaded = variables("in", ninputs), json.loads(subgraphs)
-    call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=loaded)
+    inputs, graphs = variables("in", ninputs), json.loads(subgraphs)
+    call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=graphs)
     ys = to_symbol([(call, k) for k in range(noutputs)])
     xs = (ys[0] if noutputs > 1 else ys).get_children()  # in the op's order, repeated ones as well
     # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
@@ -121,8 +121,8 @@ def _gradient(
     nodes, heads = from_json(symbol_json.parse(_apply_gradient_pass(ys, xs, ograds)))
     # The name alone does not tell: _backward_Custom has that of its op.
     calls = [n for n in nodes if n.op == op and n.name == CALL]
-    kept = [n for n in nodes if not (n.is_variable or n in calls or n.name.startswith("ograd"))]
-    index = {n: i for i, n in enumerate(kept)}
+    parts = [n for n in nodes if not (n.is_variable or n in calls or n.name.startswith("ograd"))]
+    index = {n: i for i, n in enumerate(parts)}
 
     def entry(item: Entry) -> tuple[Any, ...]:
         source, k = item
@@ -144,7 +144,7 @@ def _gradient(
                 any(c in calls for c in n.control),
                 n.noutputs,
             )
-            for n in kept
+            for n in parts
         ),
         tuple(map(entry, heads)),
     )

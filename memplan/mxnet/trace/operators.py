@@ -95,8 +95,8 @@ def reads_any_layout(node: Node) -> bool:
     name = node.op.removeprefix("_backward_")
     if name == "Concat":
         return node.attrs.get("dim", "1") != "0"
-    attribute, known, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
-    return node.attrs.get(attribute, default) in known
+    attribute, layouts, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
+    return node.attrs.get(attribute, default) in layouts
 
 
 def ignored_inputs(node: Node) -> tuple[int, ...]:

@@ -69,14 +69,14 @@ class _Probe:
         values = self._variables("value", node.infos.inputs)
         self.inputs = [Node("_copy", f"input{i}", inputs=[value]) for i, value in enumerate(values)]
         self.node = call_of(node, "probed", [(source, 0) for source in self.inputs])
-        held = [*node.infos.inputs, *node.infos.outputs]
+        infos = [*node.infos.inputs, *node.infos.outputs]
         if node.control and node.forward is not None:
             # A backward op may need its forward op's state: run that on variables of its own.
             forward = node.forward
             sources = self._variables("forward", forward.infos.inputs)
             self.node.control.append(call_of(forward, "forward", sources))
-            held += forward.infos.outputs
-        self.full_nbytes = 4 * sum(info.nelements for info in held if info is not None)
+            infos += forward.infos.outputs
+        self.full_nbytes = 4 * sum(info.nelements for info in infos if info is not None)
 
     def _variables(self, kind: str, infos: Sequence[EntryInfo | None]) -> list[Entry]:
         for i, info in enumerate(infos):
@@ -86,8 +86,8 @@ class _Probe:
         return variables(kind, len(infos))
 
     def ask(self, candidates: tuple[Candidate, ...]) -> tuple[Handover, ...]:
-        everything = range(len(self.inputs))
-        if not self._shares(everything, range(self.node.noutputs)):
+        sources = range(len(self.inputs))
+        if not self._shares(sources, range(self.node.noutputs)):
             return ()
         return tuple(
             Handover(i, o, same_dtype and self._shares((), [o]))
@@ -95,13 +95,13 @@ class _Probe:
             if self._shares([i], [o])
         )
 
-    def _shares(self, dying: Sequence[int], read: Sequence[int]) -> bool:
-        """Does any output in ``read`` get the buffer of an input?
+    def _shares(self, dead_inputs: Sequence[int], outputs: Sequence[int]) -> bool:
+        """Does any output in ``outputs`` get the buffer of an input?
 
-        The inputs in ``dying`` are read by the op alone, the others survive it.
+        The inputs in ``dead_inputs`` are read by the op alone, the others survive it.
         """
-        heads: list[Entry] = [(self.node, o) for o in read]
-        heads += [(source, 0) for i, source in enumerate(self.inputs) if i not in dying]
+        heads: list[Entry] = [(self.node, o) for o in outputs]
+        heads += [(source, 0) for i, source in enumerate(self.inputs) if i not in dead_inputs]
         # Padded to a whole number of MiB, the total that MXNet prints tells the last byte.
         padding = -self.full_nbytes % _MIB // 4
         heads.append((Node("_zeros", "padding", {"shape": f"({padding or _MIB // 4},)"}), 0))

@@ -43,13 +43,13 @@ def check_uninferred(symbol: mx.sym.Symbol, shapes: Mapping[str, Shape]) -> None
     """SizeError if it is for an array that is too large that MXNet cannot infer ``symbol``."""
     for node in depth_first(from_json(symbol_json.parse(symbol))[1]):
         if node.op in _COUNTS:
-            read = to_symbol(node.inputs)
-            known = {name: shapes[name] for name in read.list_inputs() if name in shapes}
+            inputs = to_symbol(node.inputs)
+            known_shapes = {name: shapes[name] for name in inputs.list_inputs() if name in shapes}
             try:
-                found = read.infer_shape_partial(**known)[1]
+                input_shapes = inputs.infer_shape_partial(**known_shapes)[1]
             except MXNetError:
                 return
-            _check_true_size(node, [s if shape_is_known(s) else None for s in found])
+            _check_true_size(node, [s if shape_is_known(s) else None for s in input_shapes])
 
 
 def _check_true_size(node: Node, shapes: Sequence[Shape | None]) -> None:
@@ -94,8 +94,8 @@ class Attributes:
 
     def numbers(self, name: str, *default: float) -> list[Any]:
         """Of a tuple, which MXNet lets a single number stand for."""
-        found = self.get(name, default)
-        return list(found) if isinstance(found, list | tuple) else [found]
+        value = self.get(name, default)
+        return list(value) if isinstance(value, list | tuple) else [value]
 
     def windows(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """For every dimension in which a kernel slides: its width, stride and dilation."""
@@ -109,8 +109,8 @@ class Attributes:
 
     def each(self, name: str, like: Sequence[int], default: int) -> list[int]:
         """One number for every dimension in ``like``."""
-        found = self.get(name) or (default,) * len(like)
-        return list(found) if isinstance(found, list | tuple) else [found] * len(like)
+        value = self.get(name) or (default,) * len(like)
+        return list(value) if isinstance(value, list | tuple) else [value] * len(like)
 
 
 def _tile(attrs: Attributes, shapes: Sequence[Shape]) -> int:

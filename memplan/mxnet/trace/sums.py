@@ -66,7 +66,7 @@ class _Usual:
 
     def __init__(self, order: Sequence[Node], heads: Sequence[Entry] | None = None) -> None:
         self.is_stock = heads is not None
-        self.kept = set(heads or ())
+        self.heads = set(heads or ())
         self.readers: dict[Entry, list[int]] = {}
         for index, node in enumerate(order):
             for place, entry in enumerate(node.inputs):
@@ -101,18 +101,18 @@ class _Usual:
 
     def _places(self, index: int, node: Node, output: int) -> list[int]:
         """The inputs in whose place ``node`` may write an output."""
-        found: list[int] = []
-        taken: set[int] = set()
+        result: list[int] = []
+        other_places: set[int] = set()
         for place, other, alias in handovers(node):
-            if other == output and place not in taken:
+            if other == output and place not in other_places:
                 if alias or self._may_die(index, node.inputs[place]):
-                    found.append(place)
+                    result.append(place)
             elif self.is_stock and other < output and (node, other) in self.readers:
-                taken.add(place)  # of several outputs, by the first that is read
-        return found
+                other_places.add(place)  # of several outputs, by the first that is read
+        return result
 
     def _may_die(self, index: int, entry: Entry) -> bool:
         if not self.is_stock:
             return True
-        is_kept = entry[0].is_variable or entry in self.kept
+        is_kept = entry[0].is_variable or entry in self.heads
         return not is_kept and self.readers[entry] == [index]
