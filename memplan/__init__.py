@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memplan import errors, strategies
     from memplan.errors import MemplanError
-    from memplan.planning.batch_size import BatchSize, max_batch_size
-    from memplan.planning.comparison import Comparison
-    from memplan.planning.frontier import Frontier, frontier
+    from memplan.planning.batch_size import max_batch_size
+    from memplan.planning.frontier import frontier
     from memplan.planning.plan import Plan
     from memplan.planning.planner import compare, get_cost, plan, search_plan
     from memplan.step.costs import CostTable, Roofline
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
     from memplan.strategies import Status
 
 __all__ = [
-    "BatchSize",
-    "Comparison",
     "CostTable",
-    "Frontier",
     "MemplanError",
     "Plan",
     "Roofline",
@@ -47,8 +43,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-# Where the public names stand. Each is imported when it is first used, so that the command line is
-# there to answer Ctrl-C before the rest is loaded.
+# Where the public names stand, and types of results, for annotations. Each is imported when it is
+# first used, so that the command line is there to answer Ctrl-C before the rest is loaded.
 _PLACES = {
     "BatchSize": "memplan.planning.batch_size",
     "Comparison": "memplan.planning.comparison",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +29,11 @@ from memplan.cli.output import (
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import usable
 from memplan.strategies import Status
+
+if TYPE_CHECKING:
+    from memplan.planning.batch_size import BatchSize
+    from memplan.planning.comparison import Comparison
+    from memplan.planning.frontier import Frontier
 
 _csv_option = click.option(
     "-o", "--output", type=FILE, help="Write the table there as CSV: bytes, and shares."
@@ -93,7 +98,7 @@ def compare(args: Arguments, strategies: str | None, budgets: str, output: Path 
 
 def _show(
     args: Arguments,
-    table: memplan.Comparison | memplan.Frontier | memplan.BatchSize,
+    table: Comparison | Frontier | BatchSize,
     figures: Mapping[str, Any],
     output: Path | None,
 ) -> None:
