@@ -105,20 +105,20 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
         **options: Any,
     ) -> BucketingModule:
         """A module of these symbols and parameters; ``options`` are those of the class."""
-        made = cls(sym_gen, default_bucket_key, **options)
+        module = cls(sym_gen, default_bucket_key, **options)
         for key, symbol in sym_dict.items():
-            made._add(key, symbol)
-        default = made._buckets[default_bucket_key]
+            module._add(key, symbol)
+        default = module._buckets[default_bucket_key]
         default._arg_params, default._aux_params = dict(arg_params), dict(aux_params)
-        default.params_initialized = made.params_initialized = True
-        made._curr_module = default
-        return made
+        default.params_initialized = module.params_initialized = True
+        module._curr_module = default
+        return module
 
     @property
     def plans(self) -> dict[Any, Plan]:
         """The plans of the buckets that are bound to train, on the first device."""
-        found = {key: module.plan for key, module in self._buckets.items()}
-        return {key: plan for key, plan in found.items() if plan is not None}
+        plans = {key: module.plan for key, module in self._buckets.items()}
+        return {key: plan for key, plan in plans.items() if plan is not None}
 
     def bind(self, *arguments: Any, **options: Any) -> None:
         """Bind as ``mx.mod.BucketingModule`` does; to train, plan the default bucket first.

@@ -56,8 +56,8 @@ class Check:
     @property
     def is_within(self) -> bool:
         """Did the process grow by what the plan promises, or less, but for the tolerance?"""
-        promised = promised_growth(self.plan.footprint)
-        return self.planned.grown_nbytes <= promised * (1 + TOLERANCE) + TOLERANCE_NBYTES
+        promised_nbytes = promised_growth(self.plan.footprint)
+        return self.planned.grown_nbytes <= promised_nbytes * (1 + TOLERANCE) + TOLERANCE_NBYTES
 
     def __str__(self) -> str:
         plan = self.plan
@@ -83,15 +83,15 @@ class Check:
             f"{self.measured_overhead:+.1%} measured.",
         ]
         for kind, names in self.unlike.items():
-            found = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
-            lines.append(f"{kind.capitalize()}: {found}.")
+            result = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
+            lines.append(f"{kind.capitalize()}: {result}.")
         return "\n".join(lines)
 
 
 def promised_growth(footprint: Footprint) -> int:
     """By how much a process is to grow in training, beyond arguments, gradients and states."""
-    held = footprint.allocated_nbytes + footprint.workspace_nbytes
-    return held + footprint.optimizer_nbytes
+    nbytes = footprint.allocated_nbytes + footprint.workspace_nbytes
+    return nbytes + footprint.optimizer_nbytes
 
 
 def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd") -> Check:
@@ -113,21 +113,21 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
         paths = [Path(folder, f"{name}.npz") for name in ("planned", "unplanned")]
         planned = run(plan.schedule, plan.trace, match_range=plan.match_range, results=paths[0])
         unplanned = run(Schedule.unplanned(stock.graph), stock, results=paths[1])
-        found = unlike(*paths, with_gradients=not plan.trace.form.updates)
-    return Check(plan, device_name(ctx), planned, unplanned, found)
+        differences = unlike(*paths, with_gradients=not plan.trace.form.updates)
+    return Check(plan, device_name(ctx), planned, unplanned, differences)
 
 
 def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
     """The names of arrays that are not the same bits in both files, by kind."""
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
+    names_of: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
     with np.load(one) as first, np.load(other) as second:
         for name in dict.fromkeys((*first.files, *second.files)):
             if name.startswith("gradient ") and not with_gradients:
                 continue
             both = name in first.files and name in second.files
             if not both or first[name].tobytes() != second[name].tobytes():
-                found[KINDS[name.split(" ", 1)[0]]].append(name)
-    return found
+                names_of[KINDS[name.split(" ", 1)[0]]].append(name)
+    return names_of
 
 
 def _some(names: list[str]) -> str:

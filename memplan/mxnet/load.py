@@ -77,21 +77,21 @@ def load_network(
         )
     if not requests:
         return network
-    asked = complete_grad_req(network.symbol, network.shapes, network.grad_req)
+    grad_req = complete_grad_req(network.symbol, network.shapes, network.grad_req)
     for pattern, request in requests:
-        names = [name for name in asked if fnmatchcase(name, pattern)]
+        names = [name for name in grad_req if fnmatchcase(name, pattern)]
         if not names:
             raise ArgumentError(f"grad_req: no argument of the network is called {pattern!r}")
-        asked |= dict.fromkeys(names, request)
-    return dataclasses.replace(network, grad_req=asked)
+        grad_req |= dict.fromkeys(names, request)
+    return dataclasses.replace(network, grad_req=grad_req)
 
 
 def context(text: str) -> mx.Context:
     """The context called "cpu", "gpu", "gpu:1" or "gpu(1)"; ArgumentError for anything else."""
-    found = re.fullmatch(r"(cpu|gpu)(?::([0-9]{1,4})|\(([0-9]{1,4})\))?", text)
-    if found is None:
+    match = re.fullmatch(r"(cpu|gpu)(?::([0-9]{1,4})|\(([0-9]{1,4})\))?", text)
+    if match is None:
         raise ArgumentError(f"there is no context {text!r}; it is 'cpu', 'gpu', or such as 'gpu:1'")
-    return mx.Context(found[1], int(found[2] or found[3] or 0))
+    return mx.Context(match[1], int(match[2] or match[3] or 0))
 
 
 def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
@@ -104,32 +104,32 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
             f"{str(path)!r} is no Symbol: MXNet cannot read it. Such a file is written by "
             "symbol.save(path), module.save_checkpoint(prefix, epoch) or block.export(prefix)"
         ) from error
-    beside = _params_beside(path)
-    if beside is None:
+    params_path = _params_beside(path)
+    if params_path is None:
         return Network(symbol, shapes, type_dict, None, (path,), gluon=False)
-    params = _load_params(beside)
-    _check_fit(symbol, shapes, params, beside)
+    params = _load_params(params_path)
+    _check_fit(symbol, shapes, params, params_path)
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
-    return Network(symbol, shapes, type_dict, None, (path, beside), gluon=False)
+    return Network(symbol, shapes, type_dict, None, (path, params_path), gluon=False)
 
 
 def _params_beside(path: Path) -> Path | None:
     """The parameters saved with the Symbol in ``path``: those of the last epoch."""
     prefix = path.name.removesuffix(".json").removesuffix("-symbol")
     numbered = re.compile(re.escape(prefix) + r"-\d{4,}\.params")
-    found = [other for other in path.parent.glob("*.params") if numbered.fullmatch(other.name)]
-    return max(found, key=lambda other: (len(other.name), other.name), default=None)
+    paths = [other for other in path.parent.glob("*.params") if numbered.fullmatch(other.name)]
+    return max(paths, key=lambda other: (len(other.name), other.name), default=None)
 
 
 def _load_params(path: Path) -> dict[str, mx.nd.NDArray]:
     """The arrays in ``path`` by name, without their prefixes "arg:" and "aux:"."""
     try:
-        found = mx.nd.load(str(path))
+        arrays = mx.nd.load(str(path))
     except MXNetError as error:
         raise ArgumentError(f"{str(path)!r} holds no parameters: MXNet cannot read it") from error
-    if not isinstance(found, dict):
+    if not isinstance(arrays, dict):
         raise ArgumentError(f"{str(path)!r} holds arrays without names, not a network's parameters")
-    return {re.sub("^(arg|aux):", "", name): array for name, array in found.items()}
+    return {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
 
 
 def _check_fit(
@@ -142,10 +142,10 @@ def _check_fit(
     ones = {n: tuple(s if isinstance(s, int) else 1 for s in dims) for n, dims in shapes.items()}
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     try:
-        found, _, found_states = symbol.infer_shape_partial(**ones)
+        argument_shapes, _, state_shapes = symbol.infer_shape_partial(**ones)
     except MXNetError:
         return  # planning says what is wrong with the shapes
-    for name, shape in zip((*arguments, *states), (*found, *found_states), strict=True):
+    for name, shape in zip((*arguments, *states), (*argument_shapes, *state_shapes), strict=True):
         if name in params and shape_is_known(shape) and tuple(shape) != params[name].shape:
             raise ArgumentError(
                 f"with these input shapes {name!r} is {tuple(shape)}, but {params[name].shape} in "
@@ -167,13 +167,13 @@ def _with_dtypes(
 
 
 def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
-    made = _call(source)
-    if isinstance(made, mx.sym.Symbol):
-        return Network(made, shapes, type_dict, None, (), gluon=False)
-    block, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    result = _call(source)
+    if isinstance(result, mx.sym.Symbol):
+        return Network(result, shapes, type_dict, None, (), gluon=False)
+    block, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(block, mx.gluon.HybridBlock):
         raise ArgumentError(
-            f"{source} returned {_kind(made)}; it must return a Symbol, a HybridBlock, or a pair "
+            f"{source} returned {_kind(result)}; it must return a Symbol, a HybridBlock, or a pair "
             "of a HybridBlock and its loss"
         )
     if loss is not None and not callable(loss):
@@ -194,10 +194,10 @@ def _call(source: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = importlib.import_module(module_name)
+        target = importlib.import_module(module_name)
         for part in path.split("."):
-            found = getattr(found, part)
-        return found() if callable(found) and not isinstance(found, mx.gluon.Block) else found
+            target = getattr(target, part)
+        return target() if callable(target) and not isinstance(target, mx.gluon.Block) else target
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
@@ -211,8 +211,8 @@ def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sy
         with mx.autograd.record():  # blocks that ask in which mode they are shall train
             outputs = block(*inputs)
             if loss is not None:
-                given = [mx.sym.Variable(name) for name in labels]
-                outputs = loss(outputs, *(given if len(given) < 2 else [tuple(given)]))
+                variables = [mx.sym.Variable(name) for name in labels]
+                outputs = loss(outputs, *(variables if len(variables) < 2 else [tuple(variables)]))
         return mx.sym.Group(list(leaves(outputs)))
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         raise ArgumentError(
@@ -221,7 +221,7 @@ def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sy
         ) from error
 
 
-def _kind(made: Any) -> str:
-    if isinstance(made, mx.gluon.Block):
-        return f"{type(made).__name__}, which is no HybridBlock"
-    return type(made).__name__
+def _kind(result: Any) -> str:
+    if isinstance(result, mx.gluon.Block):
+        return f"{type(result).__name__}, which is no HybridBlock"
+    return type(result).__name__

@@ -100,8 +100,8 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     traced = _trace(data)
     schedule = _schedule(traced, data)
     footprint = _footprint(data["footprint"])
-    counted = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes, schedule.seconds)
-    if (footprint.fixed_nbytes, footprint.peak_nbytes, footprint.seconds) != counted:
+    figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes, schedule.seconds)
+    if (footprint.fixed_nbytes, footprint.peak_nbytes, footprint.seconds) != figures:
         raise ValueError("its footprint is not that of its schedule")
     return Plan(
         status=Status[data["status"]],
@@ -171,8 +171,8 @@ def _trace(data: Mapping[str, Any]) -> Trace:
                 device_type=device_type,
             )
         shapes = {name: list(shape) for name, shape in traced.shapes.items()}
-        here = {"shapes": shapes, "dtypes": traced.dtypes, "grad_req": traced.grad_req}
-        for name, value in here.items():
+        values = {"shapes": shapes, "dtypes": traced.dtypes, "grad_req": traced.grad_req}
+        for name, value in values.items():
             if value != data[name]:
                 raise ValueError(f"{name!r} are not those of its network")
         if [op.name for op in traced.graph.ops] == data["ops"]:

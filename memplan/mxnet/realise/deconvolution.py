@@ -28,15 +28,15 @@ def replace_weight_gradients(full: Sequence[Entry]) -> list[Entry]:
     if not (mx.runtime.Features().is_enabled("MKLDNN") and onednn_is_enabled()):
         return list(full)
     order = depth_first(full)
-    read = {entry for node in order for entry in node.inputs}
-    read |= set(full)
-    instead: dict[Entry, Entry] = {}
+    reads = {entry for node in order for entry in node.inputs}
+    reads |= set(full)
+    replacements: dict[Entry, Entry] = {}
     for node in order:
-        if (node, _WEIGHT) in read and _aborts(node):
-            instead[node, _DATA], instead[node, _WEIGHT] = _gradients(node)
+        if (node, _WEIGHT) in reads and _aborts(node):
+            replacements[node, _DATA], replacements[node, _WEIGHT] = _gradients(node)
     for node in order:
-        node.inputs = [instead.get(entry, entry) for entry in node.inputs]
-    return [instead.get(entry, entry) for entry in full]
+        node.inputs = [replacements.get(entry, entry) for entry in node.inputs]
+    return [replacements.get(entry, entry) for entry in full]
 
 
 def _aborts(node: Node) -> bool:
@@ -49,11 +49,11 @@ def _aborts(node: Node) -> bool:
 def _gradients(node: Node) -> tuple[Entry, Entry]:
     ograd, data, weight = node.inputs[:3]
     assert node.forward is not None
-    given = node.forward.attrs
+    forward_attrs = node.forward.attrs
     shape = node.forward.infos.inputs[0]
     assert shape is not None
     names = ("kernel", "stride", "dilate", "num_group")
-    attrs: dict[str, str] = {name: given[name] for name in names if name in given}
+    attrs: dict[str, str] = {name: forward_attrs[name] for name in names if name in forward_attrs}
     attrs |= {"num_filter": str(shape.shape[1]), "no_bias": "True", "pad": str(_pad(node.forward))}
     convolution = Node("Convolution", f"{node.name}_data", attrs, [ograd, weight])
     gradient = Node(
@@ -77,4 +77,4 @@ def _pad(node: Node) -> tuple[int, ...]:
     if not any(target):
         return tuple(attrs.each("pad", sizes, 0))
     pairs = zip(attrs.spread(sizes), target, strict=True)
-    return tuple((full - wanted + 1) // 2 for full, wanted in pairs)
+    return tuple((full - size + 1) // 2 for full, size in pairs)

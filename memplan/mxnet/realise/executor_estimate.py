@@ -30,23 +30,23 @@ def executor_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[int, t
 
     The factors are set on the networks of benchmarks/process_networks.py, at AVX-512.
     """
-    found = copies(graph, nodes, of_weight_gradients=False)  # those are among the scratchpads
-    temporary = 2 * max(max(found.temporary_nbytes, default=0), largest_nbytes(nodes))
-    nbytes = sum(found.kept_nbytes) + temporary + _scratchpads(graph, nodes)
-    return nbytes, found.kept_nbytes
+    all_copies = copies(graph, nodes, of_weight_gradients=False)  # those are among the scratchpads
+    temporary = 2 * max(max(all_copies.temporary_nbytes, default=0), largest_nbytes(nodes))
+    nbytes = sum(all_copies.kept_nbytes) + temporary + _scratchpads(graph, nodes)
+    return nbytes, all_copies.kept_nbytes
 
 
 def _scratchpads(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """Those of oneDNN for all convolutions, of which equal ones share theirs."""
-    found: dict[Any, int] = {}
+    nbytes_of: dict[Any, int] = {}
     for index, node in enumerate(nodes):
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution"):
             tensor = graph.ops[index].outputs[0]
             is_read = bool(graph.readers[tensor]) or tensor in graph.heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
-            found[kind] = _scratchpad(node, call, is_read)
-    return sum(found.values())
+            nbytes_of[kind] = _scratchpad(node, call, is_read)
+    return sum(nbytes_of.values())
 
 
 def _scratchpad(node: Node, call: Node, is_read: bool) -> int:

@@ -39,7 +39,7 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node], *, of_weight_gradients: 
     """
     layouts = _Layouts(graph, nodes, 2 if of_weight_gradients else 1)
     pairs = [layouts.run(op) for op in range(len(nodes))]
-    return Copies(tuple(kept for kept, _ in pairs), tuple(temporary for _, temporary in pairs))
+    return Copies(tuple(nbytes for nbytes, _ in pairs), tuple(nbytes for _, nbytes in pairs))
 
 
 class _Layouts:
@@ -55,9 +55,9 @@ class _Layouts:
         own = [tensor for tensor in op.inputs if tensor in self.own]
         if not reads_any_layout(node):
             # What it writes where an array of such a layout lay is brought into that layout, too.
-            written = [o for o, i in self._in_place(index).items() if i in own]
-            self.own.update(written)
-            return self._nbytes(own) + self._nbytes(written), 0
+            outputs = [o for o, i in self._in_place(index).items() if i in own]
+            self.own.update(outputs)
+            return self._nbytes(own) + self._nbytes(outputs), 0
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
@@ -78,35 +78,35 @@ class _Layouts:
         """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""
         op, node = self.graph.ops[index], self.nodes[index]
         of_data, of_output = wanted_layouts(call)
-        wanted = [of_data, of_data] if call is node else [of_output, of_data, of_data]
+        layouts = [of_data, of_data] if call is node else [of_output, of_data, of_data]
         is_own = self._are_own(index)
         weight = 1 if call is node else self.nweights
         temporary = 0
-        for place, (wants, info) in enumerate(zip(wanted, node.infos.inputs, strict=False)):
+        for place, (wants, info) in enumerate(zip(layouts, node.infos.inputs, strict=False)):
             if info is not None and wants != is_own[place]:
-                temporary += info.nbytes * (weight if place == len(wanted) - 1 else 1)
+                temporary += info.nbytes * (weight if place == len(layouts) - 1 else 1)
         if of_output if call is node else of_data:
             self.own.add(op.outputs[0])
         return temporary
 
     def _are_own(self, index: int) -> list[bool]:
         """For each input of the node of an op: is it a tensor in a layout of oneDNN's?"""
-        node, ignored = self.nodes[index], ignored_inputs(self.nodes[index])
+        node, ignored_places = self.nodes[index], ignored_inputs(self.nodes[index])
         tensors = iter(self.graph.ops[index].inputs)
         return [
-            not source.is_variable and place not in ignored and next(tensors) in self.own
+            not source.is_variable and place not in ignored_places and next(tensors) in self.own
             for place, (source, _) in enumerate(node.inputs)
         ]
 
     def _in_place(self, index: int) -> dict[int, int]:
         """For the tensors that an op writes where one lay that it reads: which one."""
-        op, found = self.graph.ops[index], dict[int, int]()
+        op, inputs_of = self.graph.ops[index], dict[int, int]()
         for place, output, _ in op.handovers:
             tensor = op.inputs[place]
             dies = self.graph.readers[tensor][-1] == index and tensor not in self.graph.heads
-            if dies and tensor not in found.values():
-                found.setdefault(op.outputs[output], tensor)
-        return found
+            if dies and tensor not in inputs_of.values():
+                inputs_of.setdefault(op.outputs[output], tensor)
+        return inputs_of
 
     def _size(self, tensor: int) -> int:
         return self.graph.tensors[tensor].nbytes
@@ -127,9 +127,9 @@ def wanted_layouts(call: Node) -> tuple[bool, bool]:
     if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
         return False, False
     groups = int(call.attrs.get("num_group", "1"))
-    read, written = data.shape[1] // groups, out.shape[1] // groups
-    if read == written == 1 and groups > 1:
+    ninputs, noutputs = data.shape[1] // groups, out.shape[1] // groups
+    if ninputs == noutputs == 1 and groups > 1:
         return groups % _BLOCK == 0, groups % _BLOCK == 0
-    blocked = read % _BLOCK == 0 and written % _BLOCK == 0
-    few = call.op == "Convolution" and read <= _FEW_CHANNELS and written % _BLOCK == 0
-    return blocked, blocked or few
+    is_blocked = ninputs % _BLOCK == 0 and noutputs % _BLOCK == 0
+    has_few = call.op == "Convolution" and ninputs <= _FEW_CHANNELS and noutputs % _BLOCK == 0
+    return is_blocked, is_blocked or has_few

@@ -37,11 +37,11 @@ def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
 
 def lower(trace: Trace, schedule: Schedule) -> Lowered:
     """``schedule`` as :func:`memplan.memory.lowering.lowered` has it, with its nodes."""
-    made = lowered(_additions(trace), schedule)
-    gated = {op: _gated(trace.nodes[op]) for kind, op in made.origins if kind == GATE}
+    lowering = lowered(_additions(trace), schedule)
+    gated = {op: _gated(trace.nodes[op]) for kind, op in lowering.origins if kind == GATE}
     nodes: list[Node] = []
     index_of: dict[Node, int] = {}
-    for place, (kind, op) in enumerate(made.origins):
+    for place, (kind, op) in enumerate(lowering.origins):
         node = trace.nodes[op]
         if kind == OP:
             index_of[node] = place
@@ -51,7 +51,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
         else:
             assert kind == ANCHOR
             nodes.append(Node("shape_array", f"{node.name}_anchor", inputs=[(node, 0)]))
-    return Lowered(made.schedule, tuple(nodes), index_of)
+    return Lowered(lowering.schedule, tuple(nodes), index_of)
 
 
 def _additions(trace: Trace) -> Additions:
@@ -69,19 +69,19 @@ def _additions(trace: Trace) -> Additions:
         if not node.control and counts_as_backward(node)
     }
     weights = {op: node.inputs[1][0] for op, node in enumerate(trace.nodes) if node.op == UPDATE}
-    updated = {weight: weight.name for weight in weights.values()}
-    read: dict[tuple[str, int], tuple[str, ...]] = {}
+    name_of = {weight: weight.name for weight in weights.values()}
+    weights_read: dict[tuple[str, int], tuple[str, ...]] = {}
     for op, node in enumerate(trace.nodes):
         parts = zip((GATE, OP), _gated(node), strict=True) if op in gated else [(OP, node)]
         for kind, part in parts:
-            names = tuple(updated[source] for source, _ in part.inputs if source in updated)
+            names = tuple(name_of[source] for source, _ in part.inputs if source in name_of)
             if names:
-                read[kind, op] = names
+                weights_read[kind, op] = names
     return Additions(
         ndims,
         gates={op: _gate(node) for op, node in gated.items()},
         weight_of={op: weight.name for op, weight in weights.items()},
-        weights_read=read,
+        weights_read=weights_read,
     )
 
 

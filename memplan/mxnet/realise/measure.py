@@ -104,9 +104,9 @@ def step_mib(
 
 def _check_sizes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """TraceError for an output of unknown shape, which MXNet leaves out of its total."""
-    inside = symbol.get_internals()
-    _, found, _ = inside.infer_shape_partial(**shapes)
-    for name, shape in zip(inside.list_outputs(), found, strict=True):
+    internals = symbol.get_internals()
+    _, shapes_inside, _ = internals.infer_shape_partial(**shapes)
+    for name, shape in zip(internals.list_outputs(), shapes_inside, strict=True):
         if not shape_is_known(shape):
             raise TraceError(
                 f"the shape of {name!r} is not known before it runs, so its memory cannot be "
@@ -115,11 +115,11 @@ def _check_sizes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def allocated_nbytes(
-    symbol: mx.sym.Symbol, trace: Trace, replayed: Allocation, match_range: int | None = None
+    symbol: mx.sym.Symbol, trace: Trace, allocation: Allocation, match_range: int | None = None
 ) -> int:
-    """The bytes that MXNet allocates for ``symbol``: those ``replayed``, or more if it says so.
+    """What MXNet allocates for ``symbol``: the bytes of ``allocation``, or more if MXNet says so.
 
     ``match_range`` is that of :func:`executor_description`.
     """
-    reported = reported_mib(symbol, trace, match_range)
-    return replayed.nbytes + max(0, (reported - (replayed.reported_nbytes >> 20)) << 20)
+    mib = reported_mib(symbol, trace, match_range)
+    return allocation.nbytes + max(0, (mib - (allocation.reported_nbytes >> 20)) << 20)

@@ -50,8 +50,8 @@ class Mirror(Form):
         self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
     ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
-        replayed = allocate(schedule)
-        return allocated_nbytes(symbol, trace, replayed), replayed.match_range
+        allocation = allocate(schedule)
+        return allocated_nbytes(symbol, trace, allocation), allocation.match_range
 
 
 def annotate(
@@ -95,13 +95,13 @@ def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> fro
     if not suspects:
         return frozenset()
     schedule = mirror(graph, flags)
-    read = {
+    read_ops = {
         schedule.ops[source]
         for step, sources in enumerate(schedule.reads)
         for source, tensor in zip(sources, graph.ops[schedule.ops[step]].inputs, strict=True)
         if source >= graph.nforward and tensor == graph.ops[schedule.ops[source]].outputs[0]
     }
-    return frozenset(suspects & set(schedule.recomputed) - read)
+    return frozenset(suspects & set(schedule.recomputed) - read_ops)
 
 
 def _must_be_read(node: Node, on_gpu: bool) -> bool:

@@ -34,8 +34,8 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
         shape, dtype = traced.shapes[name], traced.dtypes[name]
         if (len(shape), dtype) not in kinds:
             weight = mx.nd.zeros((_SIZE,) * len(shape), mx.cpu(), dtype)
-            made = optimizer.create_state_multi_precision(0, weight)
-            kinds[len(shape), dtype] = list(_arrays(made))
+            state = optimizer.create_state_multi_precision(0, weight)
+            kinds[len(shape), dtype] = list(_arrays(state))
         for state in kinds[len(shape), dtype]:
             total += _scaled(state.shape, shape) * np.dtype(state.dtype).itemsize
     return total
@@ -44,8 +44,8 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
 def optimizer_named(name: str) -> mx.optimizer.Optimizer:
     """A new optimizer of this name; ArgumentError where MXNet has none."""
     if name.lower() not in mx.optimizer.Optimizer.opt_registry:
-        known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
-        raise ArgumentError(f"MXNet has no optimizer {name!r}; it has {known}")
+        names = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
+        raise ArgumentError(f"MXNet has no optimizer {name!r}; it has {names}")
     return mx.optimizer.create(name)
 
 

@@ -65,40 +65,40 @@ def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[
     return list(map(written, full))
 
 
-def explicit_order(order: Sequence[Node], early: Mapping[Node, int] | None = None) -> list[Node]:
+def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = None) -> list[Node]:
     """``order`` with every sum of gradients as early as possible; sums are made safe.
 
-    The nodes must have their ``infos``. Those in ``early`` come as early as possible, too: of
+    The nodes must have their ``infos``. Those in ``rank_of`` come as early as possible, too: of
     several that an op was the last to be awaited by, first that of the smallest number.
     """
-    early = early or {}
+    rank_of = rank_of or {}
     _make_sums_safe(order)
-    missing = {
+    nmissing = {
         node: len(_awaited(node))
         for node in order
-        if node in early or (node.op in _SUMS and node.forward is None)
+        if node in rank_of or (node.op in _SUMS and node.forward is None)
     }
-    waiting: dict[Node, list[Node]] = {}
+    waiters: dict[Node, list[Node]] = {}
     for node in order:
-        if node in missing:
+        if node in nmissing:
             for other in _awaited(node):
-                waiting.setdefault(other, []).append(node)
-    for nodes in waiting.values():
+                waiters.setdefault(other, []).append(node)
+    for nodes in waiters.values():
         nodes.reverse()  # for a stack
-        nodes.sort(key=lambda node: -early.get(node, 0))
+        nodes.sort(key=lambda node: -rank_of.get(node, 0))
     result: list[Node] = []
-    done: set[Node] = set()
+    members: set[Node] = set()
     for node in order:
         stack = [node]
         while stack:
             ready = stack.pop()
-            if ready in done:
+            if ready in members:
                 continue
-            done.add(ready)
+            members.add(ready)
             result.append(ready)
-            for other in waiting.get(ready, ()):
-                missing[other] -= 1
-                if not missing[other]:
+            for other in waiters.get(ready, ()):
+                nmissing[other] -= 1
+                if not nmissing[other]:
                     stack.append(other)
     return result
 
@@ -129,11 +129,11 @@ def _make_sums_safe(order: Sequence[Node]) -> None:
 
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
     """The ops of the forward pass that may run twice."""
-    kept = {source for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs}
+    inputs = {source for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs}
     return {
         node
         for node in forward
-        if not (node.is_variable or node in kept)
+        if not (node.is_variable or node in inputs)
         and not (is_random(node) or has_state_or_user_code(node))
         and (node.op in _STATISTICS or not changes_inputs(node))
     }

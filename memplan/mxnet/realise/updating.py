@@ -62,19 +62,19 @@ class Updating(Packed):
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
         """Updates, and what is computed for one alone, as early as possible, too."""
-        return explicit_order(order, early=_for_one_update(order))
+        return explicit_order(order, rank_of=_for_one_update(order))
 
 
 def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:
     source, k = gradient
     info = source.infos.outputs[k]
-    written = info and EntryInfo((0,), info.dtype, info.itemsize)
+    output = info and EntryInfo((0,), info.dtype, info.itemsize)
     return Node(
         UPDATE,
         f"{weight.name}_update",
         inputs=[gradient, (weight, 0)],
         control=list(readers),
-        infos=Infos((info, weight.infos.outputs[0]), (written,)),
+        infos=Infos((info, weight.infos.outputs[0]), (output,)),
     )
 
 
@@ -83,10 +83,10 @@ def _for_one_update(order: Sequence[Node]) -> dict[Node, int]:
 
     For each the number of ops from there to the update.
     """
-    behind: set[Node] = set()
+    backward: set[Node] = set()
     for node in order:
-        if node.forward is not None or any(other in behind for other in dependencies(node)):
-            behind.add(node)
+        if node.forward is not None or any(other in backward for other in dependencies(node)):
+            backward.add(node)
     # The one update, or None where there are several.
     leads_to: dict[Node, Node | None] = {}
     distance: dict[Node, int] = {}
@@ -95,8 +95,8 @@ def _for_one_update(order: Sequence[Node]) -> dict[Node, int]:
             leads_to[node] = node
         goal = leads_to.get(node)
         for source in dependencies(node):
-            known = leads_to.setdefault(source, goal)
-            leads_to[source] = goal if known is goal else None
+            update = leads_to.setdefault(source, goal)
+            leads_to[source] = goal if update is goal else None
             distance[source] = max(distance.get(source, 0), distance.get(node, 0) + 1)
-    found = (node for node in order if node in behind and leads_to.get(node) is not None)
-    return {node: distance.get(node, 0) for node in found}
+    nodes = (node for node in order if node in backward and leads_to.get(node) is not None)
+    return {node: distance.get(node, 0) for node in nodes}

@@ -82,10 +82,10 @@ class OneWorkspace:
 
     def _skip(self) -> int:
         """Ask until the last copy was handed out; how often that was, none where all were."""
-        asked = 1
+        nrequests = 1
         while self._next() != self._last:
-            asked += 1
-        return asked % (self._last + 1)
+            nrequests += 1
+        return nrequests % (self._last + 1)
 
     def _next(self) -> int:
         """Which copy MXNet hands out now."""

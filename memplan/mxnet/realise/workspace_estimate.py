@@ -42,9 +42,9 @@ def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
             kinds[kind] += 1
             scratchpads[kind] = _scratchpads(call)
     layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
-    found = copies(graph, nodes, of_weight_gradients=True)
-    copied = max((*found.kept_nbytes, *found.temporary_nbytes), default=0)
-    return 2 * max(copied, largest_nbytes(nodes)) + layouts
+    all_copies = copies(graph, nodes, of_weight_gradients=True)
+    nbytes = max((*all_copies.kept_nbytes, *all_copies.temporary_nbytes), default=0)
+    return 2 * max(nbytes, largest_nbytes(nodes)) + layouts
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
@@ -59,16 +59,16 @@ def largest_nbytes(nodes: Iterable[Node]) -> int:
 
 def _read_and_written(node: Node) -> int:
     call = node if node.forward is None else node.forward
-    read = zip(node.inputs, node.infos.inputs, strict=False)
-    written = list(node.infos.outputs)
+    reads = zip(node.inputs, node.infos.inputs, strict=False)
+    writes = list(node.infos.outputs)
     if call is not node:  # what it writes are gradients of what the forward op reads
-        written = [
+        writes = [
             info
-            for place, info in enumerate(written)
+            for place, info in enumerate(writes)
             if place >= len(call.inputs) or not call.inputs[place][0].is_variable
         ]
-    of_tensors = [info for (source, _), info in read if not source.is_variable]
-    return total_nbytes((*of_tensors, *written))
+    of_tensors = [info for (source, _), info in reads if not source.is_variable]
+    return total_nbytes((*of_tensors, *writes))
 
 
 def _scratchpads(call: Node) -> int:
@@ -102,5 +102,5 @@ def columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
 
 def threads() -> int:
     """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdigit() and int(told) else max(1, (os.cpu_count() or 1) // 2)
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) else max(1, (os.cpu_count() or 1) // 2)
