@@ -27,11 +27,11 @@ def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
 
     ``options`` are those of the ``job`` that made ``attempt``.
     """
-    budget_nbytes, made = attempt.budget_nbytes, attempt.plan
+    budget_nbytes, plan = attempt.budget_nbytes, attempt.plan
     measures = options["costs"] is None and job.on_gpu
     if job.realisation.name != STOCK or budget_nbytes is None or measures:
         return ""
-    if made is not None and made.overhead <= EXPENSIVE:
+    if plan is not None and plan.overhead <= EXPENSIVE:
         return ""
     seconds = TIME_SHARE * job.time_limit
     try:
@@ -40,7 +40,7 @@ def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
             other = do(try_strategy, Evict(patience=PATIENCE), budget_nbytes).plan
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
         return ""
-    if other is None or (made is not None and TIMES * other.overhead > made.overhead):
+    if other is None or (plan is not None and TIMES * other.overhead > plan.overhead):
         return ""
     return (
         f"A {other.realisation} plan fits at {other.overhead:+.1%} time or less: train with "

@@ -60,7 +60,7 @@ class _Child:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._named: dict[str, Any] = {GRAPH: job.graph, TRACE: job.trace}
+        self._objects: dict[str, Any] = {GRAPH: job.graph, TRACE: job.trace}
         self._modules: set[str] = set()
         self._process: PlanningProcess | None = None
         self._is_settled = False
@@ -69,7 +69,7 @@ class _Child:
     def do(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """See :func:`apart`."""
         try:
-            request = packed((function, arguments, options), self._named, self._modules)
+            request = packed((function, arguments, options), self._objects, self._modules)
             with_child = IN_A_CHILD and self._has_begun()
         except CANNOT_PICKLE:
             with_child = False
@@ -118,7 +118,7 @@ class _Child:
     def _answer(self, process: PlanningProcess) -> tuple[Any, ...]:
         """What the child says in the end; before that, it may tell and ask."""
         while True:
-            kind, *rest = unpacked(receive(process.answers), self._named)
+            kind, *rest = unpacked(receive(process.answers), self._objects)
             if kind == "log":
                 level, text, figures = rest
                 LOGGER.log(level, "%s", text, extra=figures)
@@ -134,11 +134,11 @@ class _Child:
     def _realised(self, schedule: Schedule, packing: Packing | None) -> bytes:
         """What MXNet makes of a schedule of the child's."""
         try:
-            made = realise(self._job, schedule, packing)
+            network = realise(self._job, schedule, packing)
         except MemplanError as error:
-            return packed(("error", error), self._named)
-        self._named[f"symbol {len(self._named)}"] = made.symbol
-        return packed(("made", (made.symbol, made.footprint)), self._named)
+            return packed(("error", error), self._objects)
+        self._objects[f"symbol {len(self._objects)}"] = network.symbol
+        return packed(("made", (network.symbol, network.footprint)), self._objects)
 
     def _interrupt(self) -> None:
         assert self._process is not None
@@ -169,9 +169,9 @@ class _Child:
         """
         if self._process is None:
             return
-        known = all(name.partition(".")[0] in _KEEPS for name in self._modules)
+        can_serve = all(name.partition(".")[0] in _KEEPS for name in self._modules)
         with deferring():
-            if self._is_settled and known:
+            if self._is_settled and can_serve:
                 self._process.wait_for_another()
             else:
                 self._process.end()

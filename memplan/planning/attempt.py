@@ -154,18 +154,18 @@ class _Trial:
             if limit is not None and self.problem.memory.nbytes(quick) <= limit:
                 unplanned = self.job.graph.seconds
                 tell("start", incumbent_seconds=quick.seconds, unplanned_seconds=unplanned)
-        found = self._least() if limit is None else self._within(limit)
+        best = self._least() if limit is None else self._within(limit)
         first = self.outcomes[0]
-        if found is not None:
-            status = first.status if found is first.schedule else Status.FEASIBLE
-            return dataclasses.replace(first, status=status, schedule=found), self._realise(found)
+        if best is not None:
+            status = first.status if best is first.schedule else Status.FEASIBLE
+            return dataclasses.replace(first, status=status, schedule=best), self._realise(best)
         if first.status is Status.INFEASIBLE and not first.in_order:
             return first, None
         if takes_start and limit is not None:
-            found = self._in_hand(limit)
-            if found is not None:
-                outcome = dataclasses.replace(first, status=Status.FEASIBLE, schedule=found)
-                return outcome, self._realise(found)
+            best = self._in_hand(limit)
+            if best is not None:
+                outcome = dataclasses.replace(first, status=Status.FEASIBLE, schedule=best)
+                return outcome, self._realise(best)
         if self.interrupt.noticed:
             raise KeyboardInterrupt
         return dataclasses.replace(
@@ -181,12 +181,12 @@ class _Trial:
 
     def _start(self, limit: int | None) -> Schedule:
         """The known schedule, if that fits, else the better one of it and of quick strategies."""
-        known = self.problem.start
-        if known is not None and limit is not None and self.problem.cheapest([known]) is not None:
-            return known
+        start = self.problem.start
+        if start is not None and limit is not None and self.problem.cheapest([start]) is not None:
+            return start
         self.problem.space.prepare()  # or compiling would be in the time of the quick strategies
-        soon = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
-        return quick_schedule(self.problem, Stop(soon.deadline, part_of=self.stop))
+        quick_stop = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
+        return quick_schedule(self.problem, Stop(quick_stop.deadline, part_of=self.stop))
 
     def _least(self) -> Schedule | None:
         """The strategy's schedule of least memory; one known already, if that takes less."""
@@ -214,7 +214,7 @@ class _Trial:
         return aim_lower(
             solve,
             limit,
-            lambda schedule, budget: max(0, self._held(schedule) - budget),
+            lambda schedule, budget: max(0, self._dependent_nbytes(schedule) - budget),
             self.stop,
             share=SHARE_OF_TIME,
         )
@@ -228,17 +228,17 @@ class _Trial:
         outcome = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
         name = name_of(self.solver)
         if not isinstance(outcome, Outcome):
-            returned = type(outcome).__name__
-            raise ArgumentError(f"strategy {name} must return an Outcome, but returned {returned}")
-        found = outcome.schedule
-        if found is None:
+            kind = type(outcome).__name__
+            raise ArgumentError(f"strategy {name} must return an Outcome, but returned {kind}")
+        schedule = outcome.schedule
+        if schedule is None:
             return outcome
-        if not isinstance(found, Schedule) or found.graph != self.job.graph:
+        if not isinstance(schedule, Schedule) or schedule.graph != self.job.graph:
             raise ArgumentError(
                 f"strategy {name} must return a Schedule of the graph that it was given; "
-                f"it returned {type(found).__name__} of something else"
+                f"it returned {type(schedule).__name__} of something else"
             )
-        if found.seconds > problem.most_seconds:
+        if schedule.seconds > problem.most_seconds:
             return dataclasses.replace(outcome, status=Status.NO_PLAN_FOUND, schedule=None)
         return outcome
 
@@ -248,25 +248,25 @@ class _Trial:
         As every budget above the least memory is met by it, a plan at one budget means that there
         is a plan at every larger one.
         """
-        known = [] if self.problem.start is None else [self.problem.start]
+        schedules = [] if self.problem.start is None else [self.problem.start]
         if not self.interrupt.noticed or self.job.knows_least:
-            known.append(self.job.least[0])
+            schedules.append(self.job.least[0])
             if self.job.least_stop.cut_by_clock:
                 self.stop.cut()
-        for schedule in known:
+        for schedule in schedules:
             if (
                 schedule.seconds <= self.problem.most_seconds
                 and self.problem.memory.nbytes(schedule) <= limit
-                and self._held(schedule) <= limit
+                and self._dependent_nbytes(schedule) <= limit
             ):
                 return schedule
         return None
 
-    def _held(self, schedule: Schedule) -> int:
+    def _dependent_nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule`` that must be within a problem's budget: what depends on it."""
         footprint = self._realise(schedule).footprint
-        whatever = self.job.graph.fixed_nbytes + self.job.beside.nbytes
-        return footprint.total_nbytes - whatever
+        constant_nbytes = self.job.graph.fixed_nbytes + self.job.beside.nbytes
+        return footprint.total_nbytes - constant_nbytes
 
     def _realise(self, schedule: Schedule) -> Realised:
         """The checked schedule as a network, and what it holds."""
@@ -294,16 +294,16 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> O
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)
     if outcome.schedule is None:
-        proved = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
-        if proved:
+        is_infeasible = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
+        if is_infeasible:
             return Outcome(Status.INFEASIBLE, cut_by_clock=outcome.cut_by_clock)
         return outcome
     if bound < (outcome.lower_bound_seconds or 0.0):
         return outcome
-    closed = problem.is_closed(outcome.schedule, bound)
+    is_closed = problem.is_closed(outcome.schedule, bound)
     return dataclasses.replace(
         outcome,
-        status=Status.OPTIMAL if closed else outcome.status,
+        status=Status.OPTIMAL if is_closed else outcome.status,
         lower_bound_seconds=min(outcome.schedule.seconds, bound),
         in_order=False,
     )

@@ -103,9 +103,9 @@ class _Conversation:
 
     job: Job
 
-    def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
-        self._asked, self._answers = asked, answers
-        self._named: dict[str, Any] = {}
+    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
+        self._requests, self._answers = requests, answers
+        self._objects: dict[str, Any] = {}
         LOGGER.propagate = False
         LOGGER.addHandler(_Forwarding(self._tell))
         sys.stdout = _Printing(self._tell)
@@ -117,19 +117,19 @@ class _Conversation:
         fields, level = self._read({})
         fields["trace"] = StandIn(TRACE)
         self.job = ChildJob(**fields, ask=self._ask)
-        self._named = {GRAPH: self.job.graph}
+        self._objects = {GRAPH: self.job.graph}
         LOGGER.setLevel(level)
         self._tell("ready")
-        while data := receive(self._asked):
+        while data := receive(self._requests):
             try:
-                function, arguments, options = unpacked(data, self._named)
+                function, arguments, options = unpacked(data, self._objects)
             except Exception as error:  # what the training process has and nobody else can import
                 self._tell("unknown", f"{type(error).__name__}: {error}")
                 continue
             send(self._answers, self._answer(function, arguments, options))
             del function, arguments, options
         del self.job, fields
-        self._named.clear()
+        self._objects.clear()
         gc.collect()
         give_back_what_is_free()
 
@@ -137,9 +137,9 @@ class _Conversation:
         """What the function says of the job; an interrupt is one of the function alone."""
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            found = function(self.job, *arguments, **options)
+            answer = function(self.job, *arguments, **options)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            return packed(("answer", found), self._named)
+            return packed(("answer", answer), self._objects)
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return self._failure(error)
@@ -147,14 +147,14 @@ class _Conversation:
     def _failure(self, error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
         try:
-            return packed(("error", error, text), self._named)
+            return packed(("error", error, text), self._objects)
         except CANNOT_PICKLE:
-            return packed(("error", None, text), self._named)
+            return packed(("error", None, text), self._objects)
 
     def _ask(self, schedule: Schedule, packing: Any) -> Any:
         with deferring():
             self._tell("realise", schedule, packing)
-            kind, value = self._read(self._named)
+            kind, value = self._read(self._objects)
         if kind == "error":
             raise value
         return value
@@ -162,24 +162,24 @@ class _Conversation:
     def _show(self, message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         self._tell("warning", str(message), category, filename, lineno)
 
-    def _read(self, named: dict[str, Any]) -> Any:
-        return unpacked(receive(self._asked), named)
+    def _read(self, objects: dict[str, Any]) -> Any:
+        return unpacked(receive(self._requests), objects)
 
     def _tell(self, *message: Any) -> None:
-        data = packed(message, self._named)
+        data = packed(message, self._objects)
         with deferring():
             send(self._answers, data)
 
 
 def main() -> None:
     """Answer on the descriptors that the arguments name, for as long as the parent lives."""
-    parent, asked, answers = map(int, sys.argv[1:])
+    parent, requests, answers = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     try:
-        conversation = _Conversation(os.fdopen(asked, "rb"), os.fdopen(answers, "wb"))
+        conversation = _Conversation(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
         while True:
             conversation.run()
     except (EOFError, BrokenPipeError):

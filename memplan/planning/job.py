@@ -126,8 +126,8 @@ class Job:
             )
             graph = with_costs(trace.graph, costs, device=device_of(ctx))
             name_of_costs = str(costs) if table is None else f"measured on {table.device}"
-            given = (name_of_costs, on_gpu, time_limit, beside)
-            return cls(trace, graph, way, _UNKNOWN, *given, max_overhead=max_overhead)
+            figures = (name_of_costs, on_gpu, time_limit, beside)
+            return cls(trace, graph, way, _UNKNOWN, *figures, max_overhead=max_overhead)
 
         with no_collections():
             stock = traced(STOCK)._with_unplanned()
@@ -147,8 +147,8 @@ class Job:
         unplanned = stock.unplanned
         if self.beside.workspace_nbytes > stock.beside.workspace_nbytes:
             # It runs the same ops: their workspace is the least that it takes.
-            everything = Schedule.unplanned(self.graph)
-            unplanned = dataclasses.replace(unplanned, **self.beside.parts(everything))
+            schedule = Schedule.unplanned(self.graph)
+            unplanned = dataclasses.replace(unplanned, **self.beside.parts(schedule))
         seconds = stock.realising_seconds
         return dataclasses.replace(self, unplanned=unplanned, realising_seconds=seconds)
 
@@ -239,25 +239,25 @@ class Job:
         """
         tell("least memory")
         stop = self.least_stop
-        within = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
+        limited = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
         # At whatever cost one round is enough, where less memory for less time takes many searches.
         open_ended = math.inf if self.max_overhead is None else self.max_overhead
-        problem = dataclasses.replace(within, max_overhead=open_ended)
-        known = list(candidates(problem, stop.share(0.5)))
-        is_large, most_seconds = self._is_large, within.most_seconds
+        problem = dataclasses.replace(limited, max_overhead=open_ended)
+        schedules = list(candidates(problem, stop.share(0.5)))
+        is_large, most_seconds = self._is_large, limited.most_seconds
         if is_large:
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
-            known.append(lowest(self.graph, until, most_seconds=most_seconds))
+            schedules.append(lowest(self.graph, until, most_seconds=most_seconds))
         quick = fewest_bytes(
-            problem, [s for s in known if s.seconds <= most_seconds], by_live=is_large
+            problem, [s for s in schedules if s.seconds <= most_seconds], by_live=is_large
         )
         if is_large:
             return quick, realise(self, quick).footprint
         seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
-        found = Search(rounds=1, time_limit=seconds, start=quick).solve(problem)
-        if found.cut_by_clock:
+        outcome = Search(rounds=1, time_limit=seconds, start=quick).solve(problem)
+        if outcome.cut_by_clock:
             stop.cut()
-        schedule = within.cheapest([quick, found.schedule]) or quick
+        schedule = limited.cheapest([quick, outcome.schedule]) or quick
         return schedule, realise(self, schedule).footprint
 
 

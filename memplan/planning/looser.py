@@ -14,14 +14,14 @@ from memplan.strategies.base import Status
 Kind = TypeVar("Kind", bound=Hashable)
 
 
-def with_looser_bounds(made: Iterable[tuple[Kind, Attempt]]) -> list[Attempt]:
+def with_looser_bounds(attempts: Iterable[tuple[Kind, Attempt]]) -> list[Attempt]:
     """The attempts, each with the highest bound that is proved for its budget or a larger one.
 
     Each comes with its kind: a bound holds for attempts of the same kind, those of one strategy on
     one network. A plan that meets its bound by this is optimal, and where nothing fits a larger
     budget, nothing fits.
     """
-    pairs = list(made)
+    pairs = list(attempts)
     return [_raised(attempt, [a for k, a in pairs if k == kind]) for kind, attempt in pairs]
 
 

@@ -33,8 +33,8 @@ class StandIn:
     name: str
 
 
-def packed(message: Any, named: Mapping[str, Any], modules: set[str] | None = None) -> bytes:
-    """``message`` as bytes, with the names of what ``named`` holds; one of CANNOT_PICKLE if not.
+def packed(message: Any, objects: Mapping[str, Any], modules: set[str] | None = None) -> bytes:
+    """``message`` as bytes, with the names of what ``objects`` holds; one of CANNOT_PICKLE if not.
 
     The modules of its classes and functions are added to ``modules``.
 
@@ -42,22 +42,22 @@ def packed(message: Any, named: Mapping[str, Any], modules: set[str] | None = No
     for elsewhere, and so is a strategy that may keep a state, which would change there only.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, named)
+    pickler = _Pickler(file, objects)
     pickler.dump(message)
     if modules is not None:
         modules |= pickler.modules
     return file.getvalue()
 
 
-def unpacked(data: bytes, named: Mapping[str, Any]) -> Any:
-    """What :func:`packed` wrote; names that are not ``named`` become stand-ins."""
-    return _Unpickler(io.BytesIO(data), named).load()
+def unpacked(data: bytes, objects: Mapping[str, Any]) -> Any:
+    """What :func:`packed` wrote; names that are not ``objects`` become stand-ins."""
+    return _Unpickler(io.BytesIO(data), objects).load()
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: IO[bytes], named: Mapping[str, Any]) -> None:
+    def __init__(self, file: IO[bytes], objects: Mapping[str, Any]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._names = {id(value): name for name, value in named.items()}
+        self._names = {id(value): name for name, value in objects.items()}
         self.modules: set[str] = set()
 
     def persistent_id(self, obj: Any) -> str | None:
@@ -84,20 +84,20 @@ def _is_frozen(obj: Any) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: IO[bytes], named: Mapping[str, Any]) -> None:
+    def __init__(self, file: IO[bytes], objects: Mapping[str, Any]) -> None:
         super().__init__(file)
-        self._named = named
+        self._objects = objects
 
     def persistent_load(self, name: str) -> Any:
-        return self._named[name] if name in self._named else StandIn(name)
+        return self._objects[name] if name in self._objects else StandIn(name)
 
 
 def _exception(
     kind: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]
 ) -> BaseException:
     """An exception again, whatever its constructor wants."""
-    made: Callable[..., BaseException] = kind.__new__
-    error = made(kind, *arguments)
+    construct: Callable[..., BaseException] = kind.__new__
+    error = construct(kind, *arguments)
     error.args = arguments
     error.__dict__.update(attributes)
     return error

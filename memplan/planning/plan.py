@@ -55,8 +55,8 @@ class Footprint:
     @property
     def beside_nbytes(self) -> int:
         """All but activations."""
-        held = self.fixed_nbytes + self.optimizer_nbytes
-        return held + self.workspace_nbytes + self.reserve_nbytes
+        nbytes = self.fixed_nbytes + self.optimizer_nbytes
+        return nbytes + self.workspace_nbytes + self.reserve_nbytes
 
     @property
     def parts(self) -> dict[str, int]:

@@ -45,8 +45,8 @@ def search_plan(
     """
     if ntrial is not None:
         strategy = create("memonger", ntrial=ntrial)
-    made = plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options)
-    return made.symbol
+    result = plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options)
+    return result.symbol
 
 
 def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: Shape) -> int:
@@ -140,13 +140,13 @@ def _plan(
 ) -> Plan:
     """The plan; ``options`` are the arguments of :meth:`Job.prepare`."""
     since = time.monotonic()
-    kept = None if cache is None else Cache.open(cache)
+    folder = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
     with apart(job) as do:
         task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
-        [attempt] = run([task], cache=kept)
+        [attempt] = run([task], cache=folder)
         assert attempt is not None  # or run would have raised the interrupt
         better = alternative(job, attempt, net, **options)
         if attempt.plan is None:
@@ -174,19 +174,19 @@ def compare(
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
-    chosen = [strategies] if isinstance(strategies, str) else list(strategies)
+    solvers = [strategies] if isinstance(strategies, str) else list(strategies)
     if isinstance(budgets, Iterable) and not isinstance(budgets, str):
-        wanted = list(budgets)
+        amounts = list(budgets)
     else:
-        wanted = [budgets]
-    kept = None if cache is None else Cache.open(cache)
+        amounts = [budgets]
+    folder = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
-    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in wanted]
-    for strategy in chosen:  # an unknown name is said before the first long search
+    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in amounts]
+    for strategy in solvers:  # an unknown name is said before the first long search
         create(strategy, realisation=job.realisation.name)
-    chosen = [configured(strategy, gap=gap, seed=seed) for strategy in chosen]
-    tasks = [Task(job, strategy, limit) for limit in limits for strategy in chosen]
-    rows = run(tasks, executor=executor, cache=kept, go_on=True)
-    kinds = [place for _ in limits for place in range(len(chosen))]
-    made = [(kind, row) for kind, row in zip(kinds, rows, strict=True) if row is not None]
-    return Comparison(tuple(with_looser_bounds(made)))
+    solvers = [configured(strategy, gap=gap, seed=seed) for strategy in solvers]
+    tasks = [Task(job, strategy, limit) for limit in limits for strategy in solvers]
+    rows = run(tasks, executor=executor, cache=folder, go_on=True)
+    kinds = [place for _ in limits for place in range(len(solvers))]
+    attempts = [(kind, row) for kind, row in zip(kinds, rows, strict=True) if row is not None]
+    return Comparison(tuple(with_looser_bounds(attempts)))

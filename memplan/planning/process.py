@@ -33,8 +33,8 @@ class PlanningProcess:
 
     def __init__(self) -> None:
         """Start it; OSError where that is not possible."""
-        asked, requests = os.pipe()
-        answers, answered = os.pipe()
+        request_reader, requests = os.pipe()
+        answers, answer_writer = os.pipe()
         self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
         path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
         command = [sys.executable, "-c", _CODE.format(child.__name__)]
@@ -42,8 +42,8 @@ class PlanningProcess:
         self._timer: threading.Timer | None = None
         try:
             self.popen = subprocess.Popen(
-                [*command, *map(str, (self._owner, asked, answered)), path],
-                pass_fds=(asked, answered),
+                [*command, *map(str, (self._owner, request_reader, answer_writer)), path],
+                pass_fds=(request_reader, answer_writer),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal comes from here alone
             )
@@ -51,8 +51,8 @@ class PlanningProcess:
             self._close()
             raise
         finally:
-            os.close(asked)
-            os.close(answered)
+            os.close(request_reader)
+            os.close(answer_writer)
 
     def begin(self, about: bytes) -> None:
         """Tell it about a job; EOFError or BrokenPipeError if it is gone."""

@@ -25,22 +25,22 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
     realisation, or empty.
     """
     graph, max_overhead = job.graph, job.max_overhead
-    proved = attempt.status is Status.INFEASIBLE
-    budget_nbytes, held = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
+    is_proved = attempt.status is Status.INFEASIBLE
+    budget_nbytes, held_nbytes = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
-    within = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
+    text = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if budget_nbytes is None or max_overhead is not None:
         most = "one more forward pass" if max_overhead is None else f"{max_overhead:.1%} more time"
-        within += f" at {most} at most"
+        text += f" at {most} at most"
     if budget_nbytes is None:
-        sentences = [f"strategy {attempt.strategy} found no plan{within}"]
-    elif proved:
-        sentences = [f"no {kind} fits in {within} (proved)"]
+        sentences = [f"strategy {attempt.strategy} found no plan{text}"]
+    elif is_proved:
+        sentences = [f"no {kind} fits in {text} (proved)"]
     else:
-        sentences = [f"strategy {attempt.strategy} found no plan within {within}"]
+        sentences = [f"strategy {attempt.strategy} found no plan within {text}"]
     sentences.append(_beside(graph, job.beside))
-    if proved and budget_nbytes is not None and floor.nbytes + held > budget_nbytes:
-        sentences.append(_forced(graph, floor, held))
+    if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
+        sentences.append(_forced(graph, floor, held_nbytes))
     sentences.append(_reached(*job.least, max_overhead))
     sentences += [better] if better else []
     lowest = job.least[1].total_nbytes
@@ -52,7 +52,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
         sentences.append("Raise the budget, or lower the batch size")
         if attempt.strategy.partition(":")[0] not in ("auto", "Auto"):
             sentences.append("At that lowest strategy='auto' plans; others may not")
-    return BudgetError(". ".join(sentences), proved=proved, lowest_nbytes=lowest)
+    return BudgetError(". ".join(sentences), proved=is_proved, lowest_nbytes=lowest)
 
 
 def _beside(graph: TrainingGraph, beside: Beside) -> str:
@@ -68,13 +68,13 @@ def _beside(graph: TrainingGraph, beside: Beside) -> str:
     )
 
 
-def _forced(graph: TrainingGraph, floor: Floor, held: int) -> str:
+def _forced(graph: TrainingGraph, floor: Floor, held_nbytes: int) -> str:
     """Which op, by which tensors, no schedule can do without."""
     sized = sorted(floor.tensors, key=lambda a: -graph.tensors[a].nbytes)
     tensors = [(graph.tensors[a].name, graph.tensors[a].nbytes) for a in sized]
     where = "at the end of the step" if floor.op is None else f"while {_op(graph, floor.op)} runs"
     return (
-        f"No schedule needs less than {format_nbytes(floor.nbytes + held)} with these: "
+        f"No schedule needs less than {format_nbytes(floor.nbytes + held_nbytes)} with these: "
         f"{where}, {format_nbytes(floor.nbytes)} of activations are there, {_listed(tensors)}"
     )
 
@@ -102,7 +102,7 @@ def _op(graph: TrainingGraph, op: int) -> str:
 def _listed(tensors: list[tuple[str, int]]) -> str:
     """The first tensors by name and size, the number of the others."""
     sized = [(name, nbytes) for name, nbytes in tensors if nbytes]
-    named = [f"{name!r} {format_nbytes(nbytes)}" for name, nbytes in sized[:NAMED]]
+    texts = [f"{name!r} {format_nbytes(nbytes)}" for name, nbytes in sized[:NAMED]]
     if len(sized) > NAMED:
-        named.append(f"and {len(sized) - NAMED} more")
-    return "with " + ", ".join(named)
+        texts.append(f"and {len(sized) - NAMED} more")
+    return "with " + ", ".join(texts)

@@ -99,13 +99,13 @@ class ShapePlanner:
             "optimizer": optimizer,
         }
         self._unseen, self._share_of_first = unseen, share_of_first
-        self._made: list[Plan] = []
+        self._plans: list[Plan] = []
 
     def adopt(self, plan: Plan) -> None:
         """``plan`` is one of those that others may begin with."""
-        if self._share_of_first and not self._made and plan.budget_nbytes is not None:
+        if self._share_of_first and not self._plans and plan.budget_nbytes is not None:
             self.budget = plan.budget_nbytes
-        self._made.append(plan)
+        self._plans.append(plan)
 
     def plan(
         self,
@@ -127,16 +127,16 @@ class ShapePlanner:
         if check is not None:
             check(job.trace)
         limit = parse_budget(self.budget, job.unplanned.total_nbytes)
-        nearest = min(self._made, key=lambda plan: _distance(plan, job), default=None)
+        nearest = min(self._plans, key=lambda plan: _distance(plan, job), default=None)
         with apart(job) as do:
-            made = None
+            result = None
             if nearest is not None and self._unseen != "plan":
-                made = self._at_once(job, do, limit, nearest)
-                if made is not None:
-                    _warn(made, shapes)
-            made = made or self._searched(job, do, limit, nearest)
-        self.adopt(made)
-        return made
+                result = self._at_once(job, do, limit, nearest)
+                if result is not None:
+                    _warn(result, shapes)
+            result = result or self._searched(job, do, limit, nearest)
+        self.adopt(result)
+        return result
 
     def _searched(self, job: Job, do: Do, limit: int | None, nearest: Plan | None) -> Plan:
         """What the strategy finds: in little time from the nearest schedule on, else in all of it.
@@ -149,8 +149,8 @@ class ShapePlanner:
         if nearest is not None:
             start = transferred(nearest.schedule, job.graph)
             if "start" in options_of(solver):
-                within = self._held() if limit is None else limit
-                attempt = do(_followed, solver, within, start, name=name)
+                within_nbytes = self._largest_nbytes() if limit is None else limit
+                attempt = do(_followed, solver, within_nbytes, start, name=name)
         if attempt is None or attempt.plan is None:
             attempt = do(try_strategy, solver, limit, start=start, name=name)
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
@@ -162,11 +162,11 @@ class ShapePlanner:
 
     def _at_once(self, job: Job, do: Do, limit: int | None, nearest: Plan) -> Plan | None:
         """The plan without a search; None where the nearest schedule cannot be made to fit."""
-        within, start = math.inf, None
+        within_nbytes, start = math.inf, None
         if self._unseen == "nearest":
-            within = self._held() if limit is None else limit
+            within_nbytes = self._largest_nbytes() if limit is None else limit
             start = transferred(nearest.schedule, job.graph)
-        plan: Plan | None = do(_fitted, within, limit, start, name=nearest.strategy)
+        plan: Plan | None = do(_fitted, within_nbytes, limit, start, name=nearest.strategy)
         return plan
 
     @property
@@ -175,12 +175,12 @@ class ShapePlanner:
 
         Of a last batch of few examples a share may not be possible, as little of it is activations.
         """
-        within = (p.total_nbytes for p in self._made if p.total_nbytes <= (p.budget_nbytes or 0))
-        return max(within, default=0)
+        totals = (p.total_nbytes for p in self._plans if p.total_nbytes <= (p.budget_nbytes or 0))
+        return max(totals, default=0)
 
-    def _held(self) -> int:
+    def _largest_nbytes(self) -> int:
         """The bytes of the largest step."""
-        return max(plan.total_nbytes for plan in self._made)
+        return max(plan.total_nbytes for plan in self._plans)
 
 
 def _followed(
@@ -192,37 +192,37 @@ def _followed(
     problem = quick.problem(limit)
     share = SHARE_IN_BLOCKS if problem.memory.match_ranges else SHARE
     stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
-    found: Schedule | None
+    schedule: Schedule | None
     if (unplanned := problem.unplanned()) is not None:
-        found = unplanned.schedule
+        schedule = unplanned.schedule
     elif problem.memory.match_ranges:
         # What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
         problem.space.prepare()
-        found = problem.space.improve(problem, start, stop, Moves())
-        if found is None:  # it begins once more, with what fits, however expensive
+        schedule = problem.space.improve(problem, start, stop, Moves())
+        if schedule is None:  # it begins once more, with what fits, however expensive
             stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
             start = mended(problem, start, stop, patience=0)
-            found = start and problem.space.improve(problem, start, stop, Moves())
+            schedule = start and problem.space.improve(problem, start, stop, Moves())
     else:
-        found = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
-    if found is None:
+        schedule = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
+    if schedule is None:
         return None
     effort = stop.work_left / problem.stop(None, effort=1.0).work_left
-    following = _following(solver, max(effort, LEAST_EFFORT), problem)
-    return try_strategy(quick, following, limit, start=found, since=begin, name=name)
+    follower = _following(solver, max(effort, LEAST_EFFORT), problem)
+    return try_strategy(quick, follower, limit, start=schedule, since=begin, name=name)
 
 
 def _fitted(
-    job: Job, within: float, limit: int | None, start: Schedule | None, *, name: str
+    job: Job, within_nbytes: float, limit: int | None, start: Schedule | None, *, name: str
 ) -> Plan | None:
-    """The unplanned step if it is ``within`` these bytes, else ``start`` with more drops."""
+    """The unplanned step if it is ``within_nbytes``, else ``start`` with more drops."""
     begin, schedule = time.monotonic(), Schedule.unplanned(job.graph)
-    if within < math.inf and job.holds(schedule) > within:
+    if within_nbytes < math.inf and job.holds(schedule) > within_nbytes:
         stop = Stop.after(job.time_limit)
-        found = mended(job.problem(int(within)), start, stop, patience=0)
-        if found is None:
+        repair = mended(job.problem(int(within_nbytes)), start, stop, patience=0)
+        if repair is None:
             return None
-        schedule = found
+        schedule = repair
     else:
         name = "store_all"
     outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)
@@ -234,14 +234,14 @@ def _following(solver: Strategy, effort: float, problem: Problem) -> Strategy:
 
     In most graphs that are not small only the search does, of strategies that end with one.
     """
-    known = options_of(solver)
-    if not SEARCH_OPTIONS | {"effort"} <= known:
+    options = options_of(solver)
+    if not SEARCH_OPTIONS | {"effort"} <= options:
         return solver
     is_small = len(problem.graph.ops) <= SMALL and not problem.memory.match_ranges
     if is_small and isinstance(solver, Auto):
         gap = max(NEAR, solver.gap)
         return dataclasses.replace(solver, effort=effort, gap=gap, rounds=None)
-    shared = {name: getattr(solver, name) for name in known & SEARCH_OPTIONS}
+    shared = {name: getattr(solver, name) for name in options & SEARCH_OPTIONS}
     return Search(effort=effort, **shared)
 
 
@@ -254,10 +254,10 @@ def _distance(plan: Plan, job: Job) -> float:
 
 def _warn(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Say that these shapes were not planned."""
-    named = ", ".join(f"{name}={shape}" for name, shape in islice(shapes.items(), NAMED))
-    held, limit = format_nbytes(plan.total_nbytes), plan.budget_nbytes
+    inputs = ", ".join(f"{name}={shape}" for name, shape in islice(shapes.items(), NAMED))
+    size, limit = format_nbytes(plan.total_nbytes), plan.budget_nbytes
     how = "by the nearest schedule" if plan.schedule.recomputed else "unplanned"
-    over = ""
+    excess = ""
     if limit is not None and plan.total_nbytes > limit:
-        over = f", more than the budget of {format_nbytes(limit)}"
-    warnings.warn(f"{named}: not seen before, trained {how} in {held}{over}", stacklevel=2)
+        excess = f", more than the budget of {format_nbytes(limit)}"
+    warnings.warn(f"{inputs}: not seen before, trained {how} in {size}{excess}", stacklevel=2)

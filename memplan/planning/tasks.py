@@ -145,8 +145,8 @@ def run(
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ArgumentError(f"executor must be a concurrent.futures.Executor, got {executor!r}")
     todo = list(tasks)
-    made = [None if cache is None else _kept(task, cache) for task in todo]
-    places = [place for place, attempt in enumerate(made) if attempt is None]
+    attempts = [None if cache is None else _kept(task, cache) for task in todo]
+    places = [place for place, attempt in enumerate(attempts) if attempt is None]
     missing = [todo[place] for place in places]
     answers = _here(missing) if executor is None else _there(missing, executor)
     errors: list[Exception] = []
@@ -157,19 +157,19 @@ def run(
                     raise answer
                 if isinstance(answer, Exception):
                     errors.append(answer)
-                    made[place] = attempt = _failed(todo[place], answer)
+                    attempts[place] = attempt = _failed(todo[place], answer)
                 else:
-                    made[place] = attempt = answer
+                    attempts[place] = attempt = answer
                 if whole and cache is not None:
                     _keep(todo[place], attempt, cache)
                 if interrupt.noticed:
                     break
         except KeyboardInterrupt:
-            if not any(made):
+            if not any(attempts):
                 raise
     if errors and len(errors) == len(todo):
         raise errors[0]
-    return made
+    return attempts
 
 
 def _failed(task: Task, error: Exception) -> Attempt:
@@ -226,8 +226,8 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
         parcels = {id(task.job): pack(task.job) for task in tasks}
         for task in tasks:
             start = None if task.start is None else task.start.to_json()
-            given = (parcels[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
-            futures.append(executor.submit(_answer, *given, task.bound_seconds))
+            arguments = (parcels[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
+            futures.append(executor.submit(_answer, *arguments, task.bound_seconds))
         for task, future in zip(tasks, futures, strict=True):
             try:
                 data = json.loads(future.result())
@@ -253,16 +253,16 @@ def _answer(
     if os.getpid() != _HOME:
         # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            given = (parcel, name, solver, budget_nbytes, start, bound_seconds)
-            return fresh.submit(_answer, *given).result()
+            arguments = (parcel, name, solver, budget_nbytes, start, bound_seconds)
+            return fresh.submit(_answer, *arguments).result()
     from memplan.planning.parcel import unpack
 
     with _ONE_AT_A_TIME, noticing() as interrupt:
         job = unpack(parcel)
-        known = None if start is None else Schedule.from_json(job.graph, start)
+        schedule = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
             attempt = try_strategy(
-                job, solver, budget_nbytes, start=known, bound_seconds=bound_seconds
+                job, solver, budget_nbytes, start=schedule, bound_seconds=bound_seconds
             )
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.noticed})

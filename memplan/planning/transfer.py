@@ -32,9 +32,9 @@ def transferred(schedule: Schedule, graph: TrainingGraph) -> Schedule | None:
         matching = [place.get(like) for like in others]
         nmatched = sum(op is not None and op < graph.nforward for op in matching)
         if nmatched >= ALIKE * graph.nforward:
-            matched = (matching[op] for op in schedule.ops)
-            known = [op for op in matched if op is not None]
-            return Schedule.sequence(graph, _completed(graph, known))
+            sequence = (matching[op] for op in schedule.ops)
+            ops = [op for op in sequence if op is not None]
+            return Schedule.sequence(graph, _completed(graph, ops))
     return None
 
 
@@ -47,7 +47,7 @@ def _likenesses(
     that write them; a backward op by its forward op. Of a sum of gradients the last term says which
     one it is: longer networks begin it with more terms.
     """
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     result: list[tuple[int, int]] = []
 
     def written(a: int) -> object:
@@ -66,38 +66,38 @@ def _likenesses(
         else:
             inputs = tuple(map(written, op.inputs))
         number = numbers.setdefault((op.kind, inputs), len(numbers))
-        seen[number] += 1
-        result.append((number, seen[number]))
+        counts[number] += 1
+        result.append((number, counts[number]))
     return result
 
 
 def _completed(graph: TrainingGraph, ops: Iterable[int]) -> list[int]:
     """``ops``, each after what it depends on, then those that are missing."""
-    ran: set[int] = set()
-    asked: set[int] = set()
+    executed_ops: set[int] = set()
+    earlier_ops: set[int] = set()
     result: list[int] = []
     for op in ops:
-        if op in asked and graph.ops[op].recomputable:
+        if op in earlier_ops and graph.ops[op].recomputable:
             result.append(op)
         else:
-            result += _missing(graph, op, ran)
-        asked.add(op)
+            result += _missing(graph, op, executed_ops)
+        earlier_ops.add(op)
     for op in range(len(graph.ops)):
-        result += _missing(graph, op, ran)
+        result += _missing(graph, op, executed_ops)
     return result
 
 
-def _missing(graph: TrainingGraph, op: int, ran: set[int]) -> list[int]:
+def _missing(graph: TrainingGraph, op: int, executed_ops: set[int]) -> list[int]:
     """``op`` and all that it depends on, of what has not run; that has then."""
-    found: set[int] = set()
+    missing_ops: set[int] = set()
     stack = [op]
     while stack:
         other = stack.pop()
-        if other not in ran:
-            ran.add(other)
-            found.add(other)
+        if other not in executed_ops:
+            executed_ops.add(other)
+            missing_ops.add(other)
             stack += graph.dependencies[other]
-    return sorted(found)
+    return sorted(missing_ops)
 
 
 def mended(
@@ -115,17 +115,17 @@ def mended(
         drops = evictions.drops_in(schedule)
 
     # To fit takes little work, without which there is nothing to go on with: only time ends that.
-    fitting = Stop(stop.deadline)
+    fit_stop = Stop(stop.deadline)
     share = 1.0 if problem.counts_live else 0.5
 
     def solve(aim: int, until: Stop) -> Schedule | None:
         search = evictions.within(aim)
-        found = search.fit(drops, until)
-        if found is None:
+        fit = search.fit(drops, until)
+        if fit is None:
             return None
-        return search.improve(found, stop.share(share), patience=patience).schedule
+        return search.improve(fit, stop.share(share), patience=patience).schedule
 
-    found = problem.aim_lower(solve, fitting, share=share)
-    if fitting.cut_by_clock:
+    best = problem.aim_lower(solve, fit_stop, share=share)
+    if fit_stop.cut_by_clock:
         stop.cut()
-    return problem.cheapest([found, schedule])
+    return problem.cheapest([best, schedule])
