@@ -154,7 +154,7 @@ def rows(name: str, realisation: str, options: argparse.Namespace) -> None:
     _end_the_process()
     _, first_seconds = _planned(shared, network, first)
     for size in others:
-        following, seconds = _planned(shared, network, size)
+        follower, seconds = _planned(shared, network, size)
         _end_the_process()
         own, own_seconds = _planned(planner(), network, size)
         cells = (
@@ -164,7 +164,7 @@ def rows(name: str, realisation: str, options: argparse.Namespace) -> None:
             f"{own_seconds:.1f}",
             f"{seconds:.1f}",
             f"{seconds / own_seconds:.2f}",
-            f"{following.overhead:.1%}",
+            f"{follower.overhead:.1%}",
             f"{own.overhead:.1%}",
         )
         print("| " + " | ".join(cells) + " |", flush=True)

@@ -39,9 +39,9 @@ def unit_chain() -> TrainingGraph:
     )
 
 
-def cases(wanted: list[str]) -> Iterator[tuple[str, TrainingGraph, int]]:
+def cases(names: list[str]) -> Iterator[tuple[str, TrainingGraph, int]]:
     """Name, graph and budget of every case."""
-    for name in wanted or GOLDEN:
+    for name in names or GOLDEN:
         if name == "unit_chain":
             yield name, unit_chain(), 4
             continue
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--solver", default="HIGHS")
     parser.add_argument("--time-limit", type=float, default=120.0)
     options = parser.parse_args()
-    given = {"time_limit": options.time_limit, "solver": options.solver}
+    limits = {"time_limit": options.time_limit, "solver": options.solver}
     strategies: dict[str, Strategy] = {
         "chen_sqrt:linear": ChenSqrt(linear=True),
         "chen_greedy": ChenGreedy(),
@@ -65,8 +65,8 @@ def main() -> None:
         "griewank": Griewank(),
         "griewank:linear": Griewank(linear=True),
         "evict": Evict(),
-        "checkmate_lp": CheckmateLP(**given),
-        "checkmate": Checkmate(**given),
+        "checkmate_lp": CheckmateLP(**limits),
+        "checkmate": Checkmate(**limits),
     }
     for name, graph, budget in cases(options.cases):
         print(f"{name}: budget {budget}, once {graph.seconds:g}, golden {GOLDEN.get(name, '-')}")

@@ -34,15 +34,15 @@ def ssd() -> Made:
     for width in (256, 256, 128, 128):
         out = conv(conv(out, width // 2, 1), width, 3, 2)
         heads.append(out)
-    found: list[list[Symbol]] = [[], []]
+    outputs: list[list[Symbol]] = [[], []]
     for head in heads:
-        for parts, nfilter in zip(found, (4 * 21, 4 * 4), strict=True):
+        for parts, nfilter in zip(outputs, (4 * 21, 4 * 4), strict=True):
             part = mx.sym.Convolution(head, kernel=(3, 3), pad=(1, 1), num_filter=nfilter)
             parts.append(mx.sym.Flatten(mx.sym.transpose(part, axes=(0, 2, 3, 1))))
-    scores = mx.sym.reshape(mx.sym.Concat(*found[0], dim=1), shape=(-1, 21))
+    scores = mx.sym.reshape(mx.sym.Concat(*outputs[0], dim=1), shape=(-1, 21))
     scores = mx.sym.SoftmaxOutput(scores, name="softmax")
-    moved = mx.sym.MakeLoss(mx.sym.smooth_l1(mx.sym.Concat(*found[1], dim=1), scalar=1.0))
-    return mx.sym.Group([scores, moved]), {"data": (8, 3, 512, 512)}
+    box_loss = mx.sym.MakeLoss(mx.sym.smooth_l1(mx.sym.Concat(*outputs[1], dim=1), scalar=1.0))
+    return mx.sym.Group([scores, box_loss]), {"data": (8, 3, 512, 512)}
 
 
 def tree_lstm(depth: int = 6) -> Made:
@@ -70,8 +70,8 @@ def _joined(
     both = mx.sym.Concat(left[1], right[1], dim=1)
     gates = mx.sym.FullyConnected(both, weight=weight, bias=bias, num_hidden=5 * width)
     parts = mx.sym.split(gates, num_outputs=5, axis=1)
-    kept = mx.sym.sigmoid(parts[0]) * left[0] + mx.sym.sigmoid(parts[1]) * right[0]
-    cell = kept + mx.sym.sigmoid(parts[2]) * mx.sym.tanh(parts[3])
+    memory = mx.sym.sigmoid(parts[0]) * left[0] + mx.sym.sigmoid(parts[1]) * right[0]
+    cell = memory + mx.sym.sigmoid(parts[2]) * mx.sym.tanh(parts[3])
     return cell, mx.sym.sigmoid(parts[4]) * mx.sym.tanh(cell)
 
 
@@ -83,12 +83,12 @@ def unrolled(nsteps: int = 60) -> Made:
     batch, width = 128, 256
     noise, real = mx.sym.Variable("data"), mx.sym.Variable("real")
     hidden = mx.sym.relu(mx.sym.FullyConnected(noise, num_hidden=width))
-    made = mx.sym.FullyConnected(hidden, num_hidden=width)
+    fake = mx.sym.FullyConnected(hidden, num_hidden=width)
     inner = mx.sym.Variable("critic_inner", shape=(width, width))
     outer = mx.sym.Variable("critic_outer", shape=(width, 1))
     for _ in range(nsteps):
         changes = []
-        for picture, sign in ((made, 1.0), (real, -1.0)):
+        for picture, sign in ((fake, 1.0), (real, -1.0)):
             before = mx.sym.dot(picture, inner)
             active = mx.sym.tanh(before)
             score = mx.sym.tanh(mx.sym.dot(active, outer))
@@ -98,7 +98,7 @@ def unrolled(nsteps: int = 60) -> Made:
             changes.append((mx.sym.dot(picture, back, transpose_a=True), of_outer))
         inner = inner - 0.1 * (changes[0][0] + changes[1][0])
         outer = outer - 0.1 * (changes[0][1] + changes[1][1])
-    score = mx.sym.dot(mx.sym.tanh(mx.sym.dot(made, inner)), outer)
+    score = mx.sym.dot(mx.sym.tanh(mx.sym.dot(fake, inner)), outer)
     return mx.sym.MakeLoss(mx.sym.mean(score)), {"data": (batch, 64), "real": (batch, width)}
 
 
@@ -145,8 +145,8 @@ SETS = {"tuned": TUNED, "held-out": HELD_OUT, "long": LONG}
 
 def load(path: str, shapes: str) -> Made:
     """A symbol file with shapes such as "data=32,3,224,224;label=32"."""
-    given = (part.split("=") for part in shapes.split(";"))
-    return mx.sym.load(path), {name: tuple(map(int, n.split(","))) for name, n in given}
+    pairs = (part.split("=") for part in shapes.split(";"))
+    return mx.sym.load(path), {name: tuple(map(int, n.split(","))) for name, n in pairs}
 
 
 def is_symbol(path: Path) -> bool:

@@ -76,35 +76,35 @@ class Cell:
         return f"{self.overhead:.2f}, {proof}, {self.strategy}{ending}"
 
 
-def of_network(made: gap_networks.Made, memory: str, seconds: float) -> Step:
+def of_network(network: gap_networks.Made, memory: str, seconds: float) -> Step:
     """The step of a network of MXNet."""
     from memplan.planning.job import Job
 
-    net, shapes = made
+    net, shapes = network
     job = Job.prepare(
         net, realisation="packed", costs="roofline:v100", time_limit=seconds, **shapes
     )
-    held = job.memory if memory == "packed" else MEMORIES[memory]
-    return Step(job.graph, held, job.unplanned.total_nbytes, job.unplanned.beside_nbytes)
+    counted_memory = job.memory if memory == "packed" else MEMORIES[memory]
+    return Step(job.graph, counted_memory, job.unplanned.total_nbytes, job.unplanned.beside_nbytes)
 
 
 def of_graph(graph: TrainingGraph, memory: str) -> Step:
     """The step of a graph."""
-    held = MEMORIES[memory]
-    total = held.nbytes(Schedule.unplanned(graph)) + graph.fixed_nbytes
-    return Step(graph, held, total, graph.fixed_nbytes)
+    counted_memory = MEMORIES[memory]
+    total = counted_memory.nbytes(Schedule.unplanned(graph)) + graph.fixed_nbytes
+    return Step(graph, counted_memory, total, graph.fixed_nbytes)
 
 
 def step_of(name: str, memory: str, seconds: float) -> Step:
     """The step of a network, published graph or file by name."""
-    known = gap_networks.NETWORKS | gap_networks.LONG
-    if name in known:
-        return of_network(known[name](), memory, seconds)
+    networks = gap_networks.NETWORKS | gap_networks.LONG
+    if name in networks:
+        return of_network(networks[name](), memory, seconds)
     if name in published_graphs.names():
         return of_graph(published_graphs.load(name), memory)
     file, _, shapes = name.partition(":")
     if not Path(file).is_file():
-        sets = (*gap_networks.SETS, *known, *published_graphs.names())
+        sets = (*gap_networks.SETS, *networks, *published_graphs.names())
         raise SystemExit(f"no network or file {name!r}; networks and sets are {', '.join(sets)}")
     if gap_networks.is_symbol(Path(file)):
         return of_network(gap_networks.load(file, shapes), memory, seconds)
@@ -178,8 +178,8 @@ def main() -> None:
     percents = [float(budget) for budget in options.budgets.split(",")]
     names = [
         name
-        for given in options.names or ("tuned", "held-out")
-        for name in gap_networks.SETS.get(given, (given,))
+        for argument in options.names or ("tuned", "held-out")
+        for name in gap_networks.SETS.get(argument, (argument,))
     ]
     SEQUENCES.prepare()  # compiling is not to be in anybody's time
     print("| network | ops |" + "".join(f" {percent:g}% |" for percent in percents))

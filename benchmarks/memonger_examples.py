@@ -28,9 +28,9 @@ def row(path: Path) -> list[str]:
 
     def timed(*arguments: Any, **options: Any) -> Any:
         begin = time.process_time()
-        found = memplan.search_plan(*arguments, **options)
+        symbol = memplan.search_plan(*arguments, **options)
         seconds.append(time.process_time() - begin)
-        return found
+        return symbol
 
     module: Any = type(sys)("memonger")
     module.search_plan, module.get_cost = timed, memplan.get_cost

@@ -85,10 +85,10 @@ def measure(name: str) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", help=", ".join(MEMONGER_MB))
-    chosen = parser.parse_args().networks or list(MEMONGER_MB)
+    names = parser.parse_args().networks or list(MEMONGER_MB)
     print("| " + " | ".join(HEADER) + " |")
     print("|---" * len(HEADER) + "|", flush=True)
-    for name in chosen:
+    for name in names:
         print("| " + " | ".join(measure(name).cells()) + " |", flush=True)
 
 

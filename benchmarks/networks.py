@@ -42,14 +42,14 @@ def network(name: str) -> mx.sym.Symbol:
     block = getattr(vision, name)()
     block.initialize()
     net = mx.sym.SoftmaxOutput(block(mx.sym.Variable("data")), name="softmax")
-    hinted = _HINTED_OPS.get(name, ())
-    return with_hints(net, lambda node: node["op"] in hinted)
+    hints = _HINTED_OPS.get(name, ())
+    return with_hints(net, lambda node: node["op"] in hints)
 
 
 def network_and_shapes(name: str, shape: tuple[int, ...]) -> tuple[mx.sym.Symbol, Shapes]:
     """A network for inputs of ``shape``, or one that has its own."""
-    known = NETWORKS | SMALL
-    return known[name]() if name in known else (network(name), {"data": shape})
+    builders = NETWORKS | SMALL
+    return builders[name]() if name in builders else (network(name), {"data": shape})
 
 
 def with_hints(net: mx.sym.Symbol, is_stage: Callable[[dict], bool]) -> mx.sym.Symbol:

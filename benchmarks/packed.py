@@ -50,9 +50,9 @@ def traced(options: argparse.Namespace, way: str) -> Trace:
 
 def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     """Train, and save what comes out; figures of it."""
-    lowered = lower(traced, schedule).schedule
-    blocks = best_allocation(lowered)
-    nbytes = pack(lowered).nbytes if traced.form.name == "packed" else blocks.nbytes
+    lowering = lower(traced, schedule).schedule
+    blocks = best_allocation(lowering)
+    nbytes = pack(lowering).nbytes if traced.form.name == "packed" else blocks.nbytes
     args, states = random_arrays(traced, mx.cpu(0))
     mx.nd.waitall()
     before = _resident("VmRSS")
@@ -62,18 +62,18 @@ def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     executor.forward(is_train=True)
     mx.nd.waitall()
     grown = _resident("VmHWM") - before
-    seconds, found = [], {}
+    seconds, arrays = [], {}
     for number in range(STEPS):
         begin = time.process_time()
         outputs = executor.forward(is_train=True)
         mx.nd.waitall()
         seconds.append(time.process_time() - begin)
         results = dict(enumerate(outputs)) | executor.grad_dict | executor.aux_dict
-        found |= {f"{number} {name}": array.asnumpy() for name, array in results.items()}
+        arrays |= {f"{number} {name}": array.asnumpy() for name, array in results.items()}
         for name, gradient in executor.grad_dict.items():
             args[name] -= 0.001 * gradient
         mx.nd.waitall()
-    np.savez(path, **found)
+    np.savez(path, **arrays)
     return {"MiB": nbytes / 2**20, "grown MiB": grown, "seconds": statistics.median(seconds)}
 
 
@@ -85,7 +85,7 @@ def _resident(field: str) -> float:
 
 def planned(options: argparse.Namespace) -> Schedule:
     """A plan for packed memory."""
-    made = memplan.plan(
+    plan = memplan.plan(
         network(options.network),
         realisation="packed",
         strategy=options.strategy,
@@ -93,21 +93,21 @@ def planned(options: argparse.Namespace) -> Schedule:
         time_limit=options.time_limit,
         data=(options.batch, 3, options.size, options.size),
     )
-    return made.schedule
+    return plan.schedule
 
 
 def in_a_process(options: argparse.Namespace, way: str, schedule: str, path: str) -> Any:
     """The figures of one way, run by itself."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *sys.argv, "--way", way, "--schedule", schedule, "--path", path],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        sys.exit(f"{way}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        sys.exit(f"{way}: {process.stderr[-2000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -134,11 +134,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/schedule.json"
         Path(path).write_text(schedule.to_json())
-        saved = [f"{folder}/{way}.npz" for way in WAYS]
-        for way, place in zip(WAYS, saved, strict=True):
+        places = [f"{folder}/{way}.npz" for way in WAYS]
+        for way, place in zip(WAYS, places, strict=True):
             figures = in_a_process(options, way, path, place)
             print(f"{way:9}", ", ".join(f"{value:.3f} {name}" for name, value in figures.items()))
-        one, other = (dict(np.load(place)) for place in saved)
+        one, other = (dict(np.load(place)) for place in places)
     unlike = [name for name in one if not np.array_equal(one[name], other[name])]
     print(f"{len(unlike)} of {len(one)} arrays differ {unlike[:3]}")
 

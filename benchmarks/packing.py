@@ -68,11 +68,11 @@ def overlapping(sizes: Array, lower: Array, upper: Array, offsets: Array) -> tup
     """
     alive: list[tuple[int, int]] = []  # offset and buffer
     deaths = iter(np.argsort(upper, kind="stable").tolist())
-    dying = next(deaths, None)
+    next_death = next(deaths, None)
     for buffer in np.argsort(lower, kind="stable").tolist():
-        while dying is not None and upper[dying] <= lower[buffer]:
-            del alive[bisect_left(alive, (int(offsets[dying]), dying))]
-            dying = next(deaths, None)
+        while next_death is not None and upper[next_death] <= lower[buffer]:
+            del alive[bisect_left(alive, (int(offsets[next_death]), next_death))]
+            next_death = next(deaths, None)
         begin = int(offsets[buffer])
         place = bisect_left(alive, (begin, buffer))
         if place > 0 and alive[place - 1][0] + sizes[alive[place - 1][1]] > begin:
@@ -83,22 +83,23 @@ def overlapping(sizes: Array, lower: Array, upper: Array, offsets: Array) -> tup
     return None
 
 
-def check(arrays: tuple[Array, Array, Array], found: Placement) -> None:
+def check(arrays: tuple[Array, Array, Array], placement: Placement) -> None:
     """Exit unless the placement is one, within its bytes."""
     sizes, lower, upper = arrays
-    if (found.offsets < 0).any() or (found.offsets + sizes > found.nbytes).any():
-        sys.exit(f"A buffer lies outside of [0, {found.nbytes})")
-    if pair := overlapping(sizes, lower, upper, found.offsets):
+    if (placement.offsets < 0).any() or (placement.offsets + sizes > placement.nbytes).any():
+        sys.exit(f"A buffer lies outside of [0, {placement.nbytes})")
+    if pair := overlapping(sizes, lower, upper, placement.offsets):
         sys.exit(f"Buffers {pair} overlap")
 
 
-def proof(found: Placement, capacity: int | None) -> str:
+def proof(placement: Placement, capacity: int | None) -> str:
     """The cell of what is proved."""
-    if capacity is not None and found.nbytes <= capacity:
+    nbytes, bound_nbytes = placement.nbytes, placement.bound_nbytes
+    if capacity is not None and nbytes <= capacity:
         return "yes: fits"
-    if capacity is not None and found.bound_nbytes > capacity:
+    if capacity is not None and bound_nbytes > capacity:
         return "yes: too small"
-    return "yes: least" if found.nbytes == found.bound_nbytes else f"no: {found.bound_nbytes}"
+    return "yes: least" if nbytes == bound_nbytes else f"no: {bound_nbytes}"
 
 
 def row(path: Path, arrays: tuple[Array, Array, Array], nnodes: int) -> list[str]:
@@ -108,13 +109,13 @@ def row(path: Path, arrays: tuple[Array, Array, Array], nnodes: int) -> list[str
     capacity = int(match[1]) if match else None
     begin = time.process_time()
     buffers = Buffers.from_lifetimes(sizes, lower, upper)
-    found = place(buffers, capacity_nbytes=capacity, nnodes=nnodes)
+    placement = place(buffers, capacity_nbytes=capacity, nnodes=nnodes)
     seconds = time.process_time() - begin
-    check(arrays, found)
+    check(arrays, placement)
     peak = buffers.peak_nbytes
-    ratio = found.nbytes / (capacity or peak or 1)
-    cells = [path.name.removesuffix(".csv"), str(len(sizes)), str(peak), str(found.nbytes)]
-    return [*cells, f"{ratio:.4f}", proof(found, capacity), f"{seconds:.2f}"]
+    ratio = placement.nbytes / (capacity or peak or 1)
+    cells = [path.name.removesuffix(".csv"), str(len(sizes)), str(peak), str(placement.nbytes)]
+    return [*cells, f"{ratio:.4f}", proof(placement, capacity), f"{seconds:.2f}"]
 
 
 def compile_all() -> None:

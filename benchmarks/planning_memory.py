@@ -46,11 +46,11 @@ def measured(name: str, where: str, options: argparse.Namespace) -> tuple[int, i
     """The ops of a step, and what planning leaves in a new process."""
     command = [sys.executable, __file__, "--networks", name, "--realisation", options.realisation]
     command += ["--budget", str(options.budget), "--time-limit", str(options.time_limit)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--process", where], check=True, stdout=subprocess.PIPE, text=True
     )
-    nops, left = map(int, done.stdout.split())
-    return nops, left
+    nops, nbytes = map(int, process.stdout.split())
+    return nops, nbytes
 
 
 def left_behind(options: argparse.Namespace) -> tuple[int, int]:

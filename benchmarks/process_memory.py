@@ -62,9 +62,9 @@ class Unplanned:
         self.trained: dict[tuple[str, int, tuple[int, ...]], tuple[int, str]] = {}
         job = Job.prepare(net, ctx=mx.cpu(), **shapes)
         self.promised = promised_growth(job.unplanned)
-        everything = Schedule.unplanned(job.graph)
-        left = folder / "unplanned.npz"
-        self.grown = run_apart(everything, job.trace, ctx=mx.cpu(), results=left).grown_nbytes
+        schedule = Schedule.unplanned(job.graph)
+        results = folder / "unplanned.npz"
+        self.grown = run_apart(schedule, job.trace, ctx=mx.cpu(), results=results).grown_nbytes
 
     def cells(self) -> list[str]:
         """Promise, and growth beside it."""
@@ -84,24 +84,24 @@ class Unplanned:
         except MemplanError as error:
             return [type(error).__name__, "", ""]
         grown, differs = self._trained(plan)
-        promised = promised_growth(plan.footprint)
+        promise = promised_growth(plan.footprint)
         return [
-            f"{promised / 1e6:.0f}{differs}",
-            f"{grown / promised:.2f}",
-            f"{promised / self.promised:.2f}, {grown / self.grown:.2f}",
+            f"{promise / 1e6:.0f}{differs}",
+            f"{grown / promise:.2f}",
+            f"{promise / self.promised:.2f}, {grown / self.grown:.2f}",
         ]
 
     def _trained(self, plan: memplan.Plan) -> tuple[int, str]:
         """By how much a process grows that trains by ``plan``, and whether its results differ."""
         key = plan.realisation, plan.match_range, plan.schedule.ops
         if key not in self.trained:  # what needs no plan at several budgets is trained once
-            left = self.folder / "planned.npz"
+            path = self.folder / "planned.npz"
             trial = run_apart(
-                plan.schedule, plan.trace, ctx=mx.cpu(), match_range=plan.match_range, results=left
+                plan.schedule, plan.trace, ctx=mx.cpu(), match_range=plan.match_range, results=path
             )
             before = self.folder / "unplanned.npz"
-            found = unlike(left, before, with_gradients=not plan.trace.form.updates)
-            differs = ", other bits" if any(found.values()) else ""
+            differences = unlike(path, before, with_gradients=not plan.trace.form.updates)
+            differs = ", other bits" if any(differences.values()) else ""
             self.trained[key] = trial.grown_nbytes, differs
         return self.trained[key]
 

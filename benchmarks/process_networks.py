@@ -164,13 +164,13 @@ def detector() -> tuple[Symbol, Shapes]:
     classes, boxes = [], []
     for width in (64, 128, 128):
         out = conv(conv(out, width), width, 3, 2)
-        for found, nfilter in ((classes, 4 * 21), (boxes, 4 * 4)):
+        for outputs, nfilter in ((classes, 4 * 21), (boxes, 4 * 4)):
             head = mx.sym.Convolution(out, kernel=(3, 3), pad=(1, 1), num_filter=nfilter)
-            found.append(mx.sym.Flatten(mx.sym.transpose(head, axes=(0, 2, 3, 1))))
+            outputs.append(mx.sym.Flatten(mx.sym.transpose(head, axes=(0, 2, 3, 1))))
     scores = mx.sym.reshape(mx.sym.Concat(*classes, dim=1), shape=(-1, 21))
     scores = mx.sym.SoftmaxOutput(scores, name="softmax")
-    moved = mx.sym.MakeLoss(mx.sym.smooth_l1(mx.sym.Concat(*boxes, dim=1), scalar=1.0))
-    return mx.sym.Group([scores, moved]), {"data": (4, 3, 192, 192)}
+    box_loss = mx.sym.MakeLoss(mx.sym.smooth_l1(mx.sym.Concat(*boxes, dim=1), scalar=1.0))
+    return mx.sym.Group([scores, box_loss]), {"data": (4, 3, 192, 192)}
 
 
 def inception() -> tuple[Symbol, Shapes]:

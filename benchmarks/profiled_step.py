@@ -85,13 +85,13 @@ def report_memory(traced: Trace) -> None:
     )
 
 
-def report_kinds(traced: Trace, table: CostTable, shown: int = 8) -> None:
+def report_kinds(traced: Trace, table: CostTable, count: int = 8) -> None:
     graph = with_costs(traced.graph, table)
     seconds: Counter[str] = Counter()
     for op in graph.ops:
         seconds[op.kind] += op.seconds
     print("of the last round:")
-    for kind, total in seconds.most_common(shown):
+    for kind, total in seconds.most_common(count):
         print(f"  {1e3 * total:8.1f} ms  {total / graph.seconds:6.1%}  {kind}")
 
 

@@ -59,15 +59,15 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     begin = time.monotonic()
     outcome = strategy.solve(Problem(graph, budget))
     schedule, seconds = outcome.schedule, time.monotonic() - begin
-    beside = f"({reference:g}: {source})"
+    source_text = f"({reference:g}: {source})"
     if schedule is None:
-        return f"none in {seconds:.0f} s {beside}"
+        return f"none in {seconds:.0f} s {source_text}"
     verdict = validate(schedule, budget)
     if not verdict.valid:
         raise AssertionError(verdict.reason)
     bound = (outcome.lower_bound_seconds or 0.0) / graph.seconds - 1.0
-    proved = "optimal" if outcome.status is Status.OPTIMAL else f"bound {100 * bound:.2f}"
-    return f"**{100 * schedule.overhead:.2f}** {proved}, {seconds:.1f} s {beside}"
+    proof = "optimal" if outcome.status is Status.OPTIMAL else f"bound {100 * bound:.2f}"
+    return f"**{100 * schedule.overhead:.2f}** {proof}, {seconds:.1f} s {source_text}"
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def load(name: str) -> TrainingGraph:
     """
     data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     ops: list[dict[str, Any]] = data["ops"]
-    read = {source for op in ops for source in op["inputs"]}
+    sources = {source for op in ops for source in op["inputs"]}
     backward = [index for index, op in enumerate(ops) if op.get("backward")]
     graph = TrainingGraph(
         ops=tuple(
@@ -33,7 +33,7 @@ def load(name: str) -> TrainingGraph:
             for index, op in enumerate(ops)
         ),
         tensors=tuple(Tensor(op["name"], op["nbytes"], op["nbytes"]) for op in ops),
-        heads=tuple(index for index in range(len(ops)) if index not in read),
+        heads=tuple(index for index in range(len(ops)) if index not in sources),
         nforward=min(backward, default=len(ops)),
     )
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes

@@ -32,14 +32,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         page = save_report(plan, Path(folder) / "report.html")
-        written = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
         print("| network | ops | steps | report, MB | written in, s | opened in, s | command, s |")
         print("|---|---|---|---|---|---|---|")
         for run in range(3):
             opened, whole = _open(page, Path(folder) / f"user{run}")
             print(
                 f"| {name} | {len(plan.schedule.graph.ops)} | {len(plan.schedule.ops)} "
-                f"| {page.stat().st_size / 1e6:.2f} | {written:.2f} | {opened:.2f} | {whole:.2f} |",
+                f"| {page.stat().st_size / 1e6:.2f} | {seconds:.2f} | {opened:.2f} | {whole:.2f} |",
                 flush=True,
             )
 
@@ -50,7 +50,7 @@ def _open(page: Path, user: Path) -> tuple[float, float]:
     if browser is None:
         raise SystemExit("there is no Chromium here: apt-get install chromium")
     begin = time.perf_counter()
-    done = subprocess.run(
+    process = subprocess.run(
         [browser, *FLAGS.split(), f"--user-data-dir={user}", page.as_uri()],
         capture_output=True,
         text=True,
@@ -58,7 +58,7 @@ def _open(page: Path, user: Path) -> tuple[float, float]:
         check=True,
     )
     whole = time.perf_counter() - begin
-    ready = re.search(r'data-ready-ms="(\d+)"', done.stdout)
+    ready = re.search(r'data-ready-ms="(\d+)"', process.stdout)
     if ready is None:
         raise SystemExit("the report was not drawn")
     return int(ready[1]) / 1e3, whole

@@ -63,7 +63,7 @@ def greedy(job: Job, budget_nbytes: int) -> float:
 
     limit = budget_nbytes - job.graph.fixed_nbytes
     for percent in range(100, 20, -5):
-        found = search(
+        schedule = search(
             job.graph,
             limit * percent // 100,
             rules=Rules(recompute_backward=False, reorder=False, match_ranges=()),
@@ -72,8 +72,8 @@ def greedy(job: Job, budget_nbytes: int) -> float:
             stop=Stop.after(60.0),
             rounds=0,
         )
-        if found is not None and job.memory.nbytes(found) <= limit:
-            return found.overhead
+        if schedule is not None and job.memory.nbytes(schedule) <= limit:
+            return schedule.overhead
     return float("nan")
 
 

@@ -48,15 +48,15 @@ def main() -> None:
 def loops() -> dict[str, Any]:
     """Modules and loops by name."""
     sys.path.insert(0, str(TESTS))
-    found = {}
+    result = {}
     for name in MODULES:
         spec = importlib.util.spec_from_file_location(name, TESTS / "scripts" / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found |= {script: (module, make) for script, make in module.SCRIPTS.items()}
-    return found
+        result |= {script: (module, make) for script, make in module.SCRIPTS.items()}
+    return result
 
 
 def row(name: str, size: int) -> str:
@@ -96,8 +96,8 @@ def figures(name: str, size: int, *, plan: bool) -> dict[str, Any]:
         "growth": growth >> 20,
     }
     if plan:
-        (found,) = net.planned_step.plans.values()
-        pair = [p.fixed_nbytes + p.allocated_nbytes for p in (found.unplanned, found)]
+        (planning,) = net.planned_step.plans.values()
+        pair = [p.fixed_nbytes + p.allocated_nbytes for p in (planning.unplanned, planning)]
         result["step"] = [f"{nbytes / 2**20:.1f}" for nbytes in pair]
     return result
 

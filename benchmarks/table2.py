@@ -64,8 +64,8 @@ class Cell:
 
     def ratio(self, strategy: str) -> float | None:
         """Seconds over those of the optimum or of its bound; None without a schedule."""
-        found = self.seconds.get(strategy)
-        return None if found is None else found / self.bound
+        own_seconds = self.seconds.get(strategy)
+        return None if own_seconds is None else own_seconds / self.bound
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -79,19 +79,19 @@ def geometric_mean(values: Sequence[float]) -> float:
 def budgets(graph: TrainingGraph, count: int, seconds: float) -> list[int]:
     """``count`` budgets, evenly spaced between the lowest peak found and the unplanned one."""
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
-    found = create("evict", realisation="explicit", time_limit=seconds).solve(Problem(graph, None))
-    assert found.schedule is not None
-    low = simulate(found.schedule).peak_nbytes
+    least = create("evict", realisation="explicit", time_limit=seconds).solve(Problem(graph, None))
+    assert least.schedule is not None
+    low = simulate(least.schedule).peak_nbytes
     return [low + (high - low) * k // (count + 1) for k in range(1, count + 1)]
 
 
 def solve(name: str, graph: TrainingGraph, budget_nbytes: int, options: dict[str, Any]) -> Outcome:
     """What the strategy finds, ``options`` taken as far as it has them."""
     strategy: Any = create(name.split(",")[0], realisation="explicit")
-    given = {key: value for key, value in options.items() if hasattr(strategy, key)}
+    fields = {key: value for key, value in options.items() if hasattr(strategy, key)}
     if name == ROUNDING:
-        given["patience"] = 0
-    return replace(strategy, **given).solve(Problem(graph, budget_nbytes))
+        fields["patience"] = 0
+    return replace(strategy, **fields).solve(Problem(graph, budget_nbytes))
 
 
 def measure(
@@ -99,25 +99,25 @@ def measure(
 ) -> Cell:
     """All strategies at one budget; AssertionError for a bound or a plan that cannot be true."""
     seconds: dict[str, float] = {}
-    bound, proved = graph.seconds, False
+    bound, is_proved = graph.seconds, False
     for name in strategies:
         outcome = solve(name, graph, budget_nbytes, options)
         bound = max(bound, outcome.lower_bound_seconds or 0.0)
         if outcome.schedule is not None:
             assert simulate(outcome.schedule).peak_nbytes <= budget_nbytes, name
             seconds[name] = outcome.schedule.seconds
-            proved |= outcome.status is Status.OPTIMAL
+            is_proved |= outcome.status is Status.OPTIMAL
     least = min(seconds.values(), default=bound)
     assert least >= bound * (1.0 - TOLERANCE), (seconds, bound)
-    return Cell(budget_nbytes, seconds, min(bound, least), proved)
+    return Cell(budget_nbytes, seconds, min(bound, least), is_proved)
 
 
 def table(columns: Sequence[tuple[str, Sequence[Cell]]], strategies: Sequence[str]) -> str:
     """Strategies down, networks across; in parentheses how many budgets a strategy met."""
     lines = ["| strategy | " + " | ".join(name for name, _ in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
-    proved = [f"{sum(cell.proved for cell in cells)} of {len(cells)}" for _, cells in columns]
-    lines.append("| optimum proved | " + " | ".join(proved) + " |")
+    counts = [f"{sum(cell.proved for cell in cells)} of {len(cells)}" for _, cells in columns]
+    lines.append("| optimum proved | " + " | ".join(counts) + " |")
     for strategy in strategies:
         texts = []
         for _, cells in columns:

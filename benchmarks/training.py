@@ -169,17 +169,17 @@ def panel(
     whole = memonger.unplanned
     budgets: list[int | None] = [total_nbytes(whole, share) for share in shares]
     curves = {}
-    for realisation, chosen in strategies.items():
+    for realisation, names in strategies.items():
         plans = memplan.compare(
             net,
-            strategies=chosen,
+            strategies=names,
             budgets=[*budgets, None] if realisation == "mirror" else budgets,
             realisation=realisation,
             costs=ROOFLINE,
             time_limit=time_limit,
             data=SHAPE,
         )
-        curves[f"{realisation} ({', '.join(chosen)})"] = undominated(plans.rows)
+        curves[f"{realisation} ({', '.join(names)})"] = undominated(plans.rows)
     return Panel(
         name,
         whole.allocated_nbytes / 2**20,

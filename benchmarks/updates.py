@@ -84,8 +84,8 @@ def row(name: str, time_limit: float) -> str:
                     time_limit=time_limit,
                     **shapes,
                 )
-                held = plan.total_nbytes - plan.workspace_nbytes
-                cells.append(f"{held / 1e6:.0f} at {plan.overhead:+.1%}")
+                nbytes = plan.total_nbytes - plan.workspace_nbytes
+                cells.append(f"{nbytes / 1e6:.0f} at {plan.overhead:+.1%}")
                 unplanned = plan.unplanned.total_nbytes - plan.unplanned.workspace_nbytes
             except BudgetError as error:
                 cells.append(f"no plan (least {(error.lowest_nbytes or 0) / 1e6:.0f})")
@@ -114,8 +114,8 @@ def growth(way: str) -> tuple[int, int]:
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     x = mx.nd.ones((32, 2048))
     mx.nd.waitall()
-    given = {"trainer": trainer} if way == "updating" else {}
-    step = TrainStep(net, loss, realisation="packed", strategy="store_all", **given)
+    trainers = {"trainer": trainer} if way == "updating" else {}
+    step = TrainStep(net, loss, realisation="packed", strategy="store_all", **trainers)
     if way != "unplanned":
         step.plan(x, x)
     for parameter in net.collect_params().values():
@@ -152,9 +152,9 @@ def main() -> None:
         print("| way | promised, MB | growth of the process, MB |\n|---|---|---|")
         for way in ("unplanned", "packed", "updating"):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                promised, grown = pool.apply(growth, (way,))
-            known = "" if way == "unplanned" else f"{promised / 1e6:.0f}"
-            print(f"| {way} | {known} | {grown / 1e6:.0f} |")
+                promise, grown = pool.apply(growth, (way,))
+            cell = "" if way == "unplanned" else f"{promise / 1e6:.0f}"
+            print(f"| {way} | {cell} | {grown / 1e6:.0f} |")
         return
     ways = "half, packed | half, updating | least, packed | least, updating"
     print(f"| network, batch | unplanned | {ways} |\n|---|---|---|---|---|---|")

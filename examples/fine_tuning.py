@@ -41,7 +41,7 @@ def stripes(task: str, count: int, batch: int, size: int) -> Batches:
     """Pictures of stripes in four directions and four widths, labelled by the one or the other."""
     draw = np.random.default_rng(SEED)
     rows, columns = np.mgrid[:size, :size]
-    found = []
+    result = []
     for _ in range(count):
         labels = {"direction": draw.integers(0, 4, batch), "width": draw.integers(0, 4, batch)}
         angle = (labels["direction"] * np.pi / 4)[:, None, None]
@@ -49,8 +49,8 @@ def stripes(task: str, count: int, batch: int, size: int) -> Batches:
         phase = draw.uniform(0, 2 * np.pi, (batch, 1, 1))
         picture = np.sin(waves * (rows * np.cos(angle) + columns * np.sin(angle)) + phase)
         picture = (picture + draw.normal(0, 0.3, picture.shape))[:, None]
-        found.append(mx.io.DataBatch([mx.nd.array(picture)], [mx.nd.array(labels[task])]))
-    return found
+        result.append(mx.io.DataBatch([mx.nd.array(picture)], [mx.nd.array(labels[task])]))
+    return result
 
 
 def train(module: mx.mod.Module, data: Batches, params: dict | None = None) -> list[float]:
@@ -96,8 +96,8 @@ def main() -> None:
     print(f"All layers:\n{whole.plan}\n\n{len(frozen)} parameters frozen:\n{tuned.plan}\n")
     print(f"loss: {first[0]:.3f} to {first[-1]:.3f}, then {second[0]:.3f} to {second[-1]:.3f}")
 
-    now = tuned.get_params()[0]
-    assert all(np.array_equal(now[n].asnumpy(), learned[n].asnumpy()) for n in frozen), "not frozen"
+    end = tuned.get_params()[0]
+    assert all(np.array_equal(end[n].asnumpy(), learned[n].asnumpy()) for n in frozen), "not frozen"
     assert second == unplanned, "a plan must leave every loss as it is, bit for bit"
     assert first[-1] < first[0], f"the loss does not fall: {first}"
     assert second[-1] < second[0], f"the loss does not fall: {second}"

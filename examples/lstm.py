@@ -42,13 +42,13 @@ def passages(count: int, batch: int, steps: int) -> list[mx.io.DataBatch]:
     codes = np.frombuffer(text.encode("ascii", "replace"), dtype="uint8").astype(int) - 32
     codes = np.where((codes >= 0) & (codes < SYMBOLS - 1), codes, SYMBOLS - 1)
     draw = np.random.default_rng(SEED)
-    found = []
+    result = []
     for _ in range(count):
         starts = draw.integers(0, len(codes) - steps - 1, batch)
         places = starts[:, None] + np.arange(steps + 1)
         picked = mx.nd.array(codes[places])
-        found.append(mx.io.DataBatch([picked[:, :-1]], [picked[:, 1:]]))
-    return found
+        result.append(mx.io.DataBatch([picked[:, :-1]], [picked[:, 1:]]))
+    return result
 
 
 def train(module: mx.mod.Module, data: list[mx.io.DataBatch], rate: float) -> list[float]:

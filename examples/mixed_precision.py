@@ -40,12 +40,12 @@ def batches(count: int, shape: tuple[int, ...]) -> list[mx.io.DataBatch]:
     """Generated pictures: noise around a colour for each class."""
     draw = np.random.default_rng(SEED)
     colours = draw.normal(size=(CLASSES, shape[1], 1, 1))
-    found = []
+    result = []
     for _ in range(count):
         labels = draw.integers(0, CLASSES, shape[0])
         pictures = colours[labels] + draw.normal(size=shape)
-        found.append(mx.io.DataBatch([mx.nd.array(pictures)], [mx.nd.array(labels)]))
-    return found
+        result.append(mx.io.DataBatch([mx.nd.array(pictures)], [mx.nd.array(labels)]))
+    return result
 
 
 def train(module: mx.mod.Module, data: list[mx.io.DataBatch]) -> list[float]:
@@ -82,11 +82,11 @@ def main() -> None:
     for dtype in ("float32", "float16"):  # planned for a V100, wherever this runs
         net = network(dtype, dtype, *sizes)
         # Without the dtype of the data, MXNet and memplan take all arguments for float32.
-        given = {"type_dict": {"data": "float32"}, "data": shape}
+        inputs = {"type_dict": {"data": "float32"}, "data": shape}
         plan = plans[dtype] = memplan.plan(
-            net, budget=options.budget, time_limit=options.seconds, **given
+            net, budget=options.budget, time_limit=options.seconds, **inputs
         )
-        text = net.simple_bind(mx.cpu(), **given).debug_str()
+        text = net.simple_bind(mx.cpu(), **inputs).debug_str()
         cells = [f"{plan.unplanned.allocated_nbytes / 2**20:.1f} MB"]
         cells += re.findall(r"Total (\d+ MB) allocated", text)
         cells += [f"{plan.allocated_nbytes / 2**20:.1f} MB"]

@@ -62,12 +62,12 @@ def main() -> None:
     print(table)
 
     assert "cheap_ops" in memplan.strategies.names(), "the strategy is not registered"
-    found = [row.plan for row in table.rows if row.strategy == "cheap_ops" and row.plan]
-    assert found, "it finds no plan within any budget"
-    for plan in found:
+    plans = [row.plan for row in table.rows if row.strategy == "cheap_ops" and row.plan]
+    assert plans, "it finds no plan within any budget"
+    for plan in plans:
         assert plan.total_nbytes <= plan.budget_nbytes, "a plan must be within its budget"
         assert plan.schedule.recomputed, "and it recomputes what it takes for that"
-    module = mx.mod.Module(found[-1].symbol)
+    module = mx.mod.Module(plans[-1].symbol)
     module.bind([("data", shape)], [("softmax_label", shape[:1])])  # any Module takes it
 
 

@@ -42,20 +42,20 @@ def plan(options: argparse.Namespace) -> None:
     print(f"Planning for {table.device} ...", flush=True)
     net = network(options.network)
     common = {"budget": options.budget, "time_limit": options.seconds, "data": options.shape}
-    found = memplan.plan(net, costs=table, **common)
+    plan = memplan.plan(net, costs=table, **common)
     guessed = memplan.plan(net, costs="roofline:v100", **common)
-    print(found)
+    print(plan)
     print(f"\nWithout measurements, by a V100's data sheet: {guessed.overhead:+.1%} time")
     if options.out:
-        found.symbol.save(options.out)
+        plan.symbol.save(options.out)
 
-    again = memplan.plan(net, costs=options.costs, strategy="store_all", data=options.shape)
-    assert again.unplanned.seconds == found.unplanned.seconds, "a table can be named by its file"
-    assert found.total_nbytes <= found.budget_nbytes < found.unplanned.total_nbytes, "over budget"
-    assert found.schedule.recomputed, "the budget asks for recomputation"
+    whole = memplan.plan(net, costs=options.costs, strategy="store_all", data=options.shape)
+    assert whole.unplanned.seconds == plan.unplanned.seconds, "a table can be named by its file"
+    assert plan.total_nbytes <= plan.budget_nbytes < plan.unplanned.total_nbytes, "over budget"
+    assert plan.schedule.recomputed, "the budget asks for recomputation"
     if options.out:
-        loaded = mx.sym.load(options.out)
-        assert loaded.attr_dict() == found.symbol.attr_dict(), "the plan must survive the file"
+        symbol = mx.sym.load(options.out)
+        assert symbol.attr_dict() == plan.symbol.attr_dict(), "the plan must survive the file"
 
 
 def main() -> None:

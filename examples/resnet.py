@@ -89,12 +89,12 @@ def step_seconds(
     """Seconds of some steps of each module. They take turns, as other load comes and goes."""
     seconds: list[list[float]] = [[] for _ in modules]
     for _ in range(repeats):
-        for module, found in zip(modules, seconds, strict=True):
+        for module, times in zip(modules, seconds, strict=True):
             mx.nd.waitall()
             start = time.perf_counter()
             module.forward_backward(batch)
             mx.nd.waitall()
-            found.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
     return seconds
 
 

@@ -48,9 +48,9 @@ class Layer(gluon.HybridBlock):
         query, key, value = (F.reshape(part, shape=(-3, 0, 0)) for part in parts)
         scores = F.batch_dot(query, key, transpose_b=True) * (self.width / self.heads) ** -0.5
         weights = F.softmax(F.broadcast_add(scores, mask))
-        joined = F.reshape(F.batch_dot(weights, value), shape=(-4, -1, self.heads, 0, 0))
-        joined = F.reshape(F.transpose(joined, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
-        x = x + self.dropout(self.join(joined))
+        mix = F.reshape(F.batch_dot(weights, value), shape=(-4, -1, self.heads, 0, 0))
+        mix = F.reshape(F.transpose(mix, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
+        x = x + self.dropout(self.join(mix))
         return x + self.dropout(self.narrow(F.LeakyReLU(self.wide(self.norm2(x)), act_type="gelu")))
 
 
@@ -109,9 +109,9 @@ def main() -> None:
 
     def by_autograd(x: mx.nd.NDArray, y: mx.nd.NDArray) -> mx.nd.NDArray:
         with autograd.record():
-            found = loss(other(x), y)
-        found.backward()
-        return found
+            values = loss(other(x), y)
+        values.backward()
+        return values
 
     other = language_model(options)
     other.hybridize()

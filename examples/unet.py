@@ -47,7 +47,7 @@ def pictures(count: int, batch: int, size: int) -> list[mx.io.DataBatch]:
     """Noise in three colours with some discs of any colour, and the masks of the discs."""
     draw = np.random.default_rng(SEED)
     rows, columns = np.mgrid[:size, :size]
-    found = []
+    result = []
     for _ in range(count):
         masks = np.zeros((batch, 1, size, size))
         for mask in masks[:, 0]:
@@ -55,8 +55,8 @@ def pictures(count: int, batch: int, size: int) -> list[mx.io.DataBatch]:
                 mask[(rows - row) ** 2 + (columns - column) ** 2 < radius**2] = 1
         noise = draw.normal(size=(batch, 3, size, size))
         colours = draw.normal(1, 0.5, size=(batch, 3, 1, 1))
-        found.append(mx.io.DataBatch([mx.nd.array(noise + masks * colours)], [mx.nd.array(masks)]))
-    return found
+        result.append(mx.io.DataBatch([mx.nd.array(noise + masks * colours)], [mx.nd.array(masks)]))
+    return result
 
 
 def train(module: mx.mod.Module, data: list[mx.io.DataBatch]) -> list[float]:
@@ -68,8 +68,8 @@ def train(module: mx.mod.Module, data: list[mx.io.DataBatch]) -> list[float]:
     losses = []
     for batch in data:
         module.forward_backward(batch)
-        found, mask = module.get_outputs()[0], batch.label[0]
-        right = mask * found + (1 - mask) * (1 - found)
+        output, mask = module.get_outputs()[0], batch.label[0]
+        right = mask * output + (1 - mask) * (1 - output)
         losses.append(-mx.nd.log(right + 1e-7).mean().asscalar())
         module.update()
     return losses

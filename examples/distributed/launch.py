@@ -21,9 +21,9 @@ TRAIN = Path(__file__).with_name("train.py")
 
 def free_port() -> int:
     """A port on which nobody listens now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def start(role: str, command: list[str], common: dict[str, str]) -> subprocess.Popen:
@@ -39,12 +39,12 @@ def wait(processes: list[subprocess.Popen], seconds: float) -> str | None:
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline:
             return f"not done after {seconds:g} s"
-        failed = [process for process in processes if process.poll()]
-        if failed:
-            return f"{' '.join(failed[0].args)} ended with {failed[0].returncode}"
+        failures = [process for process in processes if process.poll()]
+        if failures:
+            return f"{' '.join(failures[0].args)} ended with {failures[0].returncode}"
         time.sleep(0.1)
-    failed = [process for process in processes if process.returncode]
-    return f"{' '.join(failed[0].args)} ended with {failed[0].returncode}" if failed else None
+    failures = [process for process in processes if process.returncode]
+    return f"{' '.join(failures[0].args)} ended with {failures[0].returncode}" if failures else None
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def by_gluon(
     losses = []
     for _ in range(options.epochs):
         data.reset()
-        found = []
+        values_of_epoch = []
         for batch in data:
             x, y = batch.data[0], batch.label[0]
             if options.unplanned:
@@ -93,8 +93,8 @@ def by_gluon(
             else:
                 values = step(x, y)
             trainer.step(x.shape[0] * kvstore.num_workers)
-            found.append(values.mean().asscalar())
-        losses.append(np.mean(found))
+            values_of_epoch.append(values.mean().asscalar())
+        losses.append(np.mean(values_of_epoch))
     weights = {
         name: parameter.data().asnumpy()
         for name, parameter in net.collect_params().items()
