@@ -119,8 +119,7 @@ def _with_updates_in_place(additions: Additions, lowering: Lowered) -> Lowered:
     counts as one op may run again, and would read the new values. And it is behind the last step
     that reads this gradient, for an optimizer may write into it.
     """
-    schedule, origins = lowering.schedule, lowering.origins
-    ops = schedule.graph.ops
+    schedule, ops, origins = lowering.schedule, lowering.schedule.graph.ops, lowering.origins
     updates = [step for step, op in enumerate(schedule.ops) if ops[op].kind == UPDATE]
     if not updates:
         return lowering

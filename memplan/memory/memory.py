@@ -144,8 +144,7 @@ def cheapest(
     ranked = [(s.seconds, place, s) for place, s in enumerate(schedules)]
     ranked = [entry for entry in sorted(ranked) if entry[0] <= most_seconds]
     if budget_nbytes is not None:
-        matches = (s for _, _, s in ranked if _fits(s, budget_nbytes, memory))
-        return next(matches, None)
+        return next((s for _, _, s in ranked if _fits(s, budget_nbytes, memory)), None)
     best: tuple[int, Schedule] | None = None
     for _, _, schedule in ranked:
         if best is None or memory.at_least(schedule) < best[0]:

@@ -90,8 +90,7 @@ class Check:
 
 def promised_growth(footprint: Footprint) -> int:
     """By how much a process is to grow in training, beyond arguments, gradients and states."""
-    nbytes = footprint.allocated_nbytes + footprint.workspace_nbytes
-    return nbytes + footprint.optimizer_nbytes
+    return footprint.allocated_nbytes + footprint.workspace_nbytes + footprint.optimizer_nbytes
 
 
 def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd") -> Check:

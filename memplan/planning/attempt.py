@@ -294,8 +294,7 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> O
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)
     if outcome.schedule is None:
-        is_infeasible = math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND
-        if is_infeasible:
+        if math.isinf(bound) and outcome.status is Status.NO_PLAN_FOUND:
             return Outcome(Status.INFEASIBLE, cut_by_clock=outcome.cut_by_clock)
         return outcome
     if bound < (outcome.lower_bound_seconds or 0.0):

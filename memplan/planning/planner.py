@@ -45,8 +45,7 @@ def search_plan(
     """
     if ntrial is not None:
         strategy = create("memonger", ntrial=ntrial)
-    result = plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options)
-    return result.symbol
+    return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol
 
 
 def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: Shape) -> int:

@@ -37,8 +37,7 @@ class MomentProgram:
     present[k, c]: buffer c is held at moment k.
     runs[k, p]: op p, which has run before moment k, runs again after it, and before moment k + 1 if
     there is one. runs_later[k, p]: it runs again after moment k at any time. Integer answers need
-    no such variables; without them a relaxation may spread what runs again over many intervals, and
-    read in each the little that it has computed there.
+    none; without them a relaxation may spread a run over many intervals, and read a little in each.
     """
 
     def __init__(

@@ -26,16 +26,14 @@ def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
     Left out are ops none of whose backward ops depends on them: a flag would change what those
     read although the copy never runs, so that the schedule could not tell it.
     """
-    without_effect: set[int | None] = set()
-    with_effect: set[int | None] = set()
+    idle: set[int | None] = set()
+    effective: set[int | None] = set()
     for op in range(graph.nforward, len(graph.ops)):
         twin = graph.ops[op].differentiates
-        (with_effect if twin in graph.dependencies[op] else without_effect).add(twin)
-    without_effect -= with_effect
+        (effective if twin in graph.dependencies[op] else idle).add(twin)
+    idle -= effective
     return tuple(
-        op
-        for op in range(graph.nforward)
-        if graph.ops[op].recomputable and op not in without_effect
+        op for op in range(graph.nforward) if graph.ops[op].recomputable and op not in idle
     )
 
 
