@@ -20,8 +20,6 @@ from memplan.util.compiled import compiled
 ONCE, TWICE = 1, 2
 # What :func:`fit` ends with.
 FITS, STUCK, UNDECIDED, FULL = range(4)
-# Places in DropState.counts: events, the mark of the last closure.
-EVENTS, MARK = range(2)
 # Rows of DropState.events.
 STAGE, THERE, BEFORE = range(3)
 
@@ -49,7 +47,7 @@ class DropState(NamedTuple):
     Stage t runs ``ops[ends[t - 1]:ends[t]]``. ``events`` are, in the order of stages, when tensors
     come and go: stage, whether it is there after it, and the event before of the same tensor, of
     which ``latest`` has the last. ``closure`` is room for what a stage runs, ``marks`` say what
-    was seen.
+    was seen, by a number that the last of them has.
     """
 
     dropped: Array
@@ -60,7 +58,6 @@ class DropState(NamedTuple):
     latest: Array
     closure: Array
     marks: Array
-    counts: Array
 
 
 def drop_arrays(graph: TrainingGraph, again: tuple[bool, ...]) -> DropArrays:
@@ -96,19 +93,22 @@ def drop_state(arrays: DropArrays, capacity: int) -> DropState:
         np.zeros((3, nevents), dtype=np.int64),
         np.zeros(ntensors, dtype=np.int64),
         np.zeros(nops + 1, dtype=np.int64),
-        np.zeros(max(nops, ntensors), dtype=np.int64),
-        np.zeros(2, dtype=np.int64),
+        np.zeros(max(nops, ntensors) + 1, dtype=np.int64),
     )
 
 
+# What is called for every op or tensor takes the arrays that it needs: numba hands on a tuple of
+# them at several times the seconds of what is done with it.
+
+
 @compiled
-def next_read(arrays, tensor, stage):  # type: ignore[no-untyped-def]
+def next_read(first_read, reads, tensor, stage):  # type: ignore[no-untyped-def]
     """The place of the first read of ``tensor`` by an op after ``stage``; -1 if there is none."""
-    low, end = arrays.first_read[tensor], arrays.first_read[tensor + 1]
+    low, end = first_read[tensor], first_read[tensor + 1]
     high = end
     while low < high:
         middle = (low + high) // 2
-        if arrays.reads[middle] > stage:
+        if reads[middle] > stage:
             high = middle
         else:
             low = middle + 1
@@ -116,104 +116,106 @@ def next_read(arrays, tensor, stage):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _is_there(events, event, stage):  # type: ignore[no-untyped-def]
-    """Is a tensor there before ``stage``, whose last event is ``event``?"""
-    while event >= 0 and events[STAGE, event] >= stage:
-        event = events[BEFORE, event]
-    return event >= 0 and events[THERE, event] == 1
-
-
-@compiled
-def _log(state, tensor, stage, there):  # type: ignore[no-untyped-def]
-    """After ``stage`` the tensor is there, or not; nothing if that is so already."""
-    event = state.latest[tensor]
-    if (event >= 0 and state.events[THERE, event] == 1) != there:
-        count = state.counts[EVENTS]
-        state.events[STAGE, count] = stage
-        state.events[THERE, count] = there
-        state.events[BEFORE, count] = event
-        state.latest[tensor] = count
-        state.counts[EVENTS] = count + 1
-
-
-@compiled
-def _close(arrays, state, op, stage):  # type: ignore[no-untyped-def]
-    """Write into ``state.closure``, ascending, what must run for ``op`` with what is there before
+def _close(start, flat, producer, events, latest, found, marks, op, stage):  # type: ignore[no-untyped-def]
+    """Write into ``found``, ascending, what must run for ``op`` with what is there before
     ``stage``; their number.
+
+    The last of ``marks`` is the one that was used last.
     """
-    flat, producer, found, marks = arrays.flat, arrays.producer, state.closure, state.marks
-    events, latest = state.events, state.latest
-    state.counts[MARK] += 1
-    mark = state.counts[MARK]
+    marks[-1] += 1
+    mark = marks[-1]
     marks[op] = mark
     found[0] = op
     count, done = 1, 0
     while done < count:
         now = found[done]
         done += 1
-        for i in range(arrays.start[READ, now], arrays.start[READ, now + 1]):
+        for i in range(start[READ, now], start[READ, now + 1]):
             source = producer[flat[i]]
-            if marks[source] != mark and not _is_there(events, latest[flat[i]], stage):
+            if marks[source] == mark:
+                continue
+            event = latest[flat[i]]
+            while event >= 0 and events[STAGE, event] >= stage:
+                event = events[BEFORE, event]
+            if event < 0 or events[THERE, event] == 0:
                 marks[source] = mark
                 found[count] = source
                 count += 1
-    found[:count].sort()
+    if count > 1:
+        found[:count].sort()
     return count
 
 
 @compiled
-def _free(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
-    """Free a tensor after ``stage`` if it is dropped, or not read any more."""
-    if not arrays.fixed[tensor]:
-        place = next_read(arrays, tensor, stage)
-        bits = ONCE if place >= 0 else 0
-        if place >= 0 and state.recomputed[place]:
-            bits |= TWICE
-        if place < 0 or state.dropped[place] & bits == bits:
-            _log(state, tensor, stage, False)
+def _come(events, latest, nevents, tensors, stage):  # type: ignore[no-untyped-def]
+    """Note that ``tensors`` are there after ``stage``; how many events there are then."""
+    for tensor in tensors:
+        event = latest[tensor]
+        if event < 0 or events[THERE, event] == 0:
+            events[STAGE, nevents], events[THERE, nevents] = stage, 1
+            events[BEFORE, nevents] = event
+            latest[tensor] = nevents
+            nevents += 1
+    return nevents
 
 
 @compiled
-def _run_stage(arrays, state, stage, count):  # type: ignore[no-untyped-def]
-    """What comes and goes in ``stage``, which runs the ``count`` ops in ``state.closure``."""
-    start, flat = arrays.start, arrays.flat
-    for k in range(count):
-        op = state.closure[k]
-        for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
-            _log(state, flat[i], stage, True)
-            if op < stage:
-                place = next_read(arrays, flat[i], stage)
-                if place >= 0:
-                    state.recomputed[place] = True
-    for k in range(count):
-        op = state.closure[k]
-        for kind in (READ, WRITTEN):
-            for i in range(start[kind, op], start[kind, op + 1]):
-                _free(arrays, state, flat[i], stage)
+def _go(reading, dropping, events, latest, nevents, tensors, stage):  # type: ignore[no-untyped-def]
+    """Note which ``tensors`` are freed after ``stage``: if they are dropped, or not read any more.
+
+    How many events there are then.
+    """
+    (fixed, first_read, reads), (dropped, recomputed) = reading, dropping
+    for tensor in tensors:
+        event = latest[tensor]
+        if fixed[tensor] or event < 0 or events[THERE, event] == 0:
+            continue
+        place = next_read(first_read, reads, tensor, stage)
+        if place >= 0:
+            bits = ONCE | TWICE if recomputed[place] else ONCE
+            if dropped[place] & bits != bits:
+                continue
+        events[STAGE, nevents], events[THERE, nevents] = stage, 0
+        events[BEFORE, nevents] = event
+        latest[tensor] = nevents
+        nevents += 1
+    return nevents
 
 
 @compiled
 def run(arrays, state):  # type: ignore[no-untyped-def]
     """Make the sequence of the drops; its length, or -1 if there is no room for it."""
-    state.recomputed[:] = False
-    state.latest[:] = -1
-    state.counts[EVENTS] = 0
-    length = 0
-    for stage in range(len(arrays.seconds)):
-        count = _close(arrays, state, stage, stage)
-        if length + count > len(state.ops):
-            return -1
-        written = 0
-        for k in range(count):
-            op = state.closure[k]
-            state.ops[length + k] = op
-            written += arrays.start[WRITTEN, op + 1] - arrays.start[WRITTEN, op]
+    start, flat, first_read, reads = arrays.start, arrays.flat, arrays.first_read, arrays.reads
+    events, latest, found, recomputed = state.events, state.latest, state.closure, state.recomputed
+    reading, dropping = (arrays.fixed, first_read, reads), (state.dropped, recomputed)
+    recomputed[:] = False
+    latest[:] = -1
+    length, nevents = 0, 0
+    for stage in range(len(state.ends)):
+        count = _close(
+            start, flat, arrays.producer, events, latest, found, state.marks, stage, stage
+        )
         # Each output comes at most once, and goes at most once.
-        if state.counts[EVENTS] + 2 * written > state.events.shape[1]:
+        written = 0
+        for op in found[:count]:
+            written += start[WRITTEN, op + 1] - start[WRITTEN, op]
+        if length + count > len(state.ops) or nevents + 2 * written > events.shape[1]:
             return -1
-        length += count
+        for op in found[:count]:
+            state.ops[length] = op
+            length += 1
+            tensors = flat[start[WRITTEN, op] : start[WRITTEN, op + 1]]
+            nevents = _come(events, latest, nevents, tensors, stage)
+            if op < stage:
+                for tensor in tensors:
+                    place = next_read(first_read, reads, tensor, stage)
+                    if place >= 0:
+                        recomputed[place] = True
+        for op in found[:count]:
+            for kind in (READ, WRITTEN):
+                tensors = flat[start[kind, op] : start[kind, op + 1]]
+                nevents = _go(reading, dropping, events, latest, nevents, tensors, stage)
         state.ends[stage] = length
-        _run_stage(arrays, state, stage, count)
     return length
 
 
@@ -221,21 +223,25 @@ def run(arrays, state):  # type: ignore[no-untyped-def]
 def _idle(arrays, state, stage, step):  # type: ignore[no-untyped-def]
     """The tensors that are there at ``step`` of ``stage``, but are not read in the rest of it."""
     start, flat, marks = arrays.start, arrays.flat, state.marks
+    events, latest, ops = state.events, state.latest, state.ops
     begin = state.ends[stage - 1] if stage else 0
-    written, read = state.counts[MARK] + 1, state.counts[MARK] + 2
-    state.counts[MARK] += 2
-    for k in range(begin, step):
-        for i in range(start[WRITTEN, state.ops[k]], start[WRITTEN, state.ops[k] + 1]):
+    marks[-1] += 2
+    written, read = marks[-1] - 1, marks[-1]
+    for op in ops[begin:step]:
+        for i in range(start[WRITTEN, op], start[WRITTEN, op + 1]):
             marks[flat[i]] = written
-    for k in range(step, state.ends[stage]):
-        for i in range(start[READ, state.ops[k]], start[READ, state.ops[k] + 1]):
+    for op in ops[step : state.ends[stage]]:
+        for i in range(start[READ, op], start[READ, op + 1]):
             marks[flat[i]] = read
     result = np.empty(len(arrays.nbytes), dtype=np.int64)
     count = 0
-    for tensor in range(len(arrays.nbytes)):
-        there = marks[tensor] == written
-        there = there or _is_there(state.events, state.latest[tensor], stage)
-        if there and marks[tensor] != read:
+    for tensor in range(len(latest)):
+        if marks[tensor] == read:
+            continue
+        event = latest[tensor]
+        while event >= 0 and events[STAGE, event] >= stage:
+            event = events[BEFORE, event]
+        if marks[tensor] == written or (event >= 0 and events[THERE, event] == 1):
             result[count] = tensor
             count += 1
     return result[:count]
@@ -247,25 +253,29 @@ def _drop(arrays, state, stage, idle, excess):  # type: ignore[no-untyped-def]
 
     False if there is nothing to drop.
     """
-    places = np.empty(len(idle), dtype=np.int64)
+    start, flat, producer, nbytes = arrays.start, arrays.flat, arrays.producer, arrays.nbytes
+    first_read, reads, op_seconds = arrays.first_read, arrays.reads, arrays.seconds
+    events, latest, found, dropped = state.events, state.latest, state.closure, state.dropped
+    places, scores = np.empty(len(idle), dtype=np.int64), np.empty(len(idle))
     tensors = np.empty(len(idle), dtype=np.int64)
-    scores = np.empty(len(idle))
     count = 0
     for tensor in idle:
-        place = next_read(arrays, tensor, stage)
-        if arrays.fixed[tensor] or place < 0 or arrays.reads[place] >= len(arrays.seconds):
+        place = next_read(first_read, reads, tensor, stage)
+        if arrays.fixed[tensor] or place < 0 or reads[place] >= len(op_seconds):
             continue
-        if state.dropped[place] & TWICE:
+        if dropped[place] & TWICE:
             continue
+        op = producer[tensor]
+        nruns = _close(start, flat, producer, events, latest, found, state.marks, op, reads[place])
         seconds = 0.0
-        for k in range(_close(arrays, state, arrays.producer[tensor], arrays.reads[place])):
-            seconds += arrays.seconds[state.closure[k]]
+        for k in range(nruns):
+            seconds += op_seconds[found[k]]
         tensors[count], places[count] = tensor, place
-        scores[count] = seconds / arrays.nbytes[tensor]
+        scores[count] = seconds / nbytes[tensor]
         count += 1
     for k in np.argsort(scores[:count], kind="mergesort"):
-        state.dropped[places[k]] |= TWICE if state.dropped[places[k]] & ONCE else ONCE
-        excess -= arrays.nbytes[tensors[k]]
+        dropped[places[k]] |= TWICE if dropped[places[k]] & ONCE else ONCE
+        excess -= nbytes[tensors[k]]
         if excess <= 0:
             break
     return count > 0

@@ -85,7 +85,7 @@ def _root(parent, union):  # type: ignore[no-untyped-def]
 @compiled
 def _need(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
     """The stage, from ``stage`` on, that reads ``tensor`` next, itself or to recompute others."""
-    place = next_read(arrays, tensor, stage - 1)
+    place = next_read(arrays.first_read, arrays.reads, tensor, stage - 1)
     need = arrays.reads[place] if place >= 0 else np.int64(NEVER)
     return min(need, state.needed[tensor]) if state.needed[tensor] >= stage else need
 
