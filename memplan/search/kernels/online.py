@@ -82,39 +82,44 @@ def _root(parent, union):  # type: ignore[no-untyped-def]
     return union
 
 
+# What is called for every tensor that is looked at takes the arrays that it needs, as in
+# :mod:`memplan.search.kernels.greedy`.
+
+
 @compiled
-def _need(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
+def _need(first_read, reads, needed, tensor, stage):  # type: ignore[no-untyped-def]
     """The stage, from ``stage`` on, that reads ``tensor`` next, itself or to recompute others."""
-    place = next_read(arrays.first_read, arrays.reads, tensor, stage - 1)
-    need = arrays.reads[place] if place >= 0 else np.int64(NEVER)
-    return min(need, state.needed[tensor]) if state.needed[tensor] >= stage else need
+    place = next_read(first_read, reads, tensor, stage - 1)
+    need = reads[place] if place >= 0 else np.int64(NEVER)
+    return min(need, needed[tensor]) if needed[tensor] >= stage else need
 
 
 @compiled
-def _seconds_around(state, tensor):  # type: ignore[no-untyped-def]
-    """Seconds of what was dropped with ``tensor``, if it is dropped and was not counted yet."""
-    if state.union[tensor] < 0:
-        return 0.0
-    root = _root(state.parent, state.union[tensor])
-    if state.marks[root] == state.counts[MARK]:
-        return 0.0
-    state.marks[root] = state.counts[MARK]
-    return state.seconds[root]
+def _with_around(total, union, parent, seconds, marks, mark, tensors):  # type: ignore[no-untyped-def]
+    """``total`` and the seconds of what was dropped with those of ``tensors`` that are dropped,
+    which count once.
+    """
+    for tensor in tensors:
+        if union[tensor] >= 0:
+            root = _root(parent, union[tensor])
+            if marks[root] != mark:
+                marks[root] = mark
+                total += seconds[root]
+    return total
 
 
 @compiled
-def _seconds(arrays, state, tensor):  # type: ignore[no-untyped-def]
-    """Seconds to compute ``tensor`` again, with what was dropped around it."""
-    op = arrays.producer[tensor]
-    total = arrays.seconds[op]
-    state.counts[MARK] += 1
-    for i in range(arrays.start[READ, op], arrays.start[READ, op + 1]):
-        total += _seconds_around(state, arrays.flat[i])
-    for i in range(arrays.first_read[tensor], arrays.first_read[tensor + 1]):
-        reader = arrays.reads[i]
-        if reader < len(arrays.seconds):
-            for j in range(arrays.start[WRITTEN, reader], arrays.start[WRITTEN, reader + 1]):
-                total += _seconds_around(state, arrays.flat[j])
+def _seconds(lists, readers, op_seconds, unions, mark, op):  # type: ignore[no-untyped-def]
+    """Seconds to run ``op`` again for a tensor with these ``readers``, with what was dropped around
+    it.
+    """
+    (start, flat), (union, parent, seconds, marks) = lists, unions
+    tensors = flat[start[READ, op] : start[READ, op + 1]]
+    total = _with_around(op_seconds[op], union, parent, seconds, marks, mark, tensors)
+    for reader in readers:
+        if reader < len(op_seconds):
+            tensors = flat[start[WRITTEN, reader] : start[WRITTEN, reader + 1]]
+            total = _with_around(total, union, parent, seconds, marks, mark, tensors)
     return total
 
 
@@ -135,20 +140,25 @@ def _is_below_anything(arrays, state, tensor):  # type: ignore[no-untyped-def]
 @compiled
 def _victim(arrays, state, stage, age):  # type: ignore[no-untyped-def]
     """The tensor to drop next, or -1 if there is none."""
+    first_read, reads, op_seconds = arrays.first_read, arrays.reads, arrays.seconds
+    lists, counts = (arrays.start, arrays.flat), state.counts
+    unions = state.union, state.parent, state.seconds, state.marks
     least, victim = np.inf, np.int64(-1)
-    state.counts[LOOKS] += state.counts[RESIDENTS]
-    for k in range(state.counts[RESIDENTS]):
-        tensor = state.residents[k]
+    counts[LOOKS] += counts[RESIDENTS]
+    for tensor in state.residents[: counts[RESIDENTS]]:
         if state.pins[tensor]:
             continue
-        need = _need(arrays, state, tensor, stage)
+        need = _need(first_read, reads, state.needed, tensor, stage)
         fixed = arrays.fixed[tensor]
         if need == NEVER and not (fixed and _is_below_anything(arrays, state, tensor)):
             return tensor
-        if fixed or need == len(arrays.seconds):  # the latter is a head that no op reads any more
+        if fixed or need == len(op_seconds):  # the latter is a head that no op reads any more
             continue
         waits = need - stage + 1.0 if age == DISTANCE else state.clock[0] - state.used[tensor]
-        score = _seconds(arrays, state, tensor) / (arrays.nbytes[tensor] * waits)
+        counts[MARK] += 1
+        op, readers = arrays.producer[tensor], reads[first_read[tensor] : first_read[tensor + 1]]
+        seconds = _seconds(lists, readers, op_seconds, unions, counts[MARK], op)
+        score = seconds / (arrays.nbytes[tensor] * waits)
         if score < least:
             least, victim = score, tensor
     return victim
@@ -193,6 +203,7 @@ def _leave(arrays, state, tensor):  # type: ignore[no-untyped-def]
 @compiled
 def _retire(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
     """Nothing needs the dropped ``tensor`` ever again, nor perhaps what it was computed of."""
+    first_read, reads = arrays.first_read, arrays.reads
     state.waiting[0] = arrays.producer[tensor]
     count = 1
     while count:
@@ -200,7 +211,10 @@ def _retire(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
         op = state.waiting[count]
         for i in range(arrays.start[READ, op], arrays.start[READ, op + 1]):
             source = arrays.flat[i]
-            if state.union[source] < 0 or _need(arrays, state, source, stage) < NEVER:
+            if (
+                state.union[source] < 0
+                or _need(first_read, reads, state.needed, source, stage) < NEVER
+            ):
                 continue
             if not _is_below_anything(arrays, state, source):
                 _leave(arrays, state, source)
@@ -217,7 +231,7 @@ def _drop(arrays, state, tensor, stage):  # type: ignore[no-untyped-def]
     state.place[tensor] = -1
     state.counts[RESIDENTS] = last
     state.counts[LIVE_NBYTES] -= arrays.nbytes[tensor]
-    need = _need(arrays, state, tensor, stage)
+    need = _need(arrays.first_read, arrays.reads, state.needed, tensor, stage)
     if need == NEVER and not _is_below_anything(arrays, state, tensor):
         _retire(arrays, state, tensor, stage)
         return
