@@ -24,6 +24,7 @@ from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
+from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import lower
@@ -339,7 +340,8 @@ def _callback_seconds(ctx: mx.Context) -> tuple[float, float]:
 def _call_seconds(ctx: mx.Context) -> tuple[float, float]:
     """Seconds of the smallest call of a packed step, and what waiting for it adds to it."""
     memory, array = Memory(8, ctx), mx.nd.zeros((1,), ctx)
-    calls = [Call("_plus_scalar", {"scalar": "1"}, [array], [array]) for _ in range(SMALLEST)]
+    arrays = Handles([array])
+    calls = [Call("_plus_scalar", {"scalar": "1"}, arrays, arrays) for _ in range(SMALLEST)]
     alone = _seconds_alone(lambda: memory.in_turn(calls))
     waited = _undisturbed(memory.timed(call) for call in calls)
     return alone, max(waited - alone, 0.0)

@@ -53,7 +53,7 @@ def test_a_packed_step_takes_one_workspace() -> None:
         executor.forward(is_train=True)
         # Each op of the step was followed by the last of MXNet's workspaces.
         assert workspace._next() == 0
-    calls = [call for call, _ in executor._training._steps]
+    calls = executor._training._calls
     convolutions = sum("Convolution" in op.kind for op in traced.graph.ops)
     assert sum(call.skips == 3 for call in calls) >= convolutions > 0
     assert np.isfinite(executor.outputs[0].asnumpy()).all()

@@ -20,7 +20,9 @@ class Context(ctypes.Structure):
 
 # The engine calls a function of C in a thread of its own. This one of Python's changes nothing and
 # needs no lock, which a function written in Python would wait for.
-_NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
+_NOTHING = ctypes.c_void_p.from_param(
+    ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+)
 
 
 def hidden_function(name: str, returns: Any = None) -> Any:
@@ -52,9 +54,26 @@ def to_default_layout(arrays: Sequence[NDArray]) -> None:
             _TO_DEFAULT_LAYOUT(array.handle)
 
 
-def handles(arrays: Sequence[NDArray]) -> Any:
-    """Those of ``arrays``, as functions of the C API take them."""
-    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
+class Handles:
+    """``arrays``, and their handles as functions of the C API take them. Calls may share them.
+
+    They are made such that ctypes need not make an argument of them in every call.
+    """
+
+    __slots__ = ("_handles", "_place", "arrays", "pointer")
+
+    def __init__(self, arrays: Sequence[NDArray]) -> None:
+        self.arrays = tuple(arrays)
+        self._handles = (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
+        self.pointer = ctypes.byref(self._handles)
+        self._place: Any = None
+
+    @property
+    def place(self) -> Any:
+        """Where a pointer to them stands, for a function that may set it to others."""
+        if self._place is None:
+            self._place = ctypes.byref(ctypes.c_void_p(ctypes.addressof(self._handles)))
+        return self._place
 
 
 class Marker:
@@ -68,18 +87,18 @@ class Marker:
     def __init__(
         self, reads: Sequence[NDArray], writes: Sequence[NDArray], ctx: mx.Context
     ) -> None:
-        self._held = (list(reads), list(writes))
+        self._held = Handles(reads), Handles(writes)
         self._arguments = (
             _NOTHING,
             None,
             None,
             ctypes.byref(Context(ctx.device_typeid, ctx.device_id)),
-            handles(reads),
-            ctypes.c_int(len(reads)),
-            handles(writes),
-            ctypes.c_int(len(writes)),
+            self._held[0].pointer,
+            len(reads),
+            self._held[1].pointer,
+            len(writes),
             None,
-            ctypes.c_int(0),
+            0,
             None,
         )
 

@@ -145,6 +145,20 @@ def step_nodes(lowered: Lowered) -> list[Node]:
     return writer.made
 
 
+def step_attrs(node: Node, *, is_copy: bool) -> dict[str, str]:
+    """The attributes with which a step runs ``node``, for the first time or, a copy, again."""
+    attrs = dict(node.attrs)
+    info = node.infos.outputs[0] if node.infos.outputs else None
+    if not node.inputs and "shape" in attrs and info is not None:
+        # An unknown dimension would be inferred from readers, which a copy may not have.
+        attrs["shape"] = str(info.shape)
+    if is_copy and node.op == "BatchNorm":
+        # cuDNN updates the statistics in every forward call: so a copy leaves them alone.
+        # Elsewhere the backward op does it, by its own momentum.
+        attrs["momentum"] = "1"
+    return attrs
+
+
 class _Writer:
     """Makes the nodes of a lowered schedule, step by step."""
 
@@ -196,15 +210,7 @@ class _Writer:
         return self.latest[self.lowered.index_of[node]]
 
     def _attrs(self, node: Node, op: int, inputs: list[Entry]) -> dict[str, str]:
-        attrs = dict(node.attrs)
-        info = node.infos.outputs[0] if node.infos.outputs else None
-        if not inputs and "shape" in attrs and info is not None:
-            # An unknown dimension would be inferred from readers, which a copy may not have.
-            attrs["shape"] = str(info.shape)
-        if self.runs[op] and node.op == "BatchNorm":
-            # cuDNN updates the statistics in every forward call: so a copy leaves them alone.
-            # Elsewhere the backward op does it, by its own momentum.
-            attrs["momentum"] = "1"
+        attrs = step_attrs(node, is_copy=self.runs[op] > 0)
         key = (node.op, *sorted(attrs.items()), *inputs)
         if key in self.seen:
             attrs[_DISTINCT] = str(len(self.made))

@@ -30,7 +30,7 @@ from mxnet.ndarray.ndarray import (
     dl_managed_tensor_deleter,
 )
 
-from memplan.mxnet.realise.engine import handles, to_default_layout
+from memplan.mxnet.realise.engine import Handles, to_default_layout
 
 NDArray = Any
 
@@ -83,46 +83,59 @@ class Call:
 
     ``op`` is its name, or a function that is called like a CachedOp. Such a call ``is_alone``: it
     belongs in no bundle, and must be waited for. The others ask the engine for one operation.
+
+    A step may have thousands, so a call is small, and may stand for several of the step that are
+    alike. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
+    it; None: nothing.
     """
 
-    #: What :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
-    skips: int | None = None
+    __slots__ = ("_arguments", "_function", "_inputs", "_outputs", "skips")
 
     def __init__(
         self,
         op: str | Callable[..., Any],
         attrs: Mapping[str, str],
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray],
+        inputs: Handles,
+        outputs: Handles,
     ) -> None:
-        self.written = outputs
-        self.is_alone = not isinstance(op, str)
-        self._run: Callable[[], int]
-        if not isinstance(op, str):
-            self._run = functools.partial(_call, op, *inputs, out=list(outputs))
-            # User code may go on reading.
-            self.written = [*outputs, *inputs]
-            return
-        handle, *given = _operator(op, tuple(attrs.items()))
-        written = handles(outputs)
-        self._held = (inputs, outputs, written)
-        arguments = (
-            handle,
-            len(inputs),
-            handles(inputs),
-            _number(len(outputs)),
-            ctypes.byref(ctypes.c_void_p(ctypes.addressof(written))),
-            *given,
-        )
-        self._run = functools.partial(_LIB.MXImperativeInvokeEx, *arguments)
+        self.skips: int | None = None
+        self._inputs, self._outputs = inputs, outputs
+        self._function: Callable[..., int] = _call
+        self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
+        if isinstance(op, str):
+            handle, *given = _operator(op, tuple(attrs.items()))
+            self._function = _LIB.MXImperativeInvokeEx
+            self._arguments = (
+                handle,
+                len(inputs.arrays),
+                inputs.pointer,
+                _number(len(outputs.arrays)),
+                outputs.place,
+                *given,
+            )
+
+    @property
+    def is_alone(self) -> bool:
+        """Does it belong in no bundle?"""
+        return self._function is _call
+
+    @property
+    def outputs(self) -> Sequence[NDArray | None]:
+        """The arrays of the outputs; None where one is not computed."""
+        return self._outputs.arrays
+
+    @property
+    def written(self) -> Sequence[NDArray]:
+        """What must be waited for; user code may go on reading."""
+        return (*self._outputs.arrays, *(self._inputs.arrays if self.is_alone else ()))
 
     def __call__(self) -> None:
-        if self._run():
+        if self._function(*self._arguments):
             raise get_last_ffi_error()
 
 
-def _call(op: Callable[..., Any], *inputs: NDArray, out: list[NDArray]) -> int:
-    op(*inputs, out=out)
+def _call(op: Callable[..., Any], inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> int:
+    op(*inputs, out=list(outputs))
     return 0
 
 
@@ -134,9 +147,10 @@ def _operator(op: str, attrs: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-    names, values = ([pair[part] for pair in attrs] for part in (0, 1))
+    names, values = (c_str_array([pair[part] for pair in attrs]) for part in (0, 1))
     types = ctypes.byref(ctypes.POINTER(ctypes.c_int)())
-    return handle, len(attrs), c_str_array(names), c_str_array(values), types
+    given = ctypes.c_void_p.from_param(handle.value)
+    return given, len(attrs), ctypes.byref(names), ctypes.byref(values), types
 
 
 @functools.cache
@@ -163,13 +177,18 @@ class RecordedCall(Call):
         used: Sequence[NDArray],
         sums: Sequence[NDArray] = (),
     ) -> None:
+        self.computed = gradients
         self.gradients = [array for array in gradients if array is not None]
         given = (*inputs, *outputs, *used)
         self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
         self.touched = [*given, *self.gradients]
         self.used, self._sums = list(used), list(sums)
-        self._given = (op, attrs, list(inputs), list(outputs), list(gradients))
+        self._given = (op, attrs, inputs, outputs, gradients)
         self.forget()
+
+    @property
+    def outputs(self) -> Sequence[NDArray | None]:
+        return self._given[3]
 
     def forget(self) -> None:
         """Let go of what autograd keeps of a call whose backward op has not run."""
@@ -180,7 +199,8 @@ class RecordedCall(Call):
             if gradient is not None:
                 request = "add" if any(gradient is total for total in self._sums) else "write"
                 autograd.mark_variables([array], [gradient.detach()], request)
-        super().__init__(op, attrs, inputs, [array.detach() for array in outputs])
+        written = [array.detach() for array in outputs]
+        super().__init__(op, attrs, Handles(inputs), Handles(written))
 
     def __call__(self) -> None:
         with autograd.record():
@@ -202,6 +222,7 @@ class BackwardCall:
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded
         self.written = recorded.gradients
+        self.outputs = recorded.computed
         #: All that it reads or writes, and the engine knows of; None where user code runs.
         self.touched = None if recorded.is_alone else recorded.touched
 
@@ -242,6 +263,7 @@ class UpdateCall:
     def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
         self.name, self.weight = name, weight
         self.written = [weight]
+        self.outputs: Sequence[NDArray | None] = ()
         self.skips: int | None = None
         self._updates, self._gradient = updates, gradient
 

@@ -9,13 +9,14 @@ from typing import Any
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from memplan.errors import UsageError
-from memplan.mxnet.realise.imperative import AnyCall, BackwardCall, wait_to_write
+from memplan.mxnet.realise.imperative import wait_to_write
 from memplan.mxnet.trace.nnvm import Node, to_symbol
 
 NDArray = Any
 
-# A node of the step, the call that runs it, and the arrays of its outputs.
-Step = tuple[Node, AnyCall, Sequence[NDArray]]
+# A node of the step, and the arrays of its outputs; None where autograd leaves out a gradient that
+# nobody reads.
+Step = tuple[Node, Sequence[NDArray | None]]
 
 
 def check_monitor(monitor_all: bool) -> None:
@@ -28,24 +29,19 @@ def check_monitor(monitor_all: bool) -> None:
 
 
 class Monitor:
-    """Calls ``callback`` with the name and the handle of every output that a call has written."""
+    """Calls ``callback`` with the name and the handle of every output that a step has written."""
 
     def __init__(self, callback: Callable[..., Any], steps: Sequence[Step]) -> None:
         self._callback = callback
-        entries = [(node, k) for node, _, arrays in steps for k in range(len(arrays))]
+        entries = [(node, k) for node, arrays in steps for k in range(len(arrays))]
         names = iter(to_symbol(entries).list_outputs())
-        self._outputs: dict[int, list[tuple[bytes, NDArray]]] = {}
-        for _, call, arrays in steps:
-            named = [(next(names).encode(), array) for array in arrays]
-            if isinstance(call, BackwardCall):
-                # Autograd leaves out the gradients that nobody reads.
-                written = set(map(id, call.written))
-                named = [(name, array) for name, array in named if id(array) in written]
-            self._outputs[id(call)] = named
+        self._outputs = [[(next(names).encode(), array) for array in arrays] for _, arrays in steps]
 
-    def show(self, call: AnyCall) -> None:
-        """Show what ``call``, which has run, has written."""
-        for name, array in self._outputs[id(call)]:
+    def show(self, step: int) -> None:
+        """Show what ``step``, which has run, has written."""
+        for name, array in self._outputs[step]:
+            if array is None:
+                continue
             handle = NDArrayHandle()
             # The callback frees the handle that it gets.
             check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))

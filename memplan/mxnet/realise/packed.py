@@ -143,66 +143,78 @@ class PackedStep:
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
         writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, outside)
-        calls, second = writer.calls(), second_half(lowered.schedule)
-        self._update_calls = [call for call in calls if isinstance(call, UpdateCall)]
+        self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
+        self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
-        self._calls = (calls[:second], calls[second:])
-        self._halves = list(map(_bundles, self._calls))
-        self._fences = _fences(calls, memory)
-        self._in_turn = self._updates is None or self._updates.in_turn
-        self._steps = list(zip(calls, writer.values, strict=True))
+        self._bundles: dict[tuple[int, int], list[list[Any]]] = {}
+        self._in_turn = False
         self._trace, self._schedule = trace, schedule
         self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
         self._is_unfinished = False
         self.outputs = _outputs(trace, writer)
-        self._left = memory.fences(self.outputs)
+        in_memory = writer.in_memory()
+        self._fences = _fences(self._calls, memory, in_memory)
+        self._left = memory.fences(self.outputs, in_memory)
 
     def forward(self, is_train: bool = True) -> list[NDArray]:
         """Run a step; the outputs."""
         if self._updates is None:
-            self.first()
-            self.second()
+            self._begin()
+            self._run(0, len(self._calls))
         else:
             with self._updates.step(self._weights):
                 if self._updates.in_turn is not self._in_turn:  # the optimizer is another one
-                    self._halves = list(map(_bundles, self._calls))
+                    self._bundles.clear()
                     self._in_turn = self._updates.in_turn
                     for call in self._update_calls:
                         call.skips = None
-                self.first()
-                self.second()
+                self._begin()
+                self._run(0, len(self._calls))
         return self.outputs
 
     def first(self) -> None:
         """Run the first half of a step."""
-        self.memory.begin(self._left)
-        if self._is_unfinished:
-            for call, _ in self._steps:
-                if isinstance(call, RecordedCall):
-                    call.forget()
-        self._is_unfinished = True
-        self._run(self._halves[0])
+        self._begin()
+        self._run(0, self._middle)
 
     def second(self) -> None:
         """Run the second half of a step. Nothing else has run in the memory since the first."""
-        self._run(self._halves[1])
-        self._is_unfinished = False
+        self._run(self._middle, len(self._calls))
 
-    def _run(self, bundles: Sequence[Sequence[Any]]) -> None:
-        # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
-        all_alone = self._monitor is not None or bool(mx.profiler.dumps())
+    def _begin(self) -> None:
+        """Before a step."""
+        self.memory.begin(self._left)
+        if self._is_unfinished:
+            for call in self._calls:
+                if isinstance(call, RecordedCall):
+                    call.forget()
+        self._is_unfinished = True
+
+    def _run(self, begin: int, end: int) -> None:
+        """Make the calls from ``begin`` on, but for those from ``end`` on."""
         with self._calling():
-            for bundle in bundles:
-                if bundle[0] in self._fences and not all_alone:
-                    self.memory.apart(bundle[0], self._fences[bundle[0]])
-                elif all_alone or bundle[0].is_alone:
-                    for call in bundle:
-                        self.memory.alone(call)
-                        if self._monitor is not None:
-                            self._monitor.show(call)
-                else:
-                    self.memory.in_turn(bundle)
+            # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
+            if self._monitor is not None or mx.profiler.dumps():
+                for step in range(begin, end):
+                    self.memory.alone(self._calls[step])
+                    if self._monitor is not None:
+                        self._monitor.show(step)
+            else:
+                for bundle in self._bundled(begin, end):
+                    if bundle[0] in self._fences:
+                        self.memory.apart(bundle[0], self._fences[bundle[0]])
+                    elif bundle[0].is_alone:
+                        self.memory.alone(bundle[0])
+                    else:
+                        self.memory.in_turn(bundle)
+        self._is_unfinished = end < len(self._calls)
+
+    def _bundled(self, begin: int, end: int) -> list[list[Any]]:
+        """The calls from ``begin`` to ``end`` in the bundles in which the engine gets them."""
+        if (begin, end) not in self._bundles:
+            self._bundles[begin, end] = _bundles(self._calls[begin:end])
+        return self._bundles[begin, end]
 
     def timed(self) -> list[float]:
         """Run a step, one call after the other; the seconds of each, and of waiting for it.
@@ -211,7 +223,7 @@ class PackedStep:
         """
         self.memory.begin(self._left)
         with self._calling():
-            return [self.memory.timed(call) for call, _ in self._steps]
+            return [self.memory.timed(call) for call in self._calls]
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
@@ -228,8 +240,8 @@ class PackedStep:
         Ops then run one by one. UsageError for ``monitor_all``, which wants their inputs, too.
         """
         check_monitor(monitor_all)
-        nodes, (calls, arrays) = self._nodes(), zip(*self._steps, strict=True)
-        self._monitor = Monitor(callback, list(zip(nodes, calls, arrays, strict=True)))
+        outputs = [call.outputs for call in self._calls]
+        self._monitor = Monitor(callback, list(zip(self._nodes(), outputs, strict=True)))
 
     def debug_str(self) -> str:
         """The ops in order and the memory, as MXNet's executors describe theirs."""
@@ -243,10 +255,12 @@ class PackedStep:
         return step_nodes(lower(self._trace, self._schedule))
 
 
-def _fences(calls: Iterable[AnyCall], memory: Memory) -> dict[AnyCall, Any]:
+def _fences(
+    calls: Iterable[AnyCall], memory: Memory, in_memory: Sequence[NDArray]
+) -> dict[AnyCall, Any]:
     """What parts each call of autograd's from the calls in turn."""
     return {
-        call: memory.fences(call.touched)
+        call: memory.fences(call.touched, in_memory)
         for call in calls
         if isinstance(call, BackwardCall) and call.touched is not None
     }
@@ -256,7 +270,7 @@ def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:
     """The arrays of the network's outputs, then of the gradients that the step leaves."""
     sources = iter(writer.lowered.schedule.heads)
     return [
-        writer.arrays[node.name] if node.is_variable else writer.values[next(sources)][k]
+        writer.arrays[node.name] if node.is_variable else writer.value(next(sources), k)
         for node, k in trace.heads
         if node.op != UPDATE
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 
-from memplan.mxnet.realise.explicit import step_nodes
+from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.explicit import step_attrs
 from memplan.mxnet.realise.imperative import (
     AnyCall,
     BackwardCall,
@@ -41,8 +41,9 @@ class Outside:
 
 
 class Calls:
-    """Makes the calls of a lowered schedule. ``values[step]`` are the arrays that a step writes.
+    """Makes the calls of a lowered schedule.
 
+    A long step runs the same ops on the same arrays again and again: such calls are one object.
     ``outside`` are the gradients, by step and output, that are not in the memory.
     """
 
@@ -59,121 +60,174 @@ class Calls:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
         self.updates, self.outside = updates, outside
-        self.nodes = step_nodes(lowered)
-        self.step_of = {node: step for step, node in enumerate(self.nodes)}
-        self.made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
-        self.values = [self._outputs(step) for step in range(len(self.nodes))]
-        self.read = {entry for node in self.nodes for entry in node.inputs}
-        for step, tensor in zip(lowered.schedule.heads, lowered.schedule.graph.heads, strict=True):
-            place = lowered.schedule.graph.position[tensor]
-            self.read.add((self.nodes[step], place))
+        self._made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
+        self._ignored: dict[tuple[tuple[int, ...], str], NDArray] = {}
+        self._handles: dict[tuple[int, ...], Handles] = {}
+        self._alike: dict[tuple[Any, ...], Call] = {}
 
     def calls(self) -> list[AnyCall]:
         """A call for every step."""
         followers = self._followers()
+        read = self._read(followers.values())
         recorded: dict[int, RecordedCall] = {}
         result: list[AnyCall] = []
-        for step, node in enumerate(self.nodes):
-            attrs = {name: value for name, value in node.attrs.items() if not is_hidden(name)}
-            inputs, outputs = self._inputs(step), self.values[step]
-            op = _cached_op(node, self.mode) if is_made_of_symbol(node) else node.op
-            if step in followers:
-                backward = followers[step]
-                made = RecordedCall(op, attrs, inputs, outputs, **self._gradients(backward))
-                recorded[backward] = made
-                result.append(made)
-            elif step in recorded:
+        again: set[int] = set()
+        for step, op in enumerate(self.lowered.schedule.ops):
+            node = self.lowered.nodes[op]
+            seen = step_attrs(node, is_copy=op in again).items()
+            attrs = {name: value for name, value in seen if not is_hidden(name)}
+            again.add(op)
+            if step in recorded:
                 result.append(BackwardCall(recorded[step]))
             elif node.op == UPDATE:
                 assert self.updates is not None
-                gradient, weight = inputs
+                gradient, weight = self._inputs(step)
                 result.append(UpdateCall(self.updates, node.inputs[1][0].name, weight, gradient))
+            elif step in followers:
+                made = RecordedCall(
+                    self._function(node),
+                    attrs,
+                    self._inputs(step),
+                    self.outputs(step),
+                    **self._gradients(followers[step], read),
+                )
+                recorded[followers[step]] = made
+                result.append(made)
             else:
-                result.append(Call(op, attrs, inputs, outputs))
+                result.append(self._call(step, node, attrs))
         return result
+
+    def outputs(self, step: int) -> list[NDArray]:
+        """The arrays that a step writes."""
+        return [self.value(step, k) for k in range(len(self._outputs(step)))]
+
+    def value(self, step: int, k: int) -> NDArray:
+        """The array of the ``k``-th output of a step."""
+        if (step, k) in self.outside:
+            return self.outside[step, k].array
+        tensor, info = self._outputs(step)[k]
+        offset = self.offsets[step, tensor] if info.nelements else 0
+        key = (offset, info.shape, info.dtype)  # one array for several tensors, one after the other
+        if key not in self._made:
+            self._made[key] = self.memory.array(offset, info.shape, info.dtype)
+        return self._made[key]
+
+    def in_memory(self) -> list[NDArray]:
+        """The arrays made so far that lie in the memory, no two of which are the same to MXNet."""
+        return list(self._made.values())
+
+    def _outputs(self, step: int) -> Sequence[tuple[int, EntryInfo]]:
+        """The tensors that a step writes."""
+        op = self.lowered.schedule.ops[step]
+        node, written = self.lowered.nodes[op], self.lowered.schedule.graph.ops[op].outputs
+        return () if node.op == UPDATE else list(zip(written, _infos(node), strict=True))
+
+    def _call(self, step: int, node: Node, attrs: Mapping[str, str]) -> Call:
+        """A call of an operator alone."""
+        inputs, outputs = map(self._handled, (self._inputs(step), self.outputs(step)))
+        function = self._function(node)
+        if function is not node.op:
+            return Call(function, attrs, inputs, outputs)
+        key = (function, *attrs.items(), id(inputs), id(outputs))
+        if key not in self._alike:
+            self._alike[key] = Call(function, attrs, inputs, outputs)
+        return self._alike[key]
+
+    def _function(self, node: Node) -> str | Callable[..., Any]:
+        return _cached_op(node, self.mode) if is_made_of_symbol(node) else node.op
+
+    def _handled(self, arrays: Sequence[NDArray]) -> Handles:
+        key = tuple(map(id, arrays))
+        if key not in self._handles:
+            self._handles[key] = Handles(arrays)
+        return self._handles[key]
 
     def _followers(self) -> dict[int, int]:
         """Of steps that autograd records, the step at which the backward op runs."""
-        nodes = self.lowered.nodes
+        nodes, ops = self.lowered.nodes, self.lowered.schedule.ops
+        on_cpu = self.memory.ctx.device_type == "cpu"
+        skipping = {op for op in set(ops) if on_cpu and skips_unread(nodes[op])}
+        read = self._read(step for step, op in enumerate(ops) if op in skipping)
         latest: dict[int, int] = {}
         result = {}
-        for step, op in enumerate(self.lowered.schedule.ops):
+        for step, op in enumerate(ops):
             latest[op] = step
             forward = nodes[op].forward
             if forward is not None:
                 before = latest[self.lowered.index_of[forward]]
                 if needs_state(nodes[op]) or (
-                    self.memory.ctx.device_type == "cpu"
-                    and skips_unread(nodes[op])
-                    and not self._all_read(step)
+                    op in skipping
+                    and not all((step, k) in read for k in range(len(self._outputs(step))))
                     and self._finds_what_was_read(step, before)
                 ):
                     result[before] = step
         return result
 
-    def _all_read(self, step: int) -> bool:
-        return all((self.nodes[step], k) in self.read for k in range(len(self.values[step])))
+    def _read(self, steps: Iterable[int]) -> set[tuple[int, int]]:
+        """Those outputs of these ``steps`` that a step reads, or that stay to the end."""
+        wanted, schedule = set(steps), self.lowered.schedule
+        position = schedule.graph.position
+        heads = zip(schedule.heads, schedule.graph.heads, strict=True)
+        found = {(step, position[tensor]) for step, tensor in heads if step in wanted}
+        for step, sources in enumerate(schedule.reads if wanted else ()):
+            if not wanted.isdisjoint(sources):
+                found.update((s, k) for s, k in self._entries(step) if s in wanted)
+        return found
+
+    def _entries(self, step: int) -> list[tuple[Any, int]]:
+        """What a step reads: the step, or the node of the variable, and which of its outputs.
+
+        Where only the shape of an input is read, it is the node that the schedule's graph has.
+        """
+        node = self.lowered.nodes[self.lowered.schedule.ops[step]]
+        sources, ignored = iter(self.lowered.schedule.reads[step]), ignored_inputs(node)
+        return [
+            (source if place in ignored or source.is_variable else next(sources), k)
+            for place, (source, k) in enumerate(node.inputs)
+        ]
 
     def _finds_what_was_read(self, step: int, before: int) -> bool:
         """Does the backward op at ``step`` read the very tensors of its forward op's run?"""
         backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
         forward = backward.forward
         assert forward is not None
-        now = dict(zip(backward.inputs, self.nodes[step].inputs, strict=True))
-        then = zip(forward.inputs, self.nodes[before].inputs, strict=True)
+        now = dict(zip(backward.inputs, self._entries(step), strict=True))
+        then = zip(forward.inputs, self._entries(before), strict=True)
         return all(now.get(entry, ran) == ran for entry, ran in then) and not any(
             source is forward for source, _ in backward.inputs
         )
 
-    def _gradients(self, backward: int) -> dict[str, list[Any]]:
+    def _gradients(self, backward: int, read: Collection[tuple[int, int]]) -> dict[str, list[Any]]:
         """What the backward op at this step writes, as far as it is read, and what it uses."""
-        node, inputs = self.nodes[backward], self._inputs(backward)
+        inputs = self._inputs(backward)
         places = gradients_read(self.lowered.nodes[self.lowered.schedule.ops[backward]])
         written = [
-            array if (node, k) in self.read else None
-            for k, array in enumerate(self.values[backward])
+            array if (backward, k) in read else None
+            for k, array in enumerate(self.outputs(backward))
         ]
         sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]
         return {"gradients": written, "used": [inputs[place] for place in places], "sums": sums}
 
     def _inputs(self, step: int) -> list[NDArray]:
+        entries = self._entries(step)
+        ignored = ignored_inputs(self.lowered.nodes[self.lowered.schedule.ops[step]])
         return [
-            self._ignored(source, k)
-            if place in ignored_inputs(self.nodes[step])
-            else self._value(source, k)
-            for place, (source, k) in enumerate(self.nodes[step].inputs)
+            self._unread(source, k)
+            if place in ignored
+            else self.value(source, k)
+            if isinstance(source, int)
+            else self.arrays[source.name]
+            for place, (source, k) in enumerate(entries)
         ]
 
-    def _value(self, source: Node, k: int) -> NDArray:
-        if source.is_variable:
-            return self.arrays[source.name]
-        return self.values[self.step_of[source]][k]
-
-    def _ignored(self, source: Node, k: int) -> NDArray:
-        """An array of this shape, but no other's: MXNet takes one that is also written for a
+    def _unread(self, source: Node, k: int) -> NDArray:
+        """An array of this shape that no call writes: MXNet takes one that is also written for a
         hand-over, and nothing need be written then."""
-        array = self._value(source, k)
-        return self.memory.array(0, array.shape, np.dtype(array.dtype).name)
-
-    def _outputs(self, step: int) -> list[NDArray]:
-        index = self.lowered.schedule.ops[step]
-        graph, node = self.lowered.schedule.graph, self.lowered.nodes[index]
-        if node.op == UPDATE:
-            return []
-        tensors = zip(graph.ops[index].outputs, _infos(node), strict=True)
-        return [
-            self.outside[step, k].array
-            if (step, k) in self.outside
-            else self._array(self.offsets[step, tensor] if info.nelements else 0, info)
-            for k, (tensor, info) in enumerate(tensors)
-        ]
-
-    def _array(self, offset: int, info: EntryInfo) -> NDArray:
-        """The array of this kind at ``offset``: of several tensors, one after the other."""
-        key = (offset, info.shape, info.dtype)
-        if key not in self.made:
-            self.made[key] = self.memory.array(offset, info.shape, info.dtype)
-        return self.made[key]
+        info = _infos(source)[k]
+        if (info.shape, info.dtype) not in self._ignored:
+            array = self.memory.array(0, info.shape, info.dtype)
+            self._ignored[info.shape, info.dtype] = array
+        return self._ignored[info.shape, info.dtype]
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -51,10 +51,17 @@ class Memory:
             return mx.nd.empty(shape, self.ctx, dtype)
         return array_at(self._segments[segment], offset, shape, dtype)
 
-    def fences(self, arrays: Sequence[NDArray]) -> list[Marker]:
-        """What parts that which reads or writes ``arrays`` from what is called in turn."""
-        # A marker for each, for an array may be there twice.
-        return [Marker([], [array, self.fence], self.ctx) for array in arrays]
+    def fences(self, arrays: Sequence[NDArray], in_memory: Iterable[NDArray]) -> list[Marker]:
+        """What parts that which reads or writes ``arrays`` from what is called in turn.
+
+        No two of those that are ``in_memory`` are the same to MXNet: one marker is for all of them.
+        Each of the others has its own, for two may share memory.
+        """
+        known = {id(array) for array in in_memory}
+        unique = {id(array): array for array in arrays}
+        together = [array for key, array in unique.items() if key in known]
+        apart = [[array] for key, array in unique.items() if key not in known]
+        return [Marker([], [*part, self.fence], self.ctx) for part in [together, *apart] if part]
 
     def begin(self, left: Sequence[Marker]) -> None:
         """Begin a step, which will leave what these :meth:`fences` are of."""
