@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.base import _LIB, check_call
 
 from helpers.networks import residual_net
 from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.realise import packed_memory
+from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.train import train_executor
 from memplan.planning.realisation import trace
@@ -57,6 +62,20 @@ def test_a_packed_step_takes_one_workspace() -> None:
     convolutions = sum("Convolution" in op.kind for op in traced.graph.ops)
     assert sum(call.skips == 3 for call in calls) >= convolutions > 0
     assert np.isfinite(executor.outputs[0].asnumpy()).all()
+
+
+def test_few_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_memory, "WAITING", 2)
+    memory, array = packed_memory.Memory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
+    memory.fence.wait_to_read()
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    number = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+    arrays = Handles([array])
+    add = Call("_plus_scalar", {"scalar": "1"}, arrays, arrays)
+    for handed_over in range(1, 20):
+        memory.in_turn([add])
+        assert number[0] >= handed_over - 2, "the engine has more bundles"
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

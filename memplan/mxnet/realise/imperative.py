@@ -65,6 +65,11 @@ def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -
     return mx.nd.NDArray(handle)
 
 
+def wait_to_read(array: NDArray) -> None:
+    """Wait until ``array`` has been written by all that MXNet's engine was asked for before."""
+    check_call(_LIB.MXNDArrayWaitToRead(array.handle))
+
+
 def wait_to_write(array: NDArray) -> None:
     """Wait until nothing that MXNet's engine was asked for reads or writes ``array`` any more."""
     check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
@@ -88,6 +93,9 @@ class Call:
     alike. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
     it; None: nothing.
     """
+
+    #: May arrays be freed while it is made?
+    frees = False
 
     __slots__ = ("_arguments", "_function", "_inputs", "_outputs", "skips")
 
@@ -166,6 +174,8 @@ class RecordedCall(Call):
     it adds them to those in ``sums``. ``used`` are those of the first outputs.
     """
 
+    frees = True  # what autograd kept of the step before
+
     def __init__(
         self,
         op: str | Callable[..., Any],
@@ -217,7 +227,7 @@ class BackwardCall:
     #: As of :class:`Call`.
     skips: int | None = None
 
-    is_alone = True
+    is_alone, frees = True, True
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded = recorded
@@ -259,6 +269,8 @@ class UpdateCall:
     One that is alone gets a copy of the gradient, which it may keep or write into: the
     gradient may share its memory with a tensor that is still read.
     """
+
+    frees = True  # by the code of an optimizer
 
     def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
         self.name, self.weight = name, weight

@@ -39,6 +39,7 @@ from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
+from memplan.util.garbage import no_collections
 
 NDArray = Any
 
@@ -231,7 +232,7 @@ class PackedStep:
         self._mode.is_training = mx.autograd.is_training()
         self.memory.workspace.begin()
         # A bundle of the user's would cut those of the step in two.
-        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0):
+        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0), no_collections():
             yield
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:

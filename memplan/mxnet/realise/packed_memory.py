@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,17 +12,14 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, hand_over
-from memplan.mxnet.realise.imperative import (
-    AnyCall,
-    RecordedCall,
-    UpdateCall,
-    array_at,
-    wait_to_write,
-)
+from memplan.mxnet.realise.imperative import AnyCall, array_at, wait_to_read, wait_to_write
 from memplan.mxnet.realise.workspace import OneWorkspace
-from memplan.util.garbage import no_collections
 
 NDArray = Any
+
+# So many bundles of calls are with the engine at most: it holds a kilobyte for each call, and
+# several thousand would be handed over before the first hundred have run.
+WAITING = 16
 
 
 class Memory:
@@ -42,6 +40,9 @@ class Memory:
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
         self._fence = Marker([], [self.fence], ctx)
+        done = [mx.nd.zeros((1,), ctx) for _ in range(WAITING)]
+        # The array and the marker of the bundle that ends next stand first.
+        self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in done)
         self.workspace = OneWorkspace(ctx)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
@@ -72,16 +73,23 @@ class Memory:
         """Hand ``calls`` to the engine as one operation, after all that it got so before.
 
         Where an array is freed meanwhile, MXNet cuts the operation in two (src/engine/
-        threaded_engine.cc, PushAsync), and only what writes the fence keeps its turn. So no garbage
-        is collected, and both parts write it where an optimizer's code, or autograd, may free one.
+        threaded_engine.cc, PushAsync), and only what writes the fence keeps its turn. So the caller
+        sees to it that no garbage is collected, and both parts write the fence where an optimizer's
+        code, or autograd, may free an array. This waits while :data:`WAITING` bundles have not run.
         """
-        with no_collections(), mx.engine.bulk(2 * len(calls) + 2):
+        array, end = self._ends[0]
+        self._ends.rotate(-1)
+        wait_to_read(array)
+        before = mx.engine.set_bulk_size(2 * len(calls) + 2)
+        try:
             self._fence()
             for call in calls:
                 self.workspace.call(call)
-                if isinstance(call, UpdateCall | RecordedCall):
+                if call.frees:
                     self._fence()
-            self._fence()
+            end()
+        finally:
+            mx.engine.set_bulk_size(before)
 
     def apart(self, call: AnyCall, fences: Sequence[Marker]) -> None:
         """Make a call of several operations, in turn by :meth:`fences` of all that it touches."""
