@@ -54,31 +54,31 @@ class Packing:
 
 def check_packing(schedule: Schedule, packing: Packing) -> None:
     """ScheduleError unless ``packing`` is one of ``schedule``: no two tensors lie on each other."""
-    lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
+    lifetimes = _Placed(schedule.graph, len(schedule.ops), packing.offsets)
     replay(schedule, lifetimes)
-    places: dict[int, int] = {}
-    if packing.offsets.keys() != lifetimes.buffer_of.keys():
+    if lifetimes.ntensors != len(packing.offsets):
         raise ScheduleError("the packing is that of another schedule")
-    for key, buffer in lifetimes.buffer_of.items():
-        if places.setdefault(buffer, packing.offsets[key]) != packing.offsets[key]:
-            raise ScheduleError("the packing is that of another schedule")
-    events = []
-    for buffer, nbytes in enumerate(lifetimes.sizes):
-        begin, end = places[buffer], places[buffer] + nbytes
+    places, sizes = lifetimes.places, lifetimes.sizes
+    for begin, nbytes in zip(places, sizes, strict=True):
+        end = begin + nbytes
         if begin < 0 or begin % ALIGNMENT or end > packing.nbytes or _is_cut(begin, end):
             raise ScheduleError(f"the packing has a tensor of {nbytes} bytes at {begin}")
-        if nbytes:
-            events.append((lifetimes.first[buffer], True, begin, end))
-            events.append((lifetimes.last[buffer] + 1, False, begin, end))
+    # In arrays of numbers: it is done before a step, in a process whose bytes count.
+    buffers = np.flatnonzero(sizes)
+    deaths, births = np.array(lifetimes.last)[buffers] + 1, np.array(lifetimes.first)[buffers]
+    steps = np.concatenate((deaths, births))
     alive: list[tuple[int, int]] = []
-    for step, is_birth, begin, end in sorted(events):
+    for event in np.argsort(steps, kind="stable"):  # what dies at a step comes first
+        is_birth, number = divmod(int(event), len(buffers))
+        begin = places[buffers[number]]
+        end = begin + sizes[buffers[number]]
         place = bisect_left(alive, (begin, end))
         if not is_birth:
             del alive[place]
             continue
         beside = alive[max(0, place - 1) : place + 1]
         if any(one < end and begin < other for one, other in beside):
-            raise ScheduleError(f"the packing has two tensors at {begin} in step {step}")
+            raise ScheduleError(f"the packing has two tensors at {begin} in step {steps[event]}")
         alive.insert(place, (begin, end))
 
 
@@ -109,6 +109,25 @@ class _Lifetimes(Arena):
 
     def release(self, buffer: int, step: int) -> None:
         self.last[buffer] = step
+
+
+class _Placed(_Lifetimes):
+    """Lifetimes of buffers at ``places``, which are those that ``offsets`` say."""
+
+    def __init__(
+        self, graph: TrainingGraph, nsteps: int, offsets: Mapping[tuple[int, int], int]
+    ) -> None:
+        super().__init__(graph, nsteps)
+        self.offsets, self.places = offsets, list[int]()
+        self.ntensors = 0
+
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        place = self.offsets.get((step, tensor), -1)
+        if buffer == len(self.places):
+            self.places.append(place)
+        if place < 0 or place != self.places[buffer]:
+            raise ScheduleError("the packing is that of another schedule")
+        self.ntensors += 1
 
 
 def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing:

@@ -103,7 +103,8 @@ def main() -> None:
     traced = trace_again(request["trace"], match_range=request["traced_at"])
     schedule = Schedule.from_json(traced.graph, request["schedule"])
     ctx = mx.Context(*request["ctx"])
-    form.memory(traced).nbytes(schedule)  # what planning loads is none of the step's
+    memory = form.memory(traced)
+    memory.nbytes(schedule)  # what planning loads is none of the step's, and its packing the plan's
     arguments, states = random_arrays(traced, ctx)
     given = zero_gradients(traced, ctx)
     if traced.form.spells_out_backward:
@@ -113,7 +114,8 @@ def main() -> None:
     trained = wanted(traced.grad_req)
     within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
     arrays = (arguments, states, given)
-    step, gradients = _bound(traced, schedule, ctx, arrays, request["match_range"], within)
+    options = {"match_range": request["match_range"], "packing": memory.packing(schedule)}
+    step, gradients = _bound(traced, schedule, ctx, arrays, within, options)
 
     def train() -> list[NDArray]:
         outputs = step()
@@ -143,10 +145,13 @@ def _bound(
     schedule: Schedule,
     ctx: mx.Context,
     arrays: tuple[Arrays, Arrays, Arrays],
-    match_range: int | None,
     updates: OptimizerUpdates,
+    options: Mapping[str, Any],
 ) -> tuple[Callable[[], list[NDArray]], Arrays]:
-    """What runs a step on ``arrays`` (arguments, states, gradients), and its gradients by name."""
+    """What runs a step on ``arrays`` (arguments, states, gradients), and its gradients by name.
+
+    ``options`` are those of the plan: its match range and its packing.
+    """
     arguments, states, gradients = arrays
     if traced.form.spells_out_backward:
         by_plan = TrainExecutor(
@@ -156,10 +161,11 @@ def _bound(
             args=arguments,
             args_grad=gradients,
             aux_states=states,
-            match_range=match_range,
             updates=updates,
+            **options,
         )
         return lambda: by_plan.forward(is_train=True), by_plan.grad_dict
+    match_range = options["match_range"]
     symbol = load(traced.form.name).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
     with under(match_range) if match_range != current_match_range() else contextlib.nullcontext():
         requests = dict(traced.grad_req)
