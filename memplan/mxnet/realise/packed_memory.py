@@ -40,9 +40,11 @@ class Memory:
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
         self._fence = Marker([], [self.fence], ctx)
-        done = [mx.nd.zeros((1,), ctx) for _ in range(WAITING)]
-        # The array and the marker of the bundle that ends next stand first.
+        # In turn every so many bundles write one of two arrays at their end, for which is waited
+        # before the next does: who is woken once makes ready several.
+        done = [mx.nd.zeros((1,), ctx) for _ in range(2)]
         self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in done)
+        self._nbundles = 0
         self.workspace = OneWorkspace(ctx)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
@@ -77,9 +79,12 @@ class Memory:
         sees to it that no garbage is collected, and both parts write the fence where an optimizer's
         code, or autograd, may free an array. This waits while :data:`WAITING` bundles have not run.
         """
-        array, end = self._ends[0]
-        self._ends.rotate(-1)
-        wait_to_read(array)
+        end = self._fence
+        self._nbundles += 1
+        if self._nbundles % (WAITING // 2) == 0:
+            array, end = self._ends[0]
+            self._ends.rotate()
+            wait_to_read(array)
         before = mx.engine.set_bulk_size(2 * len(calls) + 2)
         try:
             self._fence()

@@ -48,15 +48,12 @@ class OneWorkspace:
     """
 
     def __init__(self, ctx: mx.Context) -> None:
-        self._last = 0
+        self._last, self._manager = 0, 0
+        # Two numbers, which are passed as one of twice the size: ctypes makes no object of it.
+        context = Context(ctx.device_typeid, ctx.device_id)
+        self._context = ctypes.c_uint64.from_param(ctypes.c_uint64.from_buffer_copy(context).value)
         if _MANAGER is not None and _REQUEST is not None:
-            self._manager = ctypes.c_void_p(_MANAGER())
-            self._ask: Callable[[], _Resource] = functools.partial(
-                _REQUEST,
-                self._manager,
-                Context(ctx.device_typeid, ctx.device_id),
-                ctypes.byref(_TEMPORARY_SPACE),
-            )
+            self._be_asked_here()
             first = self._next()
             while (number := self._next()) != first:
                 self._last = max(self._last, first, number)
@@ -66,8 +63,20 @@ class OneWorkspace:
         copy.
         """
         if self._last:
-            self._manager.value = _MANAGER()
+            self._be_asked_here()
             self._skip()
+
+    def _be_asked_here(self) -> None:
+        """From now on ask the manager of this thread."""
+        manager = _MANAGER()
+        if manager != self._manager:
+            self._manager = manager
+            self._ask: Callable[[], _Resource] = functools.partial(
+                _REQUEST,
+                ctypes.c_void_p.from_param(manager),
+                self._context,
+                ctypes.byref(_TEMPORARY_SPACE),
+            )
 
     def call(self, call: AnyCall) -> None:
         """Make the ``call``, and the requests after it; find out how many where that is None."""
