@@ -94,7 +94,7 @@ else:
 )
 def test_amp(script: str) -> None:
     """In a process of its own: AMP changes MXNet's operators for good."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -102,4 +102,4 @@ def test_amp(script: str) -> None:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]

@@ -145,11 +145,11 @@ def test_user_code_is_made_once_by_a_module_as_by_an_executor() -> None:
         module.bind(data.provide_data, data.provide_label)
         mx.random.seed(3)
         module.init_params(mx.init.Xavier())
-        found = []
+        result = []
         for _ in range(3):
             module.forward_backward(mx.io.DataBatch([vectors()[0][:8]], [mx.nd.zeros(8)]))
-            found.append(module.get_outputs()[0].asnumpy())
-        return found
+            result.append(module.get_outputs()[0].asnumpy())
+        return result
 
     mx.random.seed(5)
     stock = outputs(mx.mod.Module(net))

@@ -52,7 +52,7 @@ def test_the_checkmate_within_a_budget() -> None:
     _, stock = fit(mx.mod.Module, network, 8, 8, 5)
     module, ours = fit(planned, network, 8, 8, 5, **options)
     assert not differing(stock, ours)
-    first, last = module._plans.made.values()
+    first, last = module._plans.plans.values()
     assert first.schedule.recomputed
     assert first.total_nbytes <= first.budget_nbytes
     # The share is one of the whole batch: the last one needs no recomputation to fit.
@@ -67,11 +67,11 @@ def test_gradients_of_inputs(grad_req: str, context: Any) -> None:
 
     def run(make: Make) -> list[Result]:
         module = make(network[0], context=context)
-        found = []
+        result = []
         for _ in steps(module, network, inputs_need_grad=True, grad_req=grad_req):
             gradients = module.get_input_grads()[0].asnumpy()
-            found.append(state(module) | {"gradient of data": gradients})
-        return found
+            result.append(state(module) | {"gradient of data": gradients})
+        return result
 
     for stock, ours in zip(run(mx.mod.Module), run(planned), strict=True):
         assert not differing(stock, ours)
@@ -146,26 +146,26 @@ def test_checkpoints(tmp_path: Path) -> None:
 
 def test_a_plan_made_before() -> None:
     network = NETWORKS["residual"]
-    made = memplan.plan(
+    plan = memplan.plan(
         network[0],
         realisation="explicit",
         strategy="chen_sqrt",
         data=(8, *network[1]["data"][1:]),
     )
     _, stock = fit(mx.mod.Module, network)
-    module, ours = fit(planned, network, plan=made)
-    assert module.plan is made
+    module, ours = fit(planned, network, plan=plan)
+    assert module.plan is plan
     assert not differing(stock, ours)
     for options, culprit in (
         ({"fixed_param_names": ["first_weight"]}, "grad_req: 'first_weight'"),
         ({"context": TWO}, r"shapes: 'data' is \(4, 3, 16, 16\) here"),
     ):
         with pytest.raises(ArgumentError, match=culprit):
-            fit(planned, network, plan=made, **options)
+            fit(planned, network, plan=plan, **options)
     with pytest.raises(ArgumentError, match="network"):
-        fit(planned, NETWORKS["noisy"], plan=made)
+        fit(planned, NETWORKS["noisy"], plan=plan)
     with pytest.raises(ArgumentError, match=r"takes .* budget of 100\.00 KiB"):
-        fit(planned, network, plan=made, budget="100 KiB")
+        fit(planned, network, plan=plan, budget="100 KiB")
     mirrored = memplan.plan(network[0], strategy="store_all", data=(8, 3, 16, 16))
     for wrong, culprit in ((mirrored, "explicit"), ("made before", "'made before'")):
         with pytest.raises(ArgumentError, match=culprit):

@@ -36,7 +36,7 @@ from memplan.errors import UsageError
 def test_a_smaller_last_batch(context: Any) -> None:
     network = NETWORKS["residual"]
     module = assert_same(network, 8, 8, 5, context=context)
-    sizes = {plan.trace.shapes["data"][0] for plan in module._plans.made.values()}
+    sizes = {plan.trace.shapes["data"][0] for plan in module._plans.plans.values()}
     # Evaluation has seen batches of 6, and of 3 per device, which were not planned unless trained.
     assert sizes == ({8, 5} if context == mx.cpu() else {4, 3, 2})
 
@@ -57,12 +57,12 @@ def test_set_params_on_shapes_that_are_not_trained() -> None:
     """They need no plan."""
     network = NETWORKS["residual"]
     module, _ = fit(planned, network)
-    nplans = len(module._plans.made)
+    nplans = len(module._plans.plans)
     values = module.get_params()
     module.forward(batches(network, 2).next(), is_train=False)
     module.set_params(*values)
     assert module.output_shapes == [("softmax_output", (2, CLASSES))]
-    assert len(module._plans.made) == nplans
+    assert len(module._plans.plans) == nplans
 
 
 def test_plans_are_remembered() -> None:
@@ -70,7 +70,7 @@ def test_plans_are_remembered() -> None:
     module = planned(network[0], context=TWO)
     for _ in steps(module, network, 8, 4, 8, 4):
         pass
-    whole, half = module._plans.made.values()
+    whole, half = module._plans.plans.values()
     assert module.plan is whole
     module.bind(
         batches(network, 4).provide_data, batches(network, 4).provide_label, force_rebind=True
@@ -88,7 +88,7 @@ def test_shapes_share_their_memory() -> None:
     network = residual_net(size=64, filters=32)
     module = planned(network[0])
     found = [resident_mib() for _ in steps(module, network, 16, 12)]
-    first, second = (plan.allocated_nbytes / MIB for plan in module._plans.made.values())
+    first, second = (plan.allocated_nbytes / MIB for plan in module._plans.plans.values())
     assert second > 0.5 * first > 20
     assert found[1] - found[0] < 0.75 * second
 

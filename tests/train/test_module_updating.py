@@ -54,7 +54,7 @@ def test_steps_of_several_shapes(budget: Any) -> None:
         )
 
     def note(module: Module) -> None:
-        realisations.update(plan.realisation for plan in module._plans.made.values())
+        realisations.update(plan.realisation for plan in module._plans.plans.values())
 
     ours = module_steps(make, (16, 8, 16), note)
     stock = module_steps(mx.mod.Module, (16, 8, 16), lambda _: None)

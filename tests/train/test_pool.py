@@ -230,14 +230,14 @@ def run(step_of: Any, sizes: tuple[int, ...]) -> list[list[np.ndarray]]:
     """Outputs, gradients and parameters after a step with a batch of each size."""
     net = block()
     step = step_of(net)
-    found = []
+    result = []
     for size in sizes:
         outputs = step(*batch(size))
         mx.nd.waitall()
         params = net.collect_params().values()
         grads = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
-        found.append([outputs.asnumpy(), *grads, *(p.data().asnumpy() for p in params)])
-    return found
+        result.append([outputs.asnumpy(), *grads, *(p.data().asnumpy() for p in params)])
+    return result
 
 
 @LIMITS

@@ -60,14 +60,14 @@ def compose(
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with autograd.record(), mx.name.NameManager():
         losses, outputs = _composed(block, loss, inputs, labels)
-    kept = mapped(_blocked, outputs) if keep_outputs else None
-    found = list(leaves((losses, kept)))
-    if not found or not all(isinstance(symbol, mx.sym.Symbol) for symbol in found):
+    block_outputs = mapped(_blocked, outputs) if keep_outputs else None
+    symbols = list(leaves((losses, block_outputs)))
+    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
-    symbol = _without_repeats(mx.sym.Group(found))
+    symbol = _without_repeats(mx.sym.Group(symbols))
     names = [variable.name for variable in leaves((inputs, labels))]
-    known = {*params, *names}
-    unknown = [name for name in symbol.list_inputs() if name not in known]
+    available = {*params, *names}
+    unknown = [name for name in symbol.list_inputs() if name not in available]
     if unknown:
         raise ArgumentError(
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
@@ -76,7 +76,7 @@ def compose(
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
-        mapped(lambda symbol: len(symbol.list_outputs()), (losses, kept)),
+        mapped(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs)),
         _structure(symbol),
     )
 
@@ -118,10 +118,10 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
             return outputs, outputs
         outputs = block(*inputs)
         culprit = loss
-        given = () if labels is None else (labels,)
+        arguments = () if labels is None else (labels,)
         if not isinstance(loss, list | tuple):
-            return loss(outputs, *given), outputs
-        pairs = list(zip(loss, outputs, *map(as_inputs, given), strict=True))
+            return loss(outputs, *arguments), outputs
+        pairs = list(zip(loss, outputs, *map(as_inputs, arguments), strict=True))
         return [fn(*pair) for fn, *pair in pairs], outputs
     except MemplanError:
         raise
@@ -143,8 +143,8 @@ def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
         return symbol
     outputs = [symbol[k] for k in range(len(heads))]
     repeated = [head in heads[:k] for k, head in enumerate(heads)]
-    copied = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
-    return mx.sym.Group(copied)
+    copies = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
+    return mx.sym.Group(copies)
 
 
 def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -31,19 +31,19 @@ Parameter = Any
 class FirstHalf:
     """A step whose first half has run: its outputs, nested as the block returns them.
 
-    ``wanted`` are those of which gradients are wanted, with the arrays for these. ``thread`` is
+    ``pairs`` are outputs of which gradients are wanted, with the arrays for these. ``thread`` is
     that in which it has run.
     """
 
     bound: BoundStep
     outputs: Arrays
-    wanted: list[tuple[NDArray, NDArray]]
+    pairs: list[tuple[NDArray, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
-        return any(array._fresh_grad for array, _ in self.wanted)
+        return any(array._fresh_grad for array, _ in self.pairs)
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -51,14 +51,14 @@ class FirstHalf:
 
     def forget(self) -> None:
         """Let it be as if autograd had written nothing."""
-        for array, _ in self.wanted:
+        for array, _ in self.pairs:
             array._fresh_grad = False
 
     def finish(self) -> None:
         """Run the second half; what autograd has not written is zeros."""
         self.is_finished = True
         with autograd.pause():
-            for array, gradient in self.wanted:
+            for array, gradient in self.pairs:
                 if not array._fresh_grad:
                     gradient[:] = 0
             self.forget()
@@ -70,7 +70,7 @@ class BoundStep:
 
     def __init__(
         self,
-        made: Plan,
+        plan: Plan,
         network: BlockNetwork,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
@@ -85,20 +85,20 @@ class BoundStep:
         self.network, self.is_outdated = network, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
-        trace = made.trace
-        used = [params[name] for name in network.symbol.list_inputs() if name in params]
-        _initialise(used, trace.shapes)
+        trace = plan.trace
+        parameters = [params[name] for name in network.symbol.list_inputs() if name in params]
+        _initialise(parameters, trace.shapes)
         #: The parameters that the network has.
-        self.parameters = used
-        self._derived = [p for p in used if is_derived(p)]
+        self.parameters = parameters
+        self._derived = [p for p in parameters if is_derived(p)]
         self._read: dict[str, NDArray] = {}
-        used = [p for p in used if not is_derived(p)]
-        self.places = [(p, place_of(p, ctx), p.grad_req) for p in used]
+        parameters = [p for p in parameters if not is_derived(p)]
+        self.places = [(p, place_of(p, ctx), p.grad_req) for p in parameters]
         data = {p.name: p._data[i] for p, i, _ in self.places}
         states = set(network.symbol.list_auxiliary_states())
         self.executor: TrainExecutor = TrainExecutor(
             trace,
-            made.schedule,
+            plan.schedule,
             ctx=ctx,
             args={
                 **{name: array for name, array in data.items() if name not in states},
@@ -107,15 +107,15 @@ class BoundStep:
             args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
             aux_states={name: array for name, array in data.items() if name in states},
             pool=pool.executor,
-            match_range=made.match_range,
+            match_range=plan.match_range,
             memory=pool.memory,
             keeps_operators=False,  # as a hybridized block
             updates=updates,
-            packing=made.packing,
+            packing=plan.packing,
         )
-        self.data = [data[p.name] for p in used]
+        self.data = [data[p.name] for p in parameters]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
-        self.grads = [grads.get(p.name) for p in used]
+        self.grads = [grads.get(p.name) for p in parameters]
         self.scale = 1.0
 
     def is_current(self) -> bool:
@@ -138,10 +138,10 @@ class BoundStep:
                 array[:] = scale
             self.scale = scale
         self.hand_over_gradients()
-        found = self.executor.forward(is_train=True, **self._values(batch))
+        arrays = self.executor.forward(is_train=True, **self._values(batch))
         self._pass_on()
         # The next step writes into the executor's arrays.
-        copies = [of_semantics(array.copy()) for array in found]
+        copies = [of_semantics(array.copy()) for array in arrays]
         losses, outputs = regrouped(self.network.form, iter(copies))
         return losses, outputs
 
@@ -152,16 +152,16 @@ class BoundStep:
         writes into them comes from elsewhere than through the outputs, and is added.
         """
         self._lend_gradients()
-        found = self.executor.forward_half(**self._values(batch))
-        arrays = [of_semantics(array.copy()) for array in found]
+        outputs_of_step = self.executor.forward_half(**self._values(batch))
+        arrays = [of_semantics(array.copy()) for array in outputs_of_step]
         head_grads = self.executor.head_grads
         # Of an output without any, nothing that is trained depends on it.
         names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
-        wanted = [(array, head_grads[name]) for name, array in names if name in head_grads]
-        if wanted:
-            autograd.mark_variables(*zip(*wanted, strict=True))
+        pairs = [(array, head_grads[name]) for name, array in names if name in head_grads]
+        if pairs:
+            autograd.mark_variables(*zip(*pairs, strict=True))
         outputs, _ = regrouped(self.network.form, iter(arrays))
-        return FirstHalf(self, outputs, wanted)
+        return FirstHalf(self, outputs, pairs)
 
     def second_half(self) -> None:
         """Run the second half of a step."""
@@ -188,8 +188,8 @@ class BoundStep:
         inputs, labels = batch
         values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
         values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
-        known = self.executor.arg_dict
-        return self._read | {name: value for name, value in values.items() if name in known}
+        arrays = self.executor.arg_dict
+        return self._read | {name: value for name, value in values.items() if name in arrays}
 
     def _lend_gradients(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
@@ -232,16 +232,16 @@ def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
     if parameter._grad is not None:
         parameter._grad = None
         # Autograd holds it as well, until it is told of another one.
-        nothing = mx.nd.zeros((1,), ctx, parameter.dtype)
-        autograd.mark_variables(parameter._data, [nothing], ["null"])
+        stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
+        autograd.mark_variables(parameter._data, [stand_in], ["null"])
 
 
 def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:
     """The contexts of the parameters, initialised or to be; else the current one."""
     for parameter in params:
         if parameter._data is not None or parameter._deferred_init:
-            found: list[mx.Context] = parameter.list_ctx()
-            return found
+            contexts: list[mx.Context] = parameter.list_ctx()
+            return contexts
     return [mx.context.current_context()]
 
 
@@ -262,18 +262,18 @@ def is_derived(parameter: Parameter) -> bool:
 
 def gradient_request(parameter: Parameter) -> str:
     """What the plan does with the gradient; autograd adds that of what is derived."""
-    wanted = parameter.grad_req != "null"
-    return "write" if wanted and is_derived(parameter) else str(parameter.grad_req)
+    has_gradient = parameter.grad_req != "null"
+    return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
 
 
 def _lent(name: str, trace: Trace, others: Sequence[BoundStep]) -> list[NDArray]:
     """An array for an input in the memory of one that is as large; none where there is none."""
     if name not in trace.shapes:
         return []
-    known = [other.executor.arg_dict for other in others]
+    inputs = [other.executor.arg_dict for other in others]
     views = [
         view(arrays[name], trace.shapes[name], trace.dtypes[name])
-        for arrays in known
+        for arrays in inputs
         if name in arrays
     ]
     return [array for array in views if array is not None][:1]

@@ -33,8 +33,8 @@ class Held:
     def look(self) -> int:
         """Wait until MXNet is done; the bytes so far."""
         mx.nd.waitall()
-        now = self._now() if self._ctx.device_type == "gpu" else _status("VmHWM")
-        self.nbytes = max(self.nbytes, now - self._before)
+        nbytes = self._now() if self._ctx.device_type == "gpu" else _status("VmHWM")
+        self.nbytes = max(self.nbytes, nbytes - self._before)
         return self.nbytes
 
     def _now(self) -> int:

@@ -83,26 +83,26 @@ class Executor(BoundArrays):
         shareable = {*shared_names, *net.list_auxiliary_states()}
         inputs, gradients = self.device.inputs, self.device.gradients
 
-        def array(name: str, found: NDArray | None, known: Arrays) -> NDArray:
-            if found is not None and name in shareable:
-                return found
-            part = view(known[name], shapes[name], dtypes[name]) if name in known else None
+        def array(name: str, old: NDArray | None, stock: Arrays) -> NDArray:
+            if old is not None and name in shareable:
+                return old
+            part = view(stock[name], shapes[name], dtypes[name]) if name in stock else None
             if part is None:
                 part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
                 if name in request.shapes:
-                    known[name] = part
+                    stock[name] = part
             return part
 
-        def arrays(names: Sequence[str], found: Arrays, known: Arrays) -> Arrays:
-            return {name: array(name, found.get(name), known) for name in names}
+        def arrays(names: Sequence[str], old: Arrays, stock: Arrays) -> Arrays:
+            return {name: array(name, old.get(name), stock) for name in names}
 
         self._arguments = net.list_arguments()
         self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {}, inputs)
         states = net.list_auxiliary_states()
         self.aux_dict = arrays(states, shared.aux_dict if shared else {}, {})
-        added = [name for name in self._arguments if request.grad_req[name] == "add"]
+        names = [name for name in self._arguments if request.grad_req[name] == "add"]
         summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
-        self._added: Arrays = arrays(added, summed or {}, gradients)
+        self._added: Arrays = arrays(names, summed or {}, gradients)
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
         self._training: TrainExecutor | None = None
         self._inference: mx.executor.Executor | None = None
@@ -116,7 +116,7 @@ class Executor(BoundArrays):
     @property
     def plan(self) -> Plan | None:
         """The plan by which it trains; None as long as there is none."""
-        return self._plans.made.get(self._request.key)
+        return self._plans.plans.get(self._request.key)
 
     @property
     def grad_dict(self) -> Arrays:
@@ -219,8 +219,8 @@ class Executor(BoundArrays):
                 "gradients were computed anew: call backward() before update(), or "
                 "forward(is_train=False) for outputs only"
             )
-        held = {name for name, request in self._request.grad_req.items() if request == "write"}
-        if held and self._trained != self.device.nruns:
+        names = {name for name, request in self._request.grad_req.items() if request == "write"}
+        if names and self._trained != self.device.nruns:
             raise UsageError(
                 "there are no gradients: no training step has run, or an inference or a step with "
                 "other shapes has used their memory since. Call update() right after the training "
@@ -231,14 +231,14 @@ class Executor(BoundArrays):
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any
     ) -> Executor:
         """The executor for other input shapes, on the same parameters."""
-        known = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
-        request = replace(self._request, shapes={**self._request.shapes, **known})
+        shapes = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
+        request = replace(self._request, shapes={**self._request.shapes, **shapes})
         if request.key == self._request.key:
             return self
         if request.key not in self._reshaped:
-            made = Executor(self._symbol, self._plans, request, self, self._unchanged(request))
-            made._monitor = self._monitor
-            self._reshaped[request.key] = made
+            executor = Executor(self._symbol, self._plans, request, self, self._unchanged(request))
+            executor._monitor = self._monitor
+            self._reshaped[request.key] = executor
         return self._reshaped[request.key]
 
     def _unchanged(self, request: Request) -> list[str]:
@@ -278,12 +278,12 @@ class Executor(BoundArrays):
 
 def _without_copies(callback: Callback, plan: Plan) -> Callback:
     """``callback`` but for the ops that a plan adds: it is called as without a plan."""
-    known = {node.name for node in plan.trace.nodes}
+    names = {node.name for node in plan.trace.nodes}
     nodes = symbol_json.parse(plan.symbol)["nodes"]
-    added = tuple(f"{n['name']}_" for n in nodes if n["op"] != VARIABLE and n["name"] not in known)
+    extra = tuple(f"{n['name']}_" for n in nodes if n["op"] != VARIABLE and n["name"] not in names)
 
     def call(name: bytes, handle: Any) -> None:
-        if added and name.decode().startswith(added):
+        if extra and name.decode().startswith(extra):
             mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
         else:
             callback(name, handle)

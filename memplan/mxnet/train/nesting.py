@@ -62,12 +62,12 @@ def specs_of(value: Any) -> Specs:
 def dtype_name(dtype: Any) -> str:
     """NumPy's name of a dtype of MXNet's; ArgumentError for bfloat16, of which NumPy has none."""
     try:
-        known = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
     except TypeError:
-        known = np.dtype("void")
-    if known.kind == "V":
+        numpy_dtype = np.dtype("void")
+    if numpy_dtype.kind == "V":
         raise ArgumentError("memplan cannot plan bfloat16; cast to float16 or float32")
-    return known.name
+    return numpy_dtype.name
 
 
 def _check_array(array: NDArray) -> None:
@@ -130,8 +130,8 @@ def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
     """``arrays`` nested as ``form`` says, which has a number of them for each leaf."""
 
     def taken(count: int) -> Any:
-        found = [next(arrays) for _ in range(count)]
-        return found if count > 1 else found[0]
+        leaf = [next(arrays) for _ in range(count)]
+        return leaf if count > 1 else leaf[0]
 
     return mapped(taken, form)
 
@@ -141,8 +141,8 @@ def variables(specs: Specs, name: str) -> Any:
     count = itertools.count()
 
     def variable(spec: Spec) -> mx.sym.Symbol:
-        made = mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
-        return of_semantics(made)
+        symbol = mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
+        return of_semantics(symbol)
 
     return mapped(variable, specs)
 
@@ -181,8 +181,8 @@ def _split(value: Arrays) -> list[Arrays] | None:
     """``value`` taken apart if it is a list with an entry per context, or a sequence of such."""
     if isinstance(value, list):
         contexts = [contexts_of(item) for item in value]
-        alone = all(len(found) == 1 for found in contexts)
-        if value and alone and len(set().union(*contexts)) == len(value):
+        is_one_each = all(len(devices) == 1 for devices in contexts)
+        if value and is_one_each and len(set().union(*contexts)) == len(value):
             return list(value)
     if isinstance(value, list | tuple):
         parts = [_split(item) for item in value]

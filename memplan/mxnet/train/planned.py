@@ -69,9 +69,9 @@ class _Forward:
     _past: dict[mx.Context, deque[FirstHalf]]
 
     def forward(self, *args: Any) -> Any:
-        given = list(leaves(args))
-        arrays = all(isinstance(array, mx.nd.NDArray) for array in given)
-        if not (given and arrays and autograd.is_recording() and autograd.is_training()):
+        inputs = list(leaves(args))
+        arrays = all(isinstance(array, mx.nd.NDArray) for array in inputs)
+        if not (inputs and arrays and autograd.is_recording() and autograd.is_training()):
             return super().forward(*args)  # type: ignore[misc]
         if is_mxnets_thread():
             raise UsageError(
@@ -113,7 +113,7 @@ class _Forward:
 
     def after_backward(self) -> None:
         """Run the rest of every step through whose outputs autograd has gone."""
-        reached, gone = self._pop_reached(), self._past_reached()
+        halves, gone = self._pop_reached(), self._past_reached()
         if gone:
             # Steps that were not reached, of other threads perhaps, can still be finished.
             for half in gone:
@@ -123,7 +123,7 @@ class _Forward:
                 "second time, and what it needs is no longer there; call a planned block once and "
                 "backward once in every step, or train it unplanned"
             )
-        for half in reached:
+        for half in halves:
             self._past[half.bound.executor.ctx].append(half)
             half.finish()
 

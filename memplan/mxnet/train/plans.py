@@ -33,8 +33,8 @@ class Request:
     def key(self) -> tuple[Any, ...]:
         """What a plan depends on."""
         dtypes = {name: np.dtype(dtype).name for name, dtype in self.dtypes.items()}
-        found = (self.shapes, dtypes, self.grad_req)
-        return (self.ctx.device_type, *(tuple(sorted(mapping.items())) for mapping in found))
+        mappings = (self.shapes, dtypes, self.grad_req)
+        return (self.ctx.device_type, *(tuple(sorted(mapping.items())) for mapping in mappings))
 
 
 def planner_of_steps(
@@ -80,7 +80,7 @@ class Plans:
         self.at_once = at_once
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
         self.realisation = planner.realisation
-        self.made: dict[tuple[Any, ...], Plan] = {}
+        self.plans: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
         #: What updates the parameters within steps, where the realisation is "updating".
@@ -103,16 +103,16 @@ class Plans:
             )
         warn_behind(reason)
         self.realisation = self._planner.realisation = "packed"
-        self.made.clear()
+        self.plans.clear()
 
     def find(self, request: Request) -> Plan:
         """The plan for ``request``."""
-        if request.key not in self.made:
-            if self._given is not None and not self.made:
-                self.made[request.key] = self._checked(self._given, request)
+        if request.key not in self.plans:
+            if self._given is not None and not self.plans:
+                self.plans[request.key] = self._checked(self._given, request)
                 self._planner.adopt(self._given)
             else:
-                self.made[request.key] = self._planner.plan(
+                self.plans[request.key] = self._planner.plan(
                     self._net,
                     shapes=request.shapes,
                     check=_check_losses,
@@ -120,14 +120,14 @@ class Plans:
                     type_dict=request.dtypes,
                     grad_req=request.grad_req,
                 )
-            self.realisation = self.made[request.key].realisation
-        return self.made[request.key]
+            self.realisation = self.plans[request.key].realisation
+        return self.plans[request.key]
 
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""
         if request.key not in self._inference:
-            if request.key in self.made:
-                traced = self.made[request.key].trace
+            if request.key in self.plans:
+                traced = self.plans[request.key].trace
             else:
                 _, traced = trace_by(
                     self.realisation,
@@ -144,15 +144,15 @@ class Plans:
         """``plan``, which was made for ``request``; ArgumentError if it was not."""
         net = without_flags(self._net)
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
-        asked = {
+        pairs = {
             "network": (net.tojson(), plan.trace.symbol.tojson()),
             "shapes": (shapes, plan.trace.shapes),
             "dtypes": (dtypes, plan.trace.dtypes),
             "grad_req": (request.grad_req, plan.trace.grad_req),
         }
-        for what, (wanted, found) in asked.items():
-            if wanted != found:
-                where = "" if what == "network" else f": {_difference(wanted, found)}"
+        for what, (request_value, value) in pairs.items():
+            if request_value != value:
+                where = "" if what == "network" else f": {_difference(request_value, value)}"
                 raise ArgumentError(f"the given plan was made for another {what}{where}")
         budget_nbytes = parse_budget(self._planner.budget, plan.unplanned.total_nbytes)
         if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
@@ -164,9 +164,9 @@ class Plans:
         return plan
 
 
-def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
-    return f"{name!r} is {wanted.get(name)} here, {found.get(name)} there"
+def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    name = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
+    return f"{name!r} is {ours.get(name)} here, {theirs.get(name)} there"
 
 
 def _check_losses(trace: Trace) -> None:

@@ -55,12 +55,12 @@ class Pool:
 
         Of several plans the largest counts.
         """
-        left = plan.allocated_nbytes
+        room = plan.allocated_nbytes
         if plan.budget_nbytes is None:
             self.is_limited = False
         else:
-            left += plan.budget_nbytes - plan.total_nbytes
-        self._room = max(self._room, left)
+            room += plan.budget_nbytes - plan.total_nbytes
+        self._room = max(self._room, room)
 
     @property
     def nbytes(self) -> int:
@@ -116,8 +116,8 @@ def training_need(plan: Plan) -> Need:
     """What the step of a ``plan`` runs in."""
     if plan.trace.form.in_one_array:
         return Need(packed_nbytes=plan.allocated_nbytes)
-    lowered = lower(plan.trace, plan.schedule).schedule
-    return Need(allocate(lowered, match_range=plan.match_range).blocks)
+    lowering = lower(plan.trace, plan.schedule).schedule
+    return Need(allocate(lowering, match_range=plan.match_range).blocks)
 
 
 def inference_need(trace: Trace) -> Need:

@@ -35,7 +35,7 @@ class StepTrainer:
         self._within = within
         self._batch_size = 1
         self._is_done = True
-        self._told: set[str] = set()
+        self._notes: set[str] = set()
 
     def updates_within(self, params: Iterable[Parameter], in_halves: bool) -> bool:
         """Can those of ``params``, all that a network has, be updated within its step?
@@ -79,28 +79,28 @@ class StepTrainer:
         return planned(realisation)
 
     def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._notes:
+            self._notes.add(reason)
             warn_behind(reason)
 
     def _refusal(self, params: Iterable[Parameter], trainer: gluon.Trainer) -> str | None:
-        wanted = {p.name: p for p in params if p.grad_req != "null"}
+        ours = {p.name: p for p in params if p.grad_req != "null"}
         trained = {p.name: p for p in trainer._params if p.grad_req != "null"}
-        derived = [name for name, p in wanted.items() if is_derived(p)]
-        sparse = [name for name, p in wanted.items() if {p._stype, p._grad_stype} != {"default"}]
-        beside = [name for name, p in wanted.items() if trained.get(name) is not p]
-        stale = [name for name in trained if name not in wanted]
+        computed = [name for name, p in ours.items() if is_derived(p)]
+        sparse = [name for name, p in ours.items() if {p._stype, p._grad_stype} != {"default"}]
+        foreign = [name for name, p in ours.items() if trained.get(name) is not p]
+        stale = [name for name in trained if name not in ours]
         if type(trainer) is not gluon.Trainer:
             return f"the trainer is a {type(trainer).__name__}, which may do more than Gluon's"
-        if derived:
-            return f"what the block reads of parameter {derived[0]!r} is computed from it"
+        if computed:
+            return f"what the block reads of parameter {computed[0]!r} is computed from it"
         if sparse:
             return f"parameter {sparse[0]!r} or its gradient is sparse"
-        if beside:
-            return f"parameter {beside[0]!r} is none of the trainer's"
+        if foreign:
+            return f"parameter {foreign[0]!r} is none of the trainer's"
         if stale and not self._ignore_stale_grad:
             return f"the step computes no gradient for parameter {stale[0]!r} of the trainer"
-        if any(len(p.list_ctx()) > 1 for p in wanted.values() if p._data is not None):
+        if any(len(p.list_ctx()) > 1 for p in ours.values() if p._data is not None):
             return "gradients of several contexts are summed up first"
         if _has_kvstore(trainer):
             return "a kvstore sums up the gradients, or updates the parameters"
@@ -170,8 +170,8 @@ def _has_kvstore(trainer: gluon.Trainer) -> bool:
     if trainer._kv_initialized:
         return trainer._kvstore is not None
     # On one device, as MXNet's _create_kvstore decides when it is first needed (model.py).
-    given = trainer._kvstore_params["kvstore"]
-    return not (given is None or (isinstance(given, str) and "dist" not in given))
+    kvstore = trainer._kvstore_params["kvstore"]
+    return not (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore))
 
 
 def _guarded(trainer: gluon.Trainer, method: Callable[..., None]) -> Callable[..., None]:

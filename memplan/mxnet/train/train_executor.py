@@ -119,8 +119,8 @@ class TrainExecutor(BoundArrays):
         self.head_grads = self._head_grads()
         # The arguments of which the step leaves gradients.
         names = [] if trace.form.updates else wanted(trace.grad_req)
-        kept = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
-        self._kept = self._arrays("args_grad", kept, args_grad)
+        array_names = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
+        self._own_grads = self._arrays("args_grad", array_names, args_grad)
         options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)
@@ -134,7 +134,7 @@ class TrainExecutor(BoundArrays):
         self._noutputs = len(trace.symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
         self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
-        self.grad_dict = {**self._computed, **self._kept}
+        self.grad_dict = {**self._computed, **self._own_grads}
 
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
@@ -143,7 +143,7 @@ class TrainExecutor(BoundArrays):
             self.schedule,
             ctx=self.ctx,
             arrays={**self.arg_dict, **self.head_grads, **self.aux_dict},
-            gradients={n: a for n, a in self._kept.items() if self.trace.grad_req[n] == "add"},
+            gradients={n: a for n, a in self._own_grads.items() if self.trace.grad_req[n] == "add"},
             **options,
         )
 
@@ -163,11 +163,11 @@ class TrainExecutor(BoundArrays):
         symbol = training_symbol(self.trace, self.schedule)
         return bind_as_it_stands(symbol, self.ctx, arrays, self.aux_dict, pool, match_range)
 
-    def _arrays(self, kind: str, names: Sequence[str], given: Arrays | None) -> dict[str, NDArray]:
-        for name in given or {}:
+    def _arrays(self, kind: str, names: Sequence[str], arrays: Arrays | None) -> dict[str, NDArray]:
+        for name in arrays or {}:
             if name not in names:
                 raise ArgumentError(f"{kind} has an array for {name!r}, which needs none")
-        return {name: self._array(kind, name, (given or {}).get(name)) for name in names}
+        return {name: self._array(kind, name, (arrays or {}).get(name)) for name in names}
 
     def _array(self, kind: str, name: str, array: NDArray | None) -> NDArray:
         shape, dtype = self.trace.shapes[name], self.trace.dtypes[name]
@@ -269,7 +269,7 @@ class TrainExecutor(BoundArrays):
         self._hidden_writes.end()
         for name, array in (more or {}).items():
             self._computed[name] += array
-        for name, array in self._kept.items():
+        for name, array in self._own_grads.items():
             if array is self._computed[name]:
                 continue  # a packed step has written it, or added to it
             if self.trace.grad_req[name] == "add":

@@ -149,8 +149,8 @@ class TrainStep:
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
         """The plans made so far, by the shapes of inputs and labels."""
         return {
-            tuple(spec.shape for spec in leaves(key[0][0])): made[0]
-            for key, made in self._plans.items()
+            tuple(spec.shape for spec in leaves(key[0][0])): pair[0]
+            for key, pair in self._plans.items()
         }
 
     @in_turn
@@ -191,9 +191,9 @@ class TrainStep:
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
         self._trainer.begin(parts, batch_size)
         with autograd.pause():
-            ran = [self._ready(part, in_halves=False).step(part, scale) for part in parts]
+            results = [self._ready(part, in_halves=False).step(part, scale) for part in parts]
         self._trainer.finish()
-        losses, outputs = zip(*ran, strict=True)
+        losses, outputs = zip(*results, strict=True)
         self.outputs = outputs[0] if batches is None else list(outputs)
         return losses[0] if batches is None else list(losses)
 
@@ -217,7 +217,7 @@ class TrainStep:
         check_mode()
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
-        parts = [as_inputs(given) for given, _ in batches or [(x, None)]]
+        parts = [as_inputs(batch) for batch, _ in batches or [(x, None)]]
         self._trainer.begin(parts, batch_size)
         halves = [self.first_half(part) for part in parts]
         return halves[0].outputs if batches is None else [half.outputs for half in halves]
@@ -244,9 +244,9 @@ class TrainStep:
         if not self.unfinished:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
         heads = list(leaves(loss))
-        given = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
+        grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
         try:
-            autograd.backward(heads, [given] if isinstance(given, mx.nd.NDArray) else given)
+            autograd.backward(heads, [grads] if isinstance(grads, mx.nd.NDArray) else grads)
         except mx.MXNetError as error:
             raise ArgumentError(
                 "the loss cannot be differentiated; compute it under autograd.record() from what "
@@ -280,17 +280,17 @@ class TrainStep:
         bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_current() or self._trainer.is_new_to(bound, in_halves):
             params = self._parameters()
-            made, network = self._planned(kind, params, ctx, to_run=True)
-            bound = self._bound[kind, ctx] = self._bind(made, network, params, ctx)
+            plan, network = self._planned(kind, params, ctx, to_run=True)
+            bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.parameters, in_halves)
         return bound
 
     def _bind(
-        self, made: Plan, network: BlockNetwork, params: Mapping[str, Parameter], ctx: mx.Context
+        self, plan: Plan, network: BlockNetwork, params: Mapping[str, Parameter], ctx: mx.Context
     ) -> BoundStep:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
-        need, pool = training_need(made), self._pools.setdefault(ctx, Pool())
-        pool.allow(made)
+        need, pool = training_need(plan), self._pools.setdefault(ctx, Pool())
+        pool.allow(plan)
         unfit = {place for (_, place), other in self._bound.items() if not other.is_current()}
         if not pool.admits(need):
             unfit.add(ctx)
@@ -298,8 +298,8 @@ class TrainStep:
         for place in unfit:
             self._pools[place].clear()
         others = [other for (_, place), other in self._bound.items() if place == ctx]
-        updates = self._trainer.updates() if made.trace.form.updates else None
-        bound = BoundStep(made, network, params, ctx, pool, others, updates)
+        updates = self._trainer.updates() if plan.trace.form.updates else None
+        bound = BoundStep(plan, network, params, ctx, pool, others, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
         bound.hand_over_gradients()  # the parameters hold those of what went
         for place in unfit:
@@ -308,10 +308,10 @@ class TrainStep:
 
     def _parameters(self) -> dict[str, Parameter]:
         """The parameters of the block and the loss; ArgumentError for what cannot be trained."""
-        found: dict[str, Parameter] = {}
+        parameters: dict[str, Parameter] = {}
         for block in self._blocks:
             for name, parameter in block.collect_params().items():
-                if found.setdefault(name, parameter) is not parameter:
+                if parameters.setdefault(name, parameter) is not parameter:
                     raise ArgumentError(f"two different parameters are named {name!r}; rename one")
                 if parameter._stype != "default":
                     raise ArgumentError(
@@ -323,7 +323,7 @@ class TrainStep:
                         f"the gradient of {name!r} is sparse, and MXNet cannot add to it: use "
                         f"grad_req='write', or make its layer without sparse_grad=True"
                     )
-        return found
+        return parameters
 
     def _planned(
         self,
@@ -352,11 +352,11 @@ class TrainStep:
                 n: gradient_request(params[n]) if n in params else "null" for n in arguments
             }
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            used = [params[name] for name in arguments if name in params]
+            parameters = [params[name] for name in arguments if name in params]
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
-            made = self._trainer.plan(planned, realisation, used, kind[1])
-            self._plans[key] = (made, network)
+            plan = self._trainer.plan(planned, realisation, parameters, kind[1])
+            self._plans[key] = (plan, network)
         return self._plans[key]
 
     def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
@@ -385,10 +385,10 @@ class TrainStep:
     def _computes(self, network: BlockNetwork, kind: Kind, params: Mapping[str, Parameter]) -> bool:
         """Is ``network`` what the block is now for inputs of this ``kind``?"""
         try:
-            composed = self._compose(kind, params)
+            other = self._compose(kind, params)
         except MemplanError:  # it no longer takes such inputs
             return False
-        return (composed.structure, composed.form) == (network.structure, network.form)
+        return (other.structure, other.form) == (network.structure, network.form)
 
 
 def _state(parameter: Parameter) -> tuple[Any, ...]:
