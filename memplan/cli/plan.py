@@ -69,7 +69,7 @@ def plan(
     else:
         click.echo(str(result))
         note(_what_next(result, output, args.network, gluon=network.gluon))
-    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+    return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
 
 
 def _write_network(plan: Plan, output: Path) -> None:
@@ -149,7 +149,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
             for tensor in at_peak(plan.schedule)
         ]
         show_json({"plan": plan_figures(plan), "peak_nbytes": plan.peak_nbytes, "alive": alive})
-    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+    return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
 
 
 def _planned(args: Arguments, strategy: str, budget: Any) -> Plan:

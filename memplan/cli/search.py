@@ -93,7 +93,7 @@ def compare(args: Arguments, strategies: str | None, budgets: str, output: Path 
             **options,
         )
     _show(args, table, {"rows": list(map(attempt_figures, table.rows))}, output)
-    return Exit.INTERRUPTED if interrupt.noticed else _code(table.rows)
+    return Exit.INTERRUPTED if interrupt.has_come else _code(table.rows)
 
 
 def _show(
@@ -158,7 +158,7 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
             options["budgets"] = int(budgets) if count else list(map(parse_budget, _some(budgets)))
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
     _show(args, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
-    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+    return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
 
 
 @click.command("max-batch")
@@ -212,4 +212,4 @@ def max_batch(
     sizes = {"batch_size": result.batch_size, "too_large": result.too_large}
     figures = sizes | {"plan": plan_figures(result.plan), "tried": trials}
     _show(args, result, figures, output)
-    return Exit.INTERRUPTED if interrupt.noticed else Exit.OK
+    return Exit.INTERRUPTED if interrupt.has_come else Exit.OK

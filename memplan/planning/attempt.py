@@ -166,7 +166,7 @@ class _Trial:
             if best is not None:
                 outcome = dataclasses.replace(first, status=Status.FEASIBLE, schedule=best)
                 return outcome, self._realise(best)
-        if self.interrupt.noticed:
+        if self.interrupt.has_come:
             raise KeyboardInterrupt
         return dataclasses.replace(
             first,
@@ -202,7 +202,7 @@ class _Trial:
         start = self.problem.start
 
         def solve(aim: int, until: Stop) -> Schedule | None:
-            if self.outcomes and self.interrupt.noticed:
+            if self.outcomes and self.interrupt.has_come:
                 return None
             problem = dataclasses.replace(self.problem.within(aim), start=start)
             outcome = self._solve(problem, until)
@@ -249,7 +249,7 @@ class _Trial:
         is a plan at every larger one.
         """
         schedules = [] if self.problem.start is None else [self.problem.start]
-        if not self.interrupt.noticed or self.job.knows_least:
+        if not self.interrupt.has_come or self.job.knows_least:
             schedules.append(self.job.least[0])
             if self.job.least_stop.cut_by_clock:
                 self.stop.cut()

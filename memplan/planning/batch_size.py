@@ -155,12 +155,12 @@ class _Sizes:
     def __init__(self, net: Symbol, options: Mapping[str, Any], seconds: float) -> None:
         self.net, self.options, self.seconds = net, options, seconds
         self.jobs: dict[int, Job] = {}
-        self.marked = {
+        self.templates = {
             name: tuple(value)
             for name, value in options.items()
             if isinstance(value, tuple | list) and MARK in value
         }
-        if not self.marked:
+        if not self.templates:
             raise ArgumentError(
                 f"no shape names the batch: put {MARK!r} in its place, as in "
                 f"data=({MARK!r}, 3, 224, 224)"
@@ -170,10 +170,10 @@ class _Sizes:
         if size not in self.jobs:
             shapes = {
                 name: tuple(size if n == MARK else n for n in shape)
-                for name, shape in self.marked.items()
+                for name, shape in self.templates.items()
             }
-            given = {**self.options, **shapes, "time_limit": self.seconds}
-            self.jobs[size] = Job.prepare(self.net, **given)
+            arguments = {**self.options, **shapes, "time_limit": self.seconds}
+            self.jobs[size] = Job.prepare(self.net, **arguments)
         return self.jobs[size]
 
 
@@ -216,7 +216,7 @@ class _Search:
         self.deadline, self.executor, self.cache = deadline, executor, cache
         self.name = name_of(strategy)
         self.trials: dict[int, Trial] = {}
-        self.carried: set[int] = set()  # sizes that fit by the plan of another size
+        self.carried_sizes: set[int] = set()  # sizes that fit by the plan of another size
         self.least: Plan | None = None
 
     def run(self) -> BatchSize:
@@ -224,11 +224,11 @@ class _Search:
         with noticing() as interrupt:
             try:
                 low, high = self._bracket()
-                while high - low > 1 and self._time_is_left() and not interrupt.noticed:
+                while high - low > 1 and self._time_is_left() and not interrupt.has_come:
                     middle = (low + high) // 2
                     self._try(middle, (low + middle) // 2, (middle + high) // 2)
                     low, high = (middle, high) if self.trials[middle].fits else (low, middle)
-                if not interrupt.noticed:
+                if not interrupt.has_come:
                     self._improve(low)
             except KeyboardInterrupt:
                 if not any(trial.fits for trial in self.trials.values()):
@@ -269,17 +269,17 @@ class _Search:
         per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
         if attempt is not None and attempt.plan is not None:
             self.least = attempt.plan
-            saved = per_sample - attempt.plan.allocated_nbytes / FIRST_SIZE
+            savings = per_sample - attempt.plan.allocated_nbytes / FIRST_SIZE
             share = 1.0 if self.least.overhead <= self.most else self.most / self.least.overhead
-            per_sample -= share * saved
+            per_sample -= share * savings
         free = self.budget_nbytes - job.unplanned.beside_nbytes
         return max(1, int(free / max(1.0, per_sample)))
 
-    def _try(self, size: int, *later: int) -> None:
-        """Try ``size``; with an executor, sizes that may be asked for ``later`` as well."""
-        wanted = dict.fromkeys([size, *(later if self.executor is not None else ())])
+    def _try(self, size: int, *further_sizes: int) -> None:
+        """Try ``size``; with an executor ``further_sizes``, which may be asked for, as well."""
+        sizes = dict.fromkeys([size, *(further_sizes if self.executor is not None else ())])
         tasks: dict[int, Task] = {}
-        for n in [n for n in wanted if n not in self.trials]:
+        for n in [n for n in sizes if n not in self.trials]:
             begin = time.monotonic()
             try:
                 job = self.sizes.job(n)
@@ -291,11 +291,11 @@ class _Search:
             start = self._carried_over(job, n)
             if start is not None and start.overhead <= self.most and self._holds(job, start):
                 self._note(n, try_strategy(job, _Known(start), self.budget_nbytes))
-                self.carried.add(n)
+                self.carried_sizes.add(n)
             if n not in self.trials or not self.trials[n].fits:
                 tasks[n] = self._task(job, start, begin)
-        made = run(tasks.values(), executor=self.executor, cache=self.cache)
-        for n, attempt in zip(tasks, made, strict=True):
+        attempts = run(tasks.values(), executor=self.executor, cache=self.cache)
+        for n, attempt in zip(tasks, attempts, strict=True):
             if attempt is not None:
                 self._note(n, attempt)
         if size not in self.trials:
@@ -310,9 +310,9 @@ class _Search:
             stop = Stop(min(self.deadline, since + job.time_limit))
             moments = moments_of(job, solver)
             if problem.budget_nbytes >= moments.floor.nbytes:
-                found = moment_bound(moments, problem.budget_nbytes, stop, effort=BOUND_EFFORT)
-                is_known = math.isfinite(found.seconds) and not stop.cut_by_clock
-                bound = found.seconds if is_known else 0.0
+                proof = moment_bound(moments, problem.budget_nbytes, stop, effort=BOUND_EFFORT)
+                is_known = math.isfinite(proof.seconds) and not stop.cut_by_clock
+                bound = proof.seconds if is_known else 0.0
         if bound > job.graph.seconds * (1.0 + self.most):
             job = dataclasses.replace(job, effort=HOPELESS_SHARE * job.effort)
         return Task(job, self.strategy, self.budget_nbytes, start, bound, since=since)
@@ -323,11 +323,11 @@ class _Search:
         """
         larger = [n for n in sorted(self.trials) if n > size and self.trials[n].attempt.plan]
         plans = (self.least, *(self.trials[n].attempt.plan for n in larger[:1]))
-        known = [_on(job, plan.schedule) for plan in plans if plan is not None]
-        schedules = [schedule for schedule in known if schedule is not None]
-        fitting = [schedule for schedule in schedules if self._holds(job, schedule)]
+        candidates = [_on(job, plan.schedule) for plan in plans if plan is not None]
+        schedules = [schedule for schedule in candidates if schedule is not None]
+        matches = [schedule for schedule in schedules if self._holds(job, schedule)]
         first = next(iter(schedules), None)
-        return min(fitting, key=lambda schedule: schedule.seconds, default=first)
+        return min(matches, key=lambda schedule: schedule.seconds, default=first)
 
     def _holds(self, job: Job, schedule: Schedule) -> bool:
         return job.holds(schedule) <= self.budget_nbytes
@@ -338,13 +338,13 @@ class _Search:
         if plan is not None:
             plan = dataclasses.replace(plan, strategy=self.name)
         attempt = dataclasses.replace(attempt, strategy=self.name, plan=plan)
-        self.carried.discard(size)
+        self.carried_sizes.discard(size)
         self.trials[size] = Trial(size, attempt, plan is not None and plan.overhead <= self.most)
 
     def _improve(self, size: int) -> None:
         """Search for a cheaper plan of ``size``, if it was found to fit without a search."""
         plan = self.trials[size].attempt.plan
-        if plan is None or size not in self.carried:
+        if plan is None or size not in self.carried_sizes:
             return
         task = Task(self.sizes.job(size), self.strategy, self.budget_nbytes, plan.schedule)
         [attempt] = run([task], executor=self.executor, cache=self.cache)
@@ -367,9 +367,9 @@ class _Search:
                 lowest_nbytes=attempt.plan.total_nbytes,
             )
         error = budget_error(job, attempt, self.strategy)
-        tried = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
+        text = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
         return BudgetError(
-            f"{tried}: {error}",
+            f"{text}: {error}",
             proved=error.proved and size == 1,
             lowest_nbytes=error.lowest_nbytes,
         )
@@ -378,6 +378,6 @@ class _Search:
         best = max(size for size, trial in self.trials.items() if trial.fits)
         plan = self.trials[best].attempt.plan
         assert plan is not None
-        tried = tuple(trial for _, trial in sorted(self.trials.items()))
+        trials = tuple(trial for _, trial in sorted(self.trials.items()))
         too_large = min((size for size in self.trials if size > best), default=None)
-        return BatchSize(best, plan, too_large, tried)
+        return BatchSize(best, plan, too_large, trials)

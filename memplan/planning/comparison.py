@@ -43,9 +43,9 @@ def figures(row: Attempt) -> tuple[str | int | float | None, ...]:
     if row.plan is None:
         return (*start, *[None] * (len(COLUMNS) - len(start) - len(end)), *end)
     plan, step = row.plan, row.plan.footprint
-    held = (step.total_nbytes, step.allocated_nbytes, step.peak_nbytes, step.fixed_nbytes)
-    beside = (step.optimizer_nbytes, step.workspace_nbytes, step.reserve_nbytes)
-    return (*start, *held, *beside, plan.overhead, plan.lower_bound_overhead, *end)
+    sizes = (step.total_nbytes, step.allocated_nbytes, step.peak_nbytes, step.fixed_nbytes)
+    others = (step.optimizer_nbytes, step.workspace_nbytes, step.reserve_nbytes)
+    return (*start, *sizes, *others, plan.overhead, plan.lower_bound_overhead, *end)
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Iterable[str | int | float | None]]) -> str:
@@ -91,5 +91,5 @@ def cells(row: Attempt) -> tuple[str, ...]:
     plan = row.plan
     bound = "-" if plan.lower_bound_overhead is None else f"{plan.lower_bound_overhead:.1%}"
     sizes = (plan.total_nbytes, plan.allocated_nbytes, plan.peak_nbytes)
-    reached = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
-    return (row.strategy, budget, status, *reached)
+    texts = (*map(format_nbytes, sizes), f"{plan.overhead:.1%}", bound)
+    return (row.strategy, budget, status, *texts)

@@ -74,22 +74,22 @@ Plans = Comparison | Frontier | Iterable[Plan]
 def plans_of(plans: Plans) -> list[Plan]:
     """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
     if isinstance(plans, Comparison):
-        chosen = [row.plan for row in plans.rows if row.plan is not None]
+        result = [row.plan for row in plans.rows if row.plan is not None]
     elif isinstance(plans, Frontier):
-        chosen = list(plans.plans)
+        result = list(plans.plans)
     elif isinstance(plans, Iterable):
-        chosen = list(plans)
+        result = list(plans)
     else:
         raise ArgumentError(f"plans must be a Comparison or several plans, got {plans!r}")
-    for plan in chosen:
+    for plan in result:
         if not isinstance(plan, Plan):
             kind = type(plan).__name__
             raise ArgumentError(
                 f"plans must be a Comparison or plans, got an object of type {kind} among them"
             )
-    if not chosen:
+    if not result:
         raise ArgumentError("plans: there is no plan to be drawn")
-    return chosen
+    return result
 
 
 def frontier(
@@ -120,18 +120,18 @@ def frontier(
     job = Job.prepare(net, **options)
     create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
     strategy = configured(strategy, gap=gap, seed=seed)
-    wanted = _given(job, budgets)
+    targets = _targets(job, budgets)
     curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
     with noticing() as interrupt:
-        if isinstance(wanted, int):
-            wanted = curve.between_the_ends(wanted)
-        for wave, between in ((wanted[::2], False), (wanted[1::2], True)):
-            if not interrupt.noticed:
+        if isinstance(targets, int):
+            targets = curve.between_the_ends(targets)
+        for wave, between in ((targets[::2], False), (targets[1::2], True)):
+            if not interrupt.has_come:
                 curve.add(wave, between=between)
     return curve.result()
 
 
-def _given(job: Job, budgets: int | Iterable[int | float | str] | None) -> list[int] | int:
+def _targets(job: Job, budgets: int | Iterable[int | float | str] | None) -> list[int] | int:
     """The budgets that are named, in bytes and descending, or how many there are to be."""
     if isinstance(budgets, Iterable) and not isinstance(budgets, str):
         parsed = (parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets)
@@ -156,11 +156,12 @@ class _Curve:
         self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation.name))
         # Its bytes are a budget within which it is optimal.
         least = try_strategy(job, "store_all", None).plan
-        self.made = [try_strategy(job, "store_all", None if least is None else least.total_nbytes)]
+        budget_nbytes = None if least is None else least.total_nbytes
+        self.attempts = [try_strategy(job, "store_all", budget_nbytes)]
 
     @property
     def _plans(self) -> list[Plan]:
-        return [attempt.plan for attempt in self.made if attempt.plan is not None]
+        return [attempt.plan for attempt in self.attempts if attempt.plan is not None]
 
     def between_the_ends(self, npoints: int) -> list[int]:
         """Make the point of the least memory; budgets that divide the way to it evenly."""
@@ -181,31 +182,31 @@ class _Curve:
             for budget in budgets
         ]
         try:
-            found = run(tasks, executor=self.executor, cache=self.cache)
+            attempts = run(tasks, executor=self.executor, cache=self.cache)
         except KeyboardInterrupt:
-            if len(self.made) == 1:
+            if len(self.attempts) == 1:
                 raise
             return
-        self.made += [attempt for attempt in found if attempt is not None]
+        self.attempts += [attempt for attempt in attempts if attempt is not None]
 
     def _start(self, budget_nbytes: int | None) -> Schedule | None:
         """The cheapest schedule that is known within the budget."""
         if budget_nbytes is None or not self.takes_start:
             return None
-        fitting = [plan for plan in self._plans if plan.total_nbytes <= budget_nbytes]
-        best = min(fitting, key=lambda plan: plan.overhead, default=None)
+        matches = [plan for plan in self._plans if plan.total_nbytes <= budget_nbytes]
+        best = min(matches, key=lambda plan: plan.overhead, default=None)
         return None if best is None else best.schedule
 
     def _bound_seconds(self, budget_nbytes: int | None) -> float:
         """The most that is proved for a budget at least as large, in any order of the ops."""
         if budget_nbytes is None:
             return 0.0
-        proved = [
+        shares = [
             plan.lower_bound_overhead or 0.0
             for plan in self._plans
             if not plan.bound_in_order and (plan.budget_nbytes or 0) >= budget_nbytes
         ]
-        return max((self.job.graph.seconds * (1.0 + share) for share in proved), default=0.0)
+        return max((self.job.graph.seconds * (1.0 + share) for share in shares), default=0.0)
 
     def result(self) -> Frontier:
         """The curve, without what another plan beats."""
@@ -215,12 +216,12 @@ class _Curve:
             return attempt.plan.total_nbytes, attempt.plan.overhead
 
         # The first is of another strategy, within the bytes of the unplanned step.
-        made = [self.made[0], *with_looser_bounds((None, attempt) for attempt in self.made[1:])]
-        kept: list[Attempt] = []
-        left_out = [attempt for attempt in made if attempt.plan is None]
-        for attempt in sorted((a for a in made if a.plan is not None), key=rank):
-            if kept and rank(attempt)[1] >= rank(kept[-1])[1]:
+        attempts = [self.attempts[0], *with_looser_bounds((None, a) for a in self.attempts[1:])]
+        points: list[Attempt] = []
+        left_out = [attempt for attempt in attempts if attempt.plan is None]
+        for attempt in sorted((a for a in attempts if a.plan is not None), key=rank):
+            if points and rank(attempt)[1] >= rank(points[-1])[1]:
                 left_out.append(attempt)
             else:
-                kept.append(attempt)
-        return Frontier(tuple(reversed(kept)), tuple(left_out))
+                points.append(attempt)
+        return Frontier(tuple(reversed(points)), tuple(left_out))

@@ -162,7 +162,7 @@ def run(
                     attempts[place] = attempt = answer
                 if whole and cache is not None:
                     _keep(todo[place], attempt, cache)
-                if interrupt.noticed:
+                if interrupt.has_come:
                     break
         except KeyboardInterrupt:
             if not any(attempts):
@@ -215,7 +215,7 @@ def _here(tasks: Sequence[Task]) -> Answers:
         except Exception as error:  # a strategy raises whatever it likes
             yield error, False
         else:
-            yield attempt, not interrupt.noticed
+            yield attempt, not interrupt.has_come
 
 
 def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
@@ -265,4 +265,4 @@ def _answer(
                 job, solver, budget_nbytes, start=schedule, bound_seconds=bound_seconds
             )
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
-    return json.dumps({"attempt": text, "whole": not interrupt.noticed})
+    return json.dumps({"attempt": text, "whole": not interrupt.has_come})

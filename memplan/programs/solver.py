@@ -189,7 +189,7 @@ def _stoppable(model: Model) -> Iterator[None]:
         highs, pointer = model.solver._lib, model.solver._model
 
         def look(kind: int, message: Any, out: Any, answer: Any, data: Any) -> None:
-            if interrupt.noticed and answer != mip.highs.ffi.NULL:
+            if interrupt.has_come and answer != mip.highs.ffi.NULL:
                 answer.user_interrupt = 1
 
         signature = "void(int, char *, HighsCallbackDataOut *, HighsCallbackDataIn *, void *)"
@@ -200,7 +200,7 @@ def _stoppable(model: Model) -> Iterator[None]:
         try:
             yield
         except KeyError:  # python-mip knows no status "interrupted"
-            if not interrupt.noticed:
+            if not interrupt.has_come:
                 raise
         finally:
             for kind in _MAY_BE_STOPPED:

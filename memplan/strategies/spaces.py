@@ -338,7 +338,7 @@ def _ending(stop: Stop) -> Iterator[None]:
     """An interrupt ends a search with its best so far; what it is a part of must end as well."""
     with noticing() as interrupt:
         yield
-    if interrupt.noticed:
+    if interrupt.has_come:
         stop.end()
 
 

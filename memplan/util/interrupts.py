@@ -17,7 +17,7 @@ Handler = Callable[[int, FrameType | None], Any]
 class Interrupt:
     """Whether there was one."""
 
-    noticed: bool = False
+    has_come: bool = False
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def noticing() -> Iterator[Interrupt]:
     interrupt = Interrupt()
 
     def note(number: int, frame: FrameType | None, before: Handler) -> None:
-        interrupt.noticed = True
+        interrupt.has_come = True
         before(number, frame)
 
     with _handling(note):
@@ -42,13 +42,13 @@ def deferring() -> Iterator[Interrupt]:
     interrupt = Interrupt()
 
     def note(number: int, frame: FrameType | None, before: Handler) -> None:
-        interrupt.noticed = True
+        interrupt.has_come = True
 
     try:
         with _handling(note):
             yield interrupt
     finally:
-        if interrupt.noticed:
+        if interrupt.has_come:
             signal.raise_signal(signal.SIGINT)
 
 

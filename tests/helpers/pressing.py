@@ -48,9 +48,9 @@ class Pressing:
                 self.interrupt = interrupt
 
             @property
-            def noticed(self) -> bool:  # type: ignore[override]
+            def has_come(self) -> bool:  # type: ignore[override]
                 pressing.happened()
-                return self.interrupt.noticed
+                return self.interrupt.has_come
 
         @contextmanager
         def asked() -> Iterator[Interrupt]:
