@@ -18,7 +18,7 @@ from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Program
-from memplan.search.eviction import Drop, Evictions, Found
+from memplan.search.eviction import Drop, Evictions, Fit
 from memplan.search.rematerialize import rematerialize
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -137,7 +137,7 @@ def refine(
         highest = max(highest, bound.seconds)
 
 
-def _schedules(moments: Moments, bound: Bound, fit: Found | None) -> Iterator[Schedule]:
+def _schedules(moments: Moments, bound: Bound, fit: Fit | None) -> Iterator[Schedule]:
     """That of an answer's drops, mended, and of small graphs that of the answer as it stands."""
     if fit is not None:
         yield fit.schedule

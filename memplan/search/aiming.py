@@ -36,13 +36,13 @@ def aim_lower(
     for tries in range(TRIES):
         if aim < 0 or (tries and stop.is_over()):
             return None
-        found = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
-        if found is None:
+        schedule = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
+        if schedule is None:
             return None
-        step = over = excess(found, budget_nbytes)
-        if not over:
-            return found
-        if over == before:  # the same schedule, which fitted the lower aim, too
+        step = excess_nbytes = excess(schedule, budget_nbytes)
+        if not excess_nbytes:
+            return schedule
+        if excess_nbytes == before:  # the same schedule, which fitted the lower aim, too
             step = max(step, int(LARGER_STEP * max(0, tries + 1 - EXACT_TRIES) * aim))
-        aim, before = aim - step, over
+        aim, before = aim - step, excess_nbytes
     return None

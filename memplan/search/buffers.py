@@ -54,7 +54,7 @@ class Buffers:
 
 
 def last_stages(
-    graph: TrainingGraph, again: Sequence[bool]
+    graph: TrainingGraph, is_repeatable: Sequence[bool]
 ) -> tuple[list[int], list[int], list[int]]:
     """For each op the last stage in which it may run; for each tensor the last in which it may be
     read, and the last in which a first execution reads it (both after the last stage for heads).
@@ -68,7 +68,7 @@ def last_stages(
     for i in range(nops - 1, -1, -1):
         for a in graph.ops[i].outputs:
             last_stage[a] = max([last_stage[a], *(last_run[j] for j in graph.readers[a])])
-        if again[i]:
+        if is_repeatable[i]:
             reach = max((last_stage[a] for a in graph.ops[i].outputs), default=-1)
             last_run[i] = max(i, min(nops - 1, reach))
     return last_run, last_stage, last_first_read

@@ -44,15 +44,15 @@ class Choosing:
 
     def solve(self, budget_nbytes: int, stop: Stop) -> Schedule | None:
         """The cheapest schedule found with at most so many live bytes."""
-        mended = self._mended(budget_nbytes, stop)
+        repairs = self._mended(budget_nbytes, stop)
         online = None
-        if not mended:
+        if not repairs:
             online = self.orders[0].within(budget_nbytes).cheapest_online(stop)
-        starts = mended or self._starts(budget_nbytes, online, stop)
+        starts = repairs or self._starts(budget_nbytes, online, stop)
         if not starts:
             return online
         self.last = improve_best(starts, stop, patience=PATIENCE, seed=self.seed)
-        best = self.reordered.back(self.last.found.schedule)
+        best = self.reordered.back(self.last.fit.schedule)
         return online if online is not None and online.seconds < best.seconds else best
 
     def _mended(self, budget_nbytes: int, stop: Stop) -> list[Start]:
@@ -60,19 +60,19 @@ class Choosing:
         if self.last is None:
             return []
         evictions = self.last.evictions.within(budget_nbytes)
-        found = evictions.fit(self.last.found.drops, stop)
-        return [] if found is None else [Start(evictions, found)]
+        fit = evictions.fit(self.last.fit.drops, stop)
+        return [] if fit is None else [Start(evictions, fit)]
 
     def _starts(self, budget_nbytes: int, online: Schedule | None, stop: Stop) -> list[Start]:
         """What a search may begin with; with ``few`` the first of these."""
         result = []
         for evictions in (order.within(budget_nbytes) for order in self.orders):
             is_base = evictions.graph is self.reordered.original
-            made = [evictions.first(online if is_base else None, stop)]
+            fits = [evictions.first(online if is_base else None, stop)]
             if not self.few:
                 aims = (int(slack * budget_nbytes) for slack in SLACKS)
-                made += [evictions.within(aim).fit((), stop) for aim in aims]
-            result += [Start(evictions, found) for found in made if found is not None]
+                fits += [evictions.within(aim).fit((), stop) for aim in aims]
+            result += [Start(evictions, fit) for fit in fits if fit is not None]
             if self.few and result:
                 break
         return result

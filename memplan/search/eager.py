@@ -70,19 +70,19 @@ def _eager(graph: TrainingGraph) -> list[int]:
     depth = [0] * len(graph.ops)
     for op in range(len(graph.ops) - 1, -1, -1):
         depth[op] = max((depth[follower] + 1 for follower in graph.followers[op]), default=0)
-    missing = [len(set(needed)) for needed in graph.dependencies]
+    nmissing = [len(set(dependencies)) for dependencies in graph.dependencies]
     order: list[int] = []
-    ran = [False] * len(graph.ops)
+    has_run = [False] * len(graph.ops)
     for first in range(len(graph.ops)):
-        stack = [] if ran[first] else [first]
+        stack = [] if has_run[first] else [first]
         while stack:
             op = stack.pop()
-            ran[op] = True
+            has_run[op] = True
             order.append(op)
             for follower in graph.followers[op]:
-                missing[follower] -= 1
+                nmissing[follower] -= 1
             if op >= graph.nforward:
-                ready = [follower for follower in graph.followers[op] if not missing[follower]]
+                ready = [follower for follower in graph.followers[op] if not nmissing[follower]]
                 stack += sorted(ready, key=lambda follower: -depth[follower])
     return order
 

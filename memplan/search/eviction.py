@@ -69,7 +69,7 @@ NEAR = 0.002
 PATIENCE_BY_OPS, FEWEST, MOST = 36_000, 20, 100
 
 
-class Found(NamedTuple):
+class Fit(NamedTuple):
     """A schedule within the budget, and the drops that make it."""
 
     schedule: Schedule
@@ -79,7 +79,7 @@ class Found(NamedTuple):
 class _Plan(NamedTuple):
     """Drops that keep the budget, as bits of each read; the ops that run then; seconds."""
 
-    dropped: Array
+    drop_bits: Array
     ops: Array
     seconds: float
 
@@ -125,16 +125,16 @@ class Evictions:
         place = bisect_right(self.readers[a], t)
         return self.readers[a][place] if place < len(self.readers[a]) else None
 
-    def drops_of(self, retained: Sequence[AbstractSet[int]]) -> set[Drop]:
-        """The drops by which ``retained[t]`` are carried into stage t, as far as drops can say."""
+    def drops_of(self, contents: Sequence[AbstractSet[int]]) -> set[Drop]:
+        """The drops by which ``contents[t]`` are carried into stage t, as far as drops can say."""
         return {
-            (a, r) for a, r, stages in self._waits() if any(a not in retained[t] for t in stages)
+            (a, r) for a, r, stages in self._waits() if any(a not in contents[t] for t in stages)
         }
 
     def drops_in(self, schedule: Schedule) -> set[Drop]:
         """The drops of what ``schedule`` carries: in little memory also where it has many steps."""
-        carried = carried_ranges(schedule)
-        return {(a, r) for a, r, stages in self._waits() if not _has_all(carried[a], stages)}
+        ranges = carried_ranges(schedule)
+        return {(a, r) for a, r, stages in self._waits() if not _has_all(ranges[a], stages)}
 
     def _waits(self) -> Iterator[tuple[int, int, range]]:
         """Tensor, reading op, and the stages into which it is carried unless that is a drop."""
@@ -147,14 +147,14 @@ class Evictions:
 
     def stages(self, drops: AbstractSet[Drop]) -> list[list[int]]:
         """For every stage, the ops that run with these drops."""
-        self._state.dropped[:] = self._dropped(drops)
+        self._state.dropped[:] = self._bits_of(drops)
         while run(self._arrays, self._state) < 0:
             self._grow()
         ends = [0, *self._state.ends.tolist()]
         ops = self._state.ops.tolist()
         return [ops[i:j] for i, j in pairwise(ends)]
 
-    def _dropped(self, drops: Iterable[Drop]) -> Array:
+    def _bits_of(self, drops: Iterable[Drop]) -> Array:
         """The bits of each read."""
         numbers = [self._number[drop] for drop in drops if drop in self._number]
         result = np.zeros(len(self._arrays.reads), dtype=np.int8)
@@ -167,30 +167,30 @@ class Evictions:
         state.dropped[:] = self._state.dropped
         self._state = state
 
-    def fit(self, drops: Collection[Drop], stop: Stop) -> Found | None:
+    def fit(self, drops: Collection[Drop], stop: Stop) -> Fit | None:
         """Drop more until the budget is met; None if that fails, or time is up."""
-        plan = self._fit(self._dropped(drops), stop)
-        return None if plan is None else self._found(plan)
+        plan = self._fit(self._bits_of(drops), stop)
+        return None if plan is None else self._fit_of(plan)
 
-    def first(self, online: Schedule | None, stop: Stop) -> Found | None:
+    def first(self, online: Schedule | None, stop: Stop) -> Fit | None:
         """The cheaper one of what is chosen from nothing, and from what is dropped ``online``."""
         from_nothing = self.fit((), stop)
         if online is None or (from_nothing and from_nothing.schedule.seconds <= online.seconds):
             return from_nothing
         from_online = self.fit(self.drops_in(online), stop)
-        found = [plan for plan in (from_nothing, from_online) if plan is not None]
-        return min(found, key=lambda plan: plan.schedule.seconds, default=None)
+        fits = [plan for plan in (from_nothing, from_online) if plan is not None]
+        return min(fits, key=lambda plan: plan.schedule.seconds, default=None)
 
     def cheapest_online(self, stop: Stop) -> Schedule | None:
         """The cheapest schedule of online eviction within the budget."""
         schedules = online_schedules(
             self.graph, self.budget_nbytes, stop, recompute_backward=self._recompute_backward
         )
-        fitting = [s for s in schedules if simulate(s).peak_nbytes <= self.budget_nbytes]
-        return min(fitting, key=lambda schedule: schedule.seconds, default=None)
+        matches = [s for s in schedules if simulate(s).peak_nbytes <= self.budget_nbytes]
+        return min(matches, key=lambda schedule: schedule.seconds, default=None)
 
-    def _fit(self, dropped: Array, stop: Stop) -> _Plan | None:
-        self._state.dropped[:] = dropped
+    def _fit(self, drop_bits: Array, stop: Stop) -> _Plan | None:
+        self._state.dropped[:] = drop_bits
         while not stop.is_over():
             end, length, seconds = fit(
                 *(self._arrays, self._graph_arrays, self._state, self._memory),
@@ -206,27 +206,27 @@ class Evictions:
                 self._grow()
         return None
 
-    def _found(self, plan: _Plan) -> Found:
+    def _fit_of(self, plan: _Plan) -> Fit:
         schedule = Schedule.sequence(self.graph, plan.ops.tolist())
-        return Found(schedule, frozenset(self._drops[k] for k in self._chosen(plan.dropped)))
+        return Fit(schedule, frozenset(self._drops[k] for k in self._chosen(plan.drop_bits)))
 
-    def _chosen(self, dropped: Array) -> Array:
+    def _chosen(self, drop_bits: Array) -> Array:
         """The numbers of the drops with these bits."""
-        return np.flatnonzero(dropped[self._places] & self._bits)
+        return np.flatnonzero(drop_bits[self._places] & self._bits)
 
-    def improve(self, found: Found, stop: Stop, *, patience: int, seed: int = 0) -> Found:
+    def improve(self, fit: Fit, stop: Stop, *, patience: int, seed: int = 0) -> Fit:
         """Take some drops back, choose again, keep what is no more expensive.
 
         Ends after ``patience`` attempts in a row without a cheaper schedule, or with ``stop``.
         """
-        return improve_best([Start(self, found)], stop, patience=patience, seed=seed).found
+        return improve_best([Start(self, fit)], stop, patience=patience, seed=seed).fit
 
 
 class Start(NamedTuple):
     """What a search begins with: a schedule, and what has made it."""
 
     evictions: Evictions
-    found: Found
+    fit: Fit
 
 
 def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: int = 0) -> Start:
@@ -235,9 +235,9 @@ def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: in
     A single search depends on its luck: the better half of them goes on, until one is left.
     """
     attempts = ATTEMPTS
-    ranked = sorted(starts, key=lambda start: start.found.schedule.seconds)
-    chosen = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
-    descents = [_Descent(*start, seed + k) for k, start in enumerate(chosen)]
+    ranked = sorted(starts, key=lambda start: start.fit.schedule.seconds)
+    turns = islice(cycle(ranked), SEARCHES) if len(starts) > 1 else ranked
+    descents = [_Descent(*start, seed + k) for k, start in enumerate(turns)]
     while len(descents) > 1:
         for descent in descents:
             descent.go_on(attempts, patience, stop)
@@ -245,31 +245,31 @@ def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: in
         del descents[(len(descents) + 1) // 2 :]
         attempts *= 2
     descents[0].go_on(None, patience, stop)
-    return Start(descents[0].evictions, descents[0].found())
+    return Start(descents[0].evictions, descents[0].fit())
 
 
 class _Descent:
     """A search that takes some drops back, chooses again, and keeps what is no more expensive."""
 
-    def __init__(self, evictions: Evictions, start: Found, seed: int) -> None:
+    def __init__(self, evictions: Evictions, start: Fit, seed: int) -> None:
         self.evictions, self._start, self._draw = evictions, start, random.Random(seed)
         schedule = start.schedule
-        dropped = evictions._dropped(start.drops)
-        self._first = self.best = _Plan(dropped, np.array(schedule.ops), schedule.seconds)
+        drop_bits = evictions._bits_of(start.drops)
+        self._first = self.best = _Plan(drop_bits, np.array(schedule.ops), schedule.seconds)
         self._stalled = 0
 
-    def found(self) -> Found:
+    def fit(self) -> Fit:
         """The best so far."""
-        return self._start if self.best is self._first else self.evictions._found(self.best)
+        return self._start if self.best is self._first else self.evictions._fit_of(self.best)
 
     def go_on(self, attempts: int | None, patience: int, stop: Stop) -> None:
         """Make ``attempts``, at the most until ``patience`` of them in a row found nothing."""
-        made = 0
-        while made != attempts and self._stalled < patience and self.best.dropped.any():
+        count = 0
+        while count != attempts and self._stalled < patience and self.best.drop_bits.any():
             if stop.is_over():
                 return
             other = self.evictions._fit(self._with_less(), stop)
-            made, self._stalled = made + 1, self._stalled + 1
+            count, self._stalled = count + 1, self._stalled + 1
             if other is not None and other.seconds <= self.best.seconds:
                 if other.seconds < self.best.seconds:
                     self._stalled = 0
@@ -278,22 +278,22 @@ class _Descent:
     def _with_less(self) -> Array:
         """The drops of the best, some of them taken back."""
         draw, evictions = self._draw, self.evictions
-        chosen = evictions._chosen(self.best.dropped)
+        drops = evictions._chosen(self.best.drop_bits)
         if draw.random() < 0.5:
-            share, near = draw.choice(SHARES), np.ones(len(chosen), dtype=np.bool_)
+            share, near = draw.choice(SHARES), np.ones(len(drops), dtype=np.bool_)
         else:
-            share, near = draw.choice(SHARES_AROUND), self._around(chosen)
-        left = chosen[[not (there and draw.random() < share) for there in near]]
-        dropped = np.zeros_like(self.best.dropped)
-        np.bitwise_or.at(dropped, evictions._places[left], evictions._bits[left])
-        return dropped
+            share, near = draw.choice(SHARES_AROUND), self._around(drops)
+        rest = drops[[not (is_near and draw.random() < share) for is_near in near]]
+        drop_bits = np.zeros_like(self.best.drop_bits)
+        np.bitwise_or.at(drop_bits, evictions._places[rest], evictions._bits[rest])
+        return drop_bits
 
-    def _around(self, chosen: Array) -> Array:
+    def _around(self, drops: Array) -> Array:
         """Which of these drops are around an op: a chain or branch, forward or backward."""
         draw, evictions = self._draw, self.evictions
         nops = len(evictions.graph.ops)
         half = 0.5 * draw.choice(AROUND) * nops
-        ops = draw.choice((evictions._reading, evictions._writing))[chosen]
+        ops = draw.choice((evictions._reading, evictions._writing))[drops]
         near: Array = np.abs(ops - draw.random() * nops) < half
         return near
 
@@ -305,11 +305,11 @@ def _counted(budget_nbytes: int) -> int:
 
 def _has_all(ranges: Iterable[range], stages: range) -> bool:
     """Is each of ``stages`` in one of ``ranges``?"""
-    reached = stages.start
+    end = stages.start
     for part in sorted(ranges, key=lambda part: part.start):
-        if part.start <= reached:
-            reached = max(reached, part.stop)
-    return reached >= stages.stop
+        if part.start <= end:
+            end = max(end, part.stop)
+    return end >= stages.stop
 
 
 def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None) -> Schedule:
@@ -323,12 +323,12 @@ def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = Non
     while high - low > max(1.0, NEAR * high) and not stop.is_over():
         middle = (low + high) // 2
         search = evictions.within(middle)
-        found = search.fit((), stop)
-        if found is not None and found.schedule.seconds > most_seconds:
-            found = search.improve(found, stop, patience=patience)
-        if found is None or found.schedule.seconds > most_seconds:
+        best_fit = search.fit((), stop)
+        if best_fit is not None and best_fit.schedule.seconds > most_seconds:
+            best_fit = search.improve(best_fit, stop, patience=patience)
+        if best_fit is None or best_fit.schedule.seconds > most_seconds:
             low = middle
         else:
-            best = found.schedule
+            best = best_fit.schedule
             high = simulate(best).peak_nbytes
     return best

@@ -94,9 +94,9 @@ def anneal(
         if moves < FEWEST_BY_FLAGS * len(evaluate.flaggable):
             moves = 0
     try:
-        for made, most in _moves(moves, work, stop):
+        for number, most in _moves(moves, work, stop):
             nchains = max(1, most // (MOVES_BY_FLAG * len(evaluate.flaggable)))
-            chain, place = divmod(nchains * made / most, 1.0)
+            chain, place = divmod(nchains * number / most, 1.0)
             if chain != search.chain:
                 hot = HOT if 2 * chain < nchains else REHEATED
                 penalty = PENALTIES[int(nchains - chain - 1) % 2]  # the last one has the first
@@ -112,12 +112,12 @@ def anneal(
 
 def _moves(moves: int, work: float, stop: Stop) -> Iterator[tuple[int, int]]:
     """Before each move: how many are made, and for how many in all there is time."""
-    pace, made = Pace(stop, moves), 0
-    while (left := pace.left(made)) > 0:
-        count = min(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, left)
-        yield from ((made + more, made + left) for more in range(count))
+    pace, number = Pace(stop, moves), 0
+    while (rest := pace.left(number)) > 0:
+        count = min(MOVES_BETWEEN_LOOKS_AT_THE_CLOCK, rest)
+        yield from ((number + more, number + rest) for more in range(count))
         stop.spend(work * count)
-        made += count
+        number += count
 
 
 def mirrored_schedule(
@@ -135,15 +135,15 @@ def mirrored_schedule(
     (:mod:`memplan.step.mirroring`); every step then reads the latest execution. None if nothing
     fits. Without a budget: the one with the fewest bytes.
     """
-    placed = dataclasses.replace(graph, match_range=match_range)
+    ranged_graph = dataclasses.replace(graph, match_range=match_range)
     cuts = (
         cut
         for points in (articulation_points(graph), inner_forward(graph))
         for cut in threshold_cuts(graph, points, at_most=CUTS)
     )
-    start = best_flags(placed, cuts, budget_nbytes)
-    found = anneal(placed, start, budget_nbytes, stop=stop, moves=moves, seed=seed)
-    return None if found is None else Schedule.sequence(graph, found.ops)
+    start = best_flags(ranged_graph, cuts, budget_nbytes)
+    schedule = anneal(ranged_graph, start, budget_nbytes, stop=stop, moves=moves, seed=seed)
+    return None if schedule is None else Schedule.sequence(graph, schedule.ops)
 
 
 def best_flags(

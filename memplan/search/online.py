@@ -52,14 +52,14 @@ def online_schedules(
     Of large graphs only the first of these.
     """
     kinds = dict.fromkeys((age, backward and recompute_backward) for age, backward in KINDS)
-    spent = 0.0
+    total_work = 0.0
     for slack in SLACKS:
         for age, backward in kinds:
-            if spent >= MOST_WORK or stop.is_over():
+            if total_work >= MOST_WORK or stop.is_over():
                 return
             run = (int(slack * budget_nbytes), age, backward)
             schedule, work = remembered(graph, (_run, *run), partial(_run, graph, *run))
-            spent += work
+            total_work += work
             stop.spend(work)  # also where it was run before: the plan is the same either way
             if schedule is not None:
                 yield schedule

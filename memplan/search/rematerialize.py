@@ -45,8 +45,8 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
     present: set[int] = set()
     sequence: list[int] = []
     for stage in range(len(graph.ops)):
-        found = graph.ops[stage].inputs if stage == graph.nforward else ()
-        present = {a for a in present if a in always or a in found or keep(stage, a)}
+        first_inputs = graph.ops[stage].inputs if stage == graph.nforward else ()
+        present = {a for a in present if a in always or a in first_inputs or keep(stage, a)}
         stage_ops = closure(graph, (stage,), present)
         sequence += stage_ops
         present.update(a for op in stage_ops for a in graph.ops[op].outputs)
@@ -55,58 +55,58 @@ def rematerialize(graph: TrainingGraph, keep: Keep) -> Schedule:
 
 def carried_always(graph: TrainingGraph) -> set[int]:
     """The tensors that must be carried: heads, and what has no bytes or cannot be recomputed."""
-    again = repeatable(graph)
+    is_repeatable = repeatable(graph)
     heads = frozenset(graph.heads)
     return {
         a
         for a, tensor in enumerate(graph.tensors)
-        if not again[graph.producer[a]] or a in heads or not tensor.nbytes
+        if not is_repeatable[graph.producer[a]] or a in heads or not tensor.nbytes
     }
 
 
-def retaining(graph: TrainingGraph, retained: Sequence[AbstractSet[int]]) -> Schedule:
-    """The schedule with the least recomputation in which ``retained[t]`` are there before stage t.
+def retaining(graph: TrainingGraph, contents: Sequence[AbstractSet[int]]) -> Schedule:
+    """The schedule with the least recomputation in which ``contents[t]`` are there before stage t.
 
-    ``retained[len(ops)]`` are the tensors at the end, the heads. This is R as the second phase of
+    ``contents[len(ops)]`` are the tensors at the end, the heads. This is R as the second phase of
     Checkmate's rounding computes it from S (Jain et al. 2020, algorithm 1). Whatever cannot be
     recomputed must be retained as long as it is read.
     """
     sequence: list[int] = []
     for stage in range(len(graph.ops)):
-        present = retained[stage]
-        wanted = {graph.producer[a] for a in retained[stage + 1] - present}
-        sequence += closure(graph, {stage, *wanted}, present)
+        present = contents[stage]
+        producers = {graph.producer[a] for a in contents[stage + 1] - present}
+        sequence += closure(graph, {stage, *producers}, present)
     return Schedule.sequence(graph, sequence)
 
 
-def closure(graph: TrainingGraph, wanted: Iterable[int], present: Collection[int]) -> list[int]:
-    """``wanted`` ops and all that must run for them where ``present`` tensors are there."""
-    found = set(wanted)
-    stack = list(found)
+def closure(graph: TrainingGraph, ops: Iterable[int], present: Collection[int]) -> list[int]:
+    """``ops`` and all that must run for them where ``present`` tensors are there."""
+    members = set(ops)
+    stack = list(members)
     while stack:
         for a in graph.ops[stack.pop()].inputs:
             source = graph.producer[a]
-            if a not in present and source not in found:
-                found.add(source)
+            if a not in present and source not in members:
+                members.add(source)
                 stack.append(source)
-    return sorted(found)
+    return sorted(members)
 
 
-def recomputing_segments(graph: TrainingGraph, kept: Collection[int]) -> Schedule:
-    """The schedule that keeps forward ops ``kept`` and recomputes the others once, in segments.
+def recomputing_segments(graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
+    """The schedule that keeps the ops ``checkpoints`` and recomputes others once, in segments.
 
     What is not kept is dropped after its last reader in the forward pass (Chen et al. 2016). When
     a backward op needs it, it is recomputed from what is there, and what is recomputed on the way
     stays until its own last reader: the segment between two kept ops is recomputed as a whole.
     """
-    kept_ops, always = frozenset(kept), carried_always(graph)
+    checkpoint_ops, always = frozenset(checkpoints), carried_always(graph)
     nforward = graph.nforward
-    found = graph.ops[nforward].inputs if nforward < len(graph.ops) else ()
+    first_inputs = graph.ops[nforward].inputs if nforward < len(graph.ops) else ()
     present = {
         a
         for op in range(nforward)
         for a in graph.ops[op].outputs
-        if op in kept_ops or a in always or a in found
+        if op in checkpoint_ops or a in always or a in first_inputs
     }
     # The forward pass finds all that it reads, and the backward pass drops nothing.
     sequence = list(range(nforward))

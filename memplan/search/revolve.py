@@ -37,15 +37,15 @@ def _split(npoints: int, slots: int) -> int:
 
 
 def stored_at(
-    low: int, high: int, slots: int, held: frozenset[int]
+    low: int, high: int, slots: int, checkpoints: frozenset[int]
 ) -> Iterator[tuple[int, frozenset[int]]]:
     """For each point from ``low`` to ``high`` - 1, what is there when it is to be visited."""
     while high > low:
         split = low + _split(high - low, slots) - 1
-        later = split + 1 < high
-        yield split, held | {split} if later else held
-        if later:
-            yield from stored_at(split + 1, high, slots - 1, held | {split})
+        has_rest = split + 1 < high
+        yield split, checkpoints | {split} if has_rest else checkpoints
+        if has_rest:
+            yield from stored_at(split + 1, high, slots - 1, checkpoints | {split})
         high = split
 
 

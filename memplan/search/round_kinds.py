@@ -44,6 +44,6 @@ CHAIN_ROUNDS = (
 def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ROUNDS) -> Iterator[Round]:
     """The rounds of a search, at most ``limit``, at least the first."""
     yield SHORT
-    for done in itertools.count(1) if limit is None else range(1, limit):
-        cycle, place = divmod(done - 1, len(kinds))
+    for number in itertools.count(1) if limit is None else range(1, limit):
+        cycle, place = divmod(number - 1, len(kinds))
         yield kinds[place]._replace(length=kinds[place].length * LENGTHEN**cycle)

@@ -25,9 +25,9 @@ def output_nbytes(graph: TrainingGraph, op: int) -> int:
     return sum(graph.tensors[tensor].nbytes for tensor in graph.ops[op].outputs)
 
 
-def flags_keeping(graph: TrainingGraph, kept: Collection[int]) -> frozenset[int]:
-    """Flags that recompute every op that may be recomputed, except those in ``kept``."""
-    return frozenset(flaggable(graph)) - frozenset(kept)
+def flags_keeping(graph: TrainingGraph, checkpoints: Collection[int]) -> frozenset[int]:
+    """Flags that recompute every op that may be recomputed, except those in ``checkpoints``."""
+    return frozenset(flaggable(graph)) - frozenset(checkpoints)
 
 
 def threshold_cut(
@@ -39,7 +39,7 @@ def threshold_cut(
     than "True" are one cut line and are kept or dropped together.
     """
     candidates = frozenset(points)
-    kept = []
+    cut = []
     nbytes = 0
     line: str | None = None
     keep_line = False
@@ -54,16 +54,16 @@ def threshold_cut(
             if keep_line:
                 nbytes = 0
         if keep_line:
-            kept.append(op)
-    return tuple(kept)
+            cut.append(op)
+    return tuple(cut)
 
 
 def stages(graph: TrainingGraph) -> Sequence[int]:
     """The ops that carry ``mirror_stage``; in a network without such hints, its articulation
     points.
     """
-    hinted = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
-    return hinted or articulation_points(graph)
+    hints = [op for op in range(graph.nforward) if graph.ops[op].mirror_stage is not None]
+    return hints or articulation_points(graph)
 
 
 def threshold_cuts(
@@ -76,13 +76,13 @@ def threshold_cuts(
     """
     total = sum(output_nbytes(graph, op) for op in range(graph.nforward))
     least = max(1, min(least_nbytes, total))
-    seen: set[tuple[int, ...]] = set()
+    cuts: set[tuple[int, ...]] = set()
     for step in range(at_most):
         share = step / max(1, at_most - 1)
         threshold = int(least ** (1.0 - share) * total**share) if step else 0
         cut = threshold_cut(graph, points, threshold)
-        if cut not in seen:
-            seen.add(cut)
+        if cut not in cuts:
+            cuts.add(cut)
             yield cut
 
 

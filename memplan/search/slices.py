@@ -48,20 +48,20 @@ def sliced_schedules(
     """
     if graph.nforward == len(graph.ops):
         return []
-    made: list[tuple[int, float, list[int]]] = []
+    entries: list[tuple[int, float, list[int]]] = []
     arrays, seconds = graph_arrays(graph), np.array([op.seconds for op in graph.ops])
     memory = replay_memory(arrays, MOST_STEPS * len(graph.ops))
     order = better_order(graph) if reorder else range(len(graph.ops))
-    for ops in _levels(graph, order, made, budget_nbytes, stop):
+    for ops in _levels(graph, order, entries, budget_nbytes, stop):
         steps = np.array(ops, dtype=np.int64)
         peak = int(replay(arrays, memory, steps, len(steps), 0, UNLIMITED)[1])
-        made.append((peak, float(seconds[steps].sum()), ops))
+        entries.append((peak, float(seconds[steps].sum()), ops))
 
     def cost(entry: tuple[int, float, list[int]], aim: float) -> float:
-        over = max(0.0, entry[0] / max(1.0, aim) - 1.0)
-        return entry[1] + EXCESS_SECONDS * over * graph.seconds
+        excess = max(0.0, entry[0] / max(1.0, aim) - 1.0)
+        return entry[1] + EXCESS_SECONDS * excess * graph.seconds
 
-    best = [min(made, key=lambda e: cost(e, s * budget_nbytes)) for s in SLACKS if made]
+    best = [min(entries, key=lambda e: cost(e, s * budget_nbytes)) for s in SLACKS if entries]
     unique = {id(entry[2]): entry[2] for entry in best}
     return [Schedule.sequence(graph, ops) for ops in unique.values()]
 
@@ -69,54 +69,54 @@ def sliced_schedules(
 def _levels(
     graph: TrainingGraph,
     order: Sequence[int],
-    made: Sequence[tuple[int, float, list[int]]],
+    entries: Sequence[tuple[int, float, list[int]]],
     budget_nbytes: int,
     stop: Stop,
 ) -> Iterator[list[int]]:
-    """Sequences with ever fewer slots, until one of those ``made`` is well within the budget."""
+    """Sequences with ever fewer slots, until one of those ``entries`` is well within the budget."""
     slices = {cuts: _Slices(graph, cuts, order) for cuts in _distinct_cuts(graph)}
-    tried = set()
+    pairs = set()
     for level in range(LEVELS):
         for cuts in slices:
             slots = max(1, round(len(cuts) / FEWER**level))
-            if (cuts, slots) in tried:
+            if (cuts, slots) in pairs:
                 continue
-            tried.add((cuts, slots))
+            pairs.add((cuts, slots))
             if stop.is_over():
                 return
             stop.spend(WORK_BY_OPS * len(graph.ops))
             ops = slices[cuts].sequence(slots)
             if ops is not None:
                 yield ops
-        if any(peak <= SLACKS[-1] * budget_nbytes for peak, _, _ in made):
+        if any(peak <= SLACKS[-1] * budget_nbytes for peak, _, _ in entries):
             return
 
 
 def _distinct_cuts(graph: TrainingGraph) -> list[tuple[int, ...]]:
     """Cuts of the forward order: ops before which one lies, ascending."""
     ncuts = graph.nforward + 1
-    crossing, saved = np.zeros(ncuts), np.zeros(graph.nforward)
+    crossing_nbytes, saved_nbytes = np.zeros(ncuts), np.zeros(graph.nforward)
     for a, readers in enumerate(graph.readers):
         p, nbytes = graph.producer[a], graph.tensors[a].nbytes
         forward = bisect_left(readers, graph.nforward)
         if forward:
-            crossing[p + 1] += nbytes
-            crossing[readers[forward - 1] + 1] -= nbytes
+            crossing_nbytes[p + 1] += nbytes
+            crossing_nbytes[readers[forward - 1] + 1] -= nbytes
         if p < graph.nforward and forward < len(readers):
-            saved[p] += nbytes
-    crossing, saved = np.cumsum(crossing), np.cumsum(saved)
-    found = (tuple(_cuts(crossing, saved, count)) for count in COUNTS)
-    return [cuts for cuts in dict.fromkeys(found) if cuts]
+            saved_nbytes[p] += nbytes
+    crossing_nbytes, saved_nbytes = np.cumsum(crossing_nbytes), np.cumsum(saved_nbytes)
+    candidates = (tuple(_cuts(crossing_nbytes, saved_nbytes, count)) for count in COUNTS)
+    return [cuts for cuts in dict.fromkeys(candidates) if cuts]
 
 
-def _cuts(crossing: Array, saved: Array, count: int) -> Iterator[int]:
-    """About ``count`` cuts between slices of about equal ``saved`` bytes where little crosses."""
-    before, part = 0, (saved[-1] if len(saved) else 0.0) / (count + 1)
+def _cuts(crossing_nbytes: Array, saved_nbytes: Array, count: int) -> Iterator[int]:
+    """About ``count`` cuts between slices of about equal ``saved_nbytes`` where little crosses."""
+    before, part = 0, (saved_nbytes[-1] if len(saved_nbytes) else 0.0) / (count + 1)
     for k in range(1, count + 1):
-        low, high = np.searchsorted(saved, [(k - LEEWAY) * part, (k + LEEWAY) * part])
-        low, high = max(int(low), before) + 1, min(int(high) + 2, len(saved))
+        low, high = np.searchsorted(saved_nbytes, [(k - LEEWAY) * part, (k + LEEWAY) * part])
+        low, high = max(int(low), before) + 1, min(int(high) + 2, len(saved_nbytes))
         if low < high:
-            before = low + int(np.argmin(crossing[low:high]))
+            before = low + int(np.argmin(crossing_nbytes[low:high]))
             yield before
 
 
@@ -132,16 +132,16 @@ class _Slices:
         self.always = carried_always(graph)
         self.slice_of = [bisect_right(cuts, op) for op in range(graph.nforward)]
         self.slice_of += [self.ncuts] * (len(graph.ops) - graph.nforward)
-        reached = self.ncuts
+        arrival = self.ncuts
         for op in order[graph.nforward :]:
             twin = graph.ops[op].differentiates
             reads = any(graph.producer[a] < graph.nforward for a in graph.ops[op].inputs)
             if reads and twin is not None and twin < graph.nforward:
-                reached = min(reached, self.slice_of[twin])
-            self.slice_of[op] = reached
-        self.inside: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
+                arrival = min(arrival, self.slice_of[twin])
+            self.slice_of[op] = arrival
+        self.tensors_of: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
         self.read_in: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
-        self.crossing: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
+        self.crossings: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
         self.readers: dict[int, list[int]] = {}
         for a, p in enumerate(graph.producer):
             if p < graph.nforward and a not in self.always:
@@ -149,56 +149,56 @@ class _Slices:
 
     def _enter(self, a: int, home: int) -> None:
         """Note in which slices after its own tensor a is read."""
-        self.inside[home].add(a)
-        later = sorted({self.slice_of[r] for r in self.graph.readers[a]} - set(range(home + 1)))
-        self.readers[a] = later
-        for q in later:
+        self.tensors_of[home].add(a)
+        slices = sorted({self.slice_of[r] for r in self.graph.readers[a]} - set(range(home + 1)))
+        self.readers[a] = slices
+        for q in slices:
             self.read_in[q].add(a)
-        for q in range(home + 1, later[-1] + 1 if later else 0):
-            self.crossing[q].add(a)
+        for q in range(home + 1, slices[-1] + 1 if slices else 0):
+            self.crossings[q].add(a)
 
     def sequence(self, slots: int) -> list[int] | None:
         """The ops that run with so many cuts stored at a time; None if these are too many."""
         graph, last = self.graph, self.ncuts
-        stored = dict(stored_at(0, last, slots, frozenset()))
-        stored[last] = frozenset(first_sweep(last, slots))
+        checkpoints = dict(stored_at(0, last, slots, frozenset()))
+        checkpoints[last] = frozenset(first_sweep(last, slots))
         sequence = list(self.order[: graph.nforward])
-        here = last
-        allowed = self._allowed(here, stored[here])
-        found = graph.ops[self.order[graph.nforward]].inputs
+        current = last
+        keepable = self._keepable(current, checkpoints[current])
+        first_inputs = graph.ops[self.order[graph.nforward]].inputs
         present = {
             a
             for op in sequence
             for a in graph.ops[op].outputs
-            if a in allowed or a in self.always or a in found
+            if a in keepable or a in self.always or a in first_inputs
         }
         for op in self.order[graph.nforward :]:
-            wanted = {op}
-            if self.slice_of[op] != here:
-                here = self.slice_of[op]
-                allowed = self._allowed(here, stored[here])
-                present = {a for a in present if a in allowed or a not in self.readers}
-                missing = self._wanted(here, stored[here]) - present
-                wanted.update(graph.producer[a] for a in missing)
-            run = closure(graph, wanted, present)
+            ops = {op}
+            if self.slice_of[op] != current:
+                current = self.slice_of[op]
+                keepable = self._keepable(current, checkpoints[current])
+                present = {a for a in present if a in keepable or a not in self.readers}
+                missing_tensors = self._demand(current, checkpoints[current]) - present
+                ops.update(graph.producer[a] for a in missing_tensors)
+            run = closure(graph, ops, present)
             sequence += run
             if len(sequence) > MOST_STEPS * len(graph.ops):
                 return None
-            made = (a for other in run for a in graph.ops[other].outputs)
-            present.update(a for a in made if a in allowed or a not in self.readers)
+            outputs = (a for other in run for a in graph.ops[other].outputs)
+            present.update(a for a in outputs if a in keepable or a not in self.readers)
         return sequence
 
-    def _allowed(self, here: int, stored: frozenset[int]) -> set[int]:
-        """What may stay while the backward pass is in slice ``here``."""
-        crossing = (self.crossing[point + 1] for point in stored)
-        return self.inside[here] | self.read_in[here].union(*crossing)
+    def _keepable(self, current: int, checkpoints: frozenset[int]) -> set[int]:
+        """What may stay while the backward pass is in slice ``current``."""
+        crossings = (self.crossings[point + 1] for point in checkpoints)
+        return self.tensors_of[current] | self.read_in[current].union(*crossings)
 
-    def _wanted(self, here: int, stored: frozenset[int]) -> set[int]:
-        """What slice ``here`` reads of others, and the slices before it of what is stored."""
-        wanted = set(self.read_in[here])
-        for point in stored:
-            for a in self.crossing[point + 1]:
-                later = self.readers[a]
-                if later[bisect_left(later, point + 1)] <= here:
-                    wanted.add(a)
-        return wanted
+    def _demand(self, current: int, checkpoints: frozenset[int]) -> set[int]:
+        """What slice ``current`` reads of others, and the slices before it of what is stored."""
+        tensors = set(self.read_in[current])
+        for point in checkpoints:
+            for a in self.crossings[point + 1]:
+                slices = self.readers[a]
+                if slices[bisect_left(slices, point + 1)] <= current:
+                    tensors.add(a)
+        return tensors

@@ -20,8 +20,8 @@ def test_a_schedule_that_fits_a_slightly_lower_aim_again_is_left_behind() -> Non
         aims.append(aim)
         return UNPLANNED if aim >= 950 else OTHER
 
-    found = aim_lower(solve, 1000, lambda s, _: 1 if s is UNPLANNED else 0, Stop.after(1e6))
-    assert found is OTHER
+    schedule = aim_lower(solve, 1000, lambda s, _: 1 if s is UNPLANNED else 0, Stop.after(1e6))
+    assert schedule is OTHER
     assert aims[:4] == [1000, 999, 998, 997]
 
 

@@ -29,10 +29,10 @@ def test_without_drops_nothing_is_recomputed() -> None:
     search = Evictions(graph, 100 * UNIT)
     stages = search.stages(set())
     assert stages == [[t] for t in range(len(graph.ops))]
-    found = search.fit((), Stop(math.inf))
-    assert found is not None
-    assert found.schedule == Schedule.unplanned(graph)
-    assert not found.drops
+    fit = search.fit((), Stop(math.inf))
+    assert fit is not None
+    assert fit.schedule == Schedule.unplanned(graph)
+    assert not fit.drops
 
 
 def test_what_is_dropped_is_recomputed_for_its_reader() -> None:
@@ -65,11 +65,11 @@ def test_drops_of_a_schedule_are_those_of_what_it_carries(
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     for share in shares:
         search = Evictions(graph, int(share * peak), recompute_backward=True)
-        found = search.fit((), Stop(math.inf))
-        if found is not None:
-            carried = carried_tensors(found.schedule)
-            taken["drops"] += bool(search.drops_in(found.schedule))
-            assert search.drops_in(found.schedule) == search.drops_of(carried)
+        fit = search.fit((), Stop(math.inf))
+        if fit is not None:
+            carried = carried_tensors(fit.schedule)
+            taken["drops"] += bool(search.drops_in(fit.schedule))
+            assert search.drops_in(fit.schedule) == search.drops_of(carried)
 
 
 def test_what_is_cheapest_per_byte_is_dropped() -> None:
@@ -83,18 +83,18 @@ def test_what_is_cheapest_per_byte_is_dropped() -> None:
     )
     sizes = (2, 2, 3, 1, 1)
     tensors = tuple(Tensor(str(i), n, n) for i, n in enumerate(sizes))
-    found = Evictions(TrainingGraph(ops, tensors, (4,), 5), 6).fit((), Stop(math.inf))
-    assert found is not None
-    assert found.schedule.ops == (0, 1, 2, 3, 1, 4)
+    fit = Evictions(TrainingGraph(ops, tensors, (4,), 5), 6).fit((), Stop(math.inf))
+    assert fit is not None
+    assert fit.schedule.ops == (0, 1, 2, 3, 1, 4)
 
 
 def test_room_is_made_for_long_sequences() -> None:
     """Within three tensors a chain runs its first ops many times more than there is room for."""
     graph = unit_chain(24)
-    found = Evictions(graph, 3 * UNIT).fit((), Stop(math.inf))
-    assert found is not None
-    assert len(found.schedule.ops) > ROOM * len(graph.ops)
-    assert simulate(found.schedule).peak_nbytes <= 3 * UNIT
+    fit = Evictions(graph, 3 * UNIT).fit((), Stop(math.inf))
+    assert fit is not None
+    assert len(fit.schedule.ops) > ROOM * len(graph.ops)
+    assert simulate(fit.schedule).peak_nbytes <= 3 * UNIT
 
 
 def test_unit_chain_at_four_tensors() -> None:

@@ -57,9 +57,9 @@ def chains_of(monkeypatch: pytest.MonkeyPatch, stop: Stop, moves: int | None) ->
     monkeypatch.setattr(flag_annealing._Search, "begin", noted)
     graph = dataclasses.replace(unit_chain(20), match_range=2)
     budget = allocate(Schedule.unplanned(graph)).nbytes * 2 // 3
-    found = anneal(graph, frozenset(), budget, stop=stop, moves=moves)
-    assert found is not None
-    assert allocate(found).nbytes <= budget
+    schedule = anneal(graph, frozenset(), budget, stop=stop, moves=moves)
+    assert schedule is not None
+    assert allocate(schedule).nbytes <= budget
     monkeypatch.undo()
     return hot
 

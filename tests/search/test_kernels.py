@@ -170,9 +170,9 @@ def test_a_graph_without_tensors(graph: TrainingGraph, budget: int | None) -> No
     assert replayed(graph, unplanned.ops, 1) == (0, 0)
     evaluate = Evaluator(graph)
     assert evaluate(evaluate.flags(())).peak_nbytes == 0
-    found = Evictions(graph, 0).fit((), Stop.after(60.0))
-    assert found is not None
-    assert found.schedule == unplanned
+    fit = Evictions(graph, 0).fit((), Stop.after(60.0))
+    assert fit is not None
+    assert fit.schedule == unplanned
     anneal(graph, frozenset(), budget, stop=Stop.after(60.0), moves=5)
 
 
@@ -191,17 +191,17 @@ def test_nothing_wraps_where_a_graph_may_be(match_range: int) -> None:
     cost = replayed(graph, schedule.ops, match_range)
     assert cost.peak_nbytes == simulate(schedule).peak_nbytes
     assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
-    found = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), Stop(math.inf))
-    assert found is not None
+    fit = Evictions(graph, cost.peak_nbytes * 2 // 3).fit((), Stop(math.inf))
+    assert fit is not None
 
 
 def test_bytes_that_would_wrap_summed_over_steps_are_refused() -> None:
     rules = Rules(False, True, ())
     graph = chain_of(MAX_NBYTES // 4)
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 2 // 3
-    found = search(graph, budget, rules=rules, starts=[], seed=0, stop=Stop(math.inf), rounds=1)
-    assert found is not None
-    assert simulate(found).peak_nbytes <= budget
+    schedule = search(graph, budget, rules=rules, starts=[], seed=0, stop=Stop(math.inf), rounds=1)
+    assert schedule is not None
+    assert simulate(schedule).peak_nbytes <= budget
     with pytest.raises(GraphError, match="bytes in all"):
         search(
             chain_of(MAX_NBYTES), 1, rules=rules, starts=[], seed=0, stop=Stop(math.inf), rounds=1
@@ -234,7 +234,7 @@ before = "numba" in sys.modules
 memplan.search.compile.compile_all()
 print(before, "numba" in sys.modules)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    assert done.stdout == "False True\n"
+    assert process.stdout == "False True\n"

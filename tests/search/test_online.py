@@ -105,12 +105,12 @@ def test_an_op_of_many_outputs_drops_no_more_than_there_is_room_for() -> None:
 def test_every_slack_is_tried_and_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = unit_chain(40)
     stop = Stop.after(PLENTY, work=1e9)
-    found = list(online_schedules(graph, 20 * UNIT, stop))
-    assert len(found) == (len(KINDS) - 1) * len(SLACKS)  # without backward ops again
+    schedules = list(online_schedules(graph, 20 * UNIT, stop))
+    assert len(schedules) == (len(KINDS) - 1) * len(SLACKS)  # without backward ops again
     assert stop.work_left < 1e9
     assert list(online_schedules(graph, 20 * UNIT, Stop.after(PLENTY, work=0.0))) == []
     monkeypatch.setattr(online, "MOST_WORK", 1.0)
-    assert made(graph, 20 * UNIT) == found[:1]
+    assert made(graph, 20 * UNIT) == schedules[:1]
 
 
 def test_choosing_drops_begins_with_the_cheaper_of_the_two() -> None:

@@ -166,12 +166,12 @@ def test_nearly_optimal_on_small_graphs(
     low, high = (simulate(s).peak_nbytes for s in (least, Schedule.unplanned(graph)))
     budget = low + int(share * (high - low))
     exact = BruteForceSequences().solve(Problem(graph, budget))
-    found = Search(rounds=3, reorder=False).solve(Problem(graph, budget))
+    outcome = Search(rounds=3, reorder=False).solve(Problem(graph, budget))
     assert exact.schedule is not None
     taken["recomputes"] += bool(exact.schedule.recomputed)
-    if found.schedule is not None:
+    if outcome.schedule is not None:
         taken["plan"] += 1
-        assert found.schedule.seconds <= 1.1 * exact.schedule.seconds + 1e-9
+        assert outcome.schedule.seconds <= 1.1 * exact.schedule.seconds + 1e-9
 
 
 def test_unit_chain_at_four_tensors() -> None:
@@ -208,9 +208,9 @@ def test_never_worse_than_its_start() -> None:
     graph = unit_chain(30)
     best = Search(rounds=3).solve(Problem(graph, 8 * UNIT)).schedule
     assert best is not None
-    found = Search(rounds=1, start=best).solve(Problem(graph, 8 * UNIT)).schedule
-    assert found is not None
-    assert found.seconds <= best.seconds
+    schedule = Search(rounds=1, start=best).solve(Problem(graph, 8 * UNIT)).schedule
+    assert schedule is not None
+    assert schedule.seconds <= best.seconds
 
 
 def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class Larger(Live):
 
 def test_what_is_too_large_for_the_memory_that_counts_is_mended() -> None:
     graph, memory, budget = unit_chain(16), Larger(), 7 * UNIT
-    found = search(
+    schedule = search(
         *(graph, budget),
         rules=RULES,
         starts=[],
@@ -44,9 +44,9 @@ def test_what_is_too_large_for_the_memory_that_counts_is_mended() -> None:
         rounds=6,
         excess=memory.excess,
     )
-    assert found is not None
-    assert validate(found).valid
-    assert simulate(found).peak_nbytes == budget - UNIT
+    assert schedule is not None
+    assert validate(schedule).valid
+    assert simulate(schedule).peak_nbytes == budget - UNIT
     again = Search(rounds=6).solve(Problem(graph, budget, memory=memory)).schedule
     assert again is not None
     assert memory.nbytes(again) <= budget
@@ -83,11 +83,11 @@ def test_the_better_of_several_searches_goes_on() -> None:
     graph = dict(held_out())["cells"]
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
     evictions = Evictions(graph, budget)
-    made = [evictions.within(int(part * budget)).fit((), Stop(math.inf)) for part in (0.9, 1.0)]
-    fitting = [found for found in made if found is not None]
+    fit = [evictions.within(int(part * budget)).fit((), Stop(math.inf)) for part in (0.9, 1.0)]
+    fitting = [found for found in fit if found is not None]
     assert len(fitting) == 2
     starts = [Start(evictions, start) for start in fitting]
-    found = improve_best(starts, Stop(math.inf), patience=100).found
+    found = improve_best(starts, Stop(math.inf), patience=100).fit
     assert simulate(found.schedule).peak_nbytes <= budget
     alone = evictions.improve(
         min(fitting, key=lambda s: s.schedule.seconds), Stop(math.inf), patience=100

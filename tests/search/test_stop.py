@@ -100,9 +100,9 @@ def test_evictions_end_by_themselves() -> None:
     for _ in range(2):
         stop = Stop.after(PLENTY)
         evictions = Evictions(graph, 9 * UNIT)
-        found = evictions.fit((), stop)
-        assert found is not None
-        results.append(evictions.improve(found, stop, patience=30, seed=1))
+        fit = evictions.fit((), stop)
+        assert fit is not None
+        results.append(evictions.improve(fit, stop, patience=30, seed=1))
         results.append(lowest(graph, stop))
         assert not stop.cut_by_clock
     assert results[:2] == results[2:]

@@ -97,7 +97,7 @@ def run_order(flags, arrays, copies):  # type: ignore[no-untyped-def]
     nops, ntensors = len(flags), len(copies)
     for tensor in range(ntensors):
         copies[tensor] = tensor + ntensors * flags[arrays.producers[tensor]]
-    ran = np.zeros(2 * nops, dtype=np.bool_)
+    has_run = np.zeros(2 * nops, dtype=np.bool_)
     steps = np.empty(2 * nops, dtype=np.int64)
     stack = np.empty(2 * len(arrays.flat) + 2, dtype=np.int64)
     nsteps, seconds = 0, 0.0
@@ -106,25 +106,25 @@ def run_order(flags, arrays, copies):  # type: ignore[no-untyped-def]
         top = 1
         while top:
             node = stack[top - 1]
-            if ran[node]:
+            if has_run[node]:
                 top -= 1
                 continue
             op = node % nops
-            copied = node >= nops
+            is_copy = node >= nops
             if arrays.differentiates[op] >= 0:
-                copied |= flags[arrays.differentiates[op]]
+                is_copy |= flags[arrays.differentiates[op]]
             before = top
             for i in range(arrays.start[op + 1] - 1, arrays.start[op] - 1, -1):
-                needed = arrays.flat[i]
-                if copied and flags[needed]:
-                    needed += nops
-                if not ran[needed]:
-                    stack[top] = needed
+                dependency = arrays.flat[i]
+                if is_copy and flags[dependency]:
+                    dependency += nops
+                if not has_run[dependency]:
+                    stack[top] = dependency
                     top += 1
             if top == before:
                 top -= 1
-                ran[node] = True
-                steps[nsteps] = op + nops * copied
+                has_run[node] = True
+                steps[nsteps] = op + nops * is_copy
                 seconds += arrays.seconds[op]
                 nsteps += 1
     return steps[:nsteps], seconds

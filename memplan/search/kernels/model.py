@@ -38,7 +38,7 @@ class SequenceModel(NamedTuple):
     edges: Array
 
 
-def groups(graph: TrainingGraph, again: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
+def groups(graph: TrainingGraph, may_rerun: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
     """Ops with the aliases of what they write, in base order.
 
     With ``adjacent`` only those that directly follow.
@@ -51,7 +51,7 @@ def groups(graph: TrainingGraph, again: tuple[bool, ...], *, adjacent: bool) -> 
             first = leader[source]
             follows = result[first][-1] == index - 1 or not adjacent
             waits = set(op.after) <= {*result[first], *graph.dependencies[first]}
-            if follows and waits and again[index] >= again[first]:
+            if follows and waits and may_rerun[index] >= may_rerun[first]:
                 leader[index] = first
                 result[first].append(index)
                 continue
@@ -71,14 +71,14 @@ def _aliased(graph: TrainingGraph, index: int) -> int | None:
 
 
 def sequence_model(
-    graph: TrainingGraph, again: tuple[bool, ...], *, reorder: bool
+    graph: TrainingGraph, may_rerun: tuple[bool, ...], *, reorder: bool
 ) -> SequenceModel:
-    """``graph`` as the search sees it; ``again`` says which ops may run again.
+    """``graph`` as the search sees it; ``may_rerun`` says which ops may run again.
 
     Without ``reorder`` the ops keep their base order; with it, those forward ops that must not
     run again do, among themselves.
     """
-    members = groups(graph, again, adjacent=not reorder)
+    members = groups(graph, may_rerun, adjacent=not reorder)
     calls = [graph.ops[ops[0]] for ops in members]
     written_by = [(v, a) for v, call in enumerate(calls) for a in call.outputs]
     sized = [(v, a) for v, a in written_by if graph.tensors[a].nbytes]
@@ -86,19 +86,19 @@ def sequence_model(
     for ops in members:
         for op in ops[1:]:
             number[graph.ops[op].outputs[0]] = number[graph.ops[op].inputs[0]]
-    read = [
+    reads = [
         list(dict.fromkeys(number[a] for a in row if a in number))
         for row in (*(call.inputs for call in calls), graph.heads)
     ]
-    written = [[number[a] for a in call.outputs if a in number] for call in calls]
-    handed = [_handed(call, number) for call in calls]
-    before = _predecessors(graph, members, again, reorder)
-    readers = _reversed(read, len(sized))
+    writes = [[number[a] for a in call.outputs if a in number] for call in calls]
+    pairs = [_handed(call, number) for call in calls]
+    before = _predecessors(graph, members, may_rerun, reorder)
+    readers = _reversed(reads, len(sized))
     nbytes = [graph.tensors[a].nbytes for _, a in sized]
-    repeatable = [*(again[ops[0]] for ops in members), False]
+    repeatable = [*(may_rerun[ops[0]] for ops in members), False]
     reader_start, reader_flat = ragged(readers)
     after = _reversed(before, len(before))
-    start, flat = ragged_lists([read, [*written, []], [*handed, []], before, after, [*members, []]])
+    start, flat = ragged_lists([reads, [*writes, []], [*pairs, []], before, after, [*members, []]])
     edges = [(a, v) for a, row in enumerate(readers) if repeatable[sized[a][0]] for v in row]
     return SequenceModel(
         start,
@@ -107,7 +107,7 @@ def sequence_model(
             [[v for v, _ in sized], nbytes, reader_start[:-1], reader_start[1:]], dtype=np.int64
         ),
         reader_flat,
-        np.array([*(sum(nbytes[a] for a in row) for row in written), 0], dtype=np.int64),
+        np.array([*(sum(nbytes[a] for a in row) for row in writes), 0], dtype=np.int64),
         np.array([sum(graph.ops[op].seconds for op in ops) for ops in [*members, []]], dtype=float),
         np.array(repeatable),
         np.array(edges, dtype=np.int64).reshape(-1, 2),
@@ -138,19 +138,19 @@ def _handed(call: Op, number: Mapping[int, int]) -> list[int]:
 def _predecessors(
     graph: TrainingGraph,
     members: list[list[int]],
-    again: tuple[bool, ...],
+    may_rerun: tuple[bool, ...],
     reorder: bool,
 ) -> list[list[int]]:
     """For each group, and for the end, the groups that must have run before it first runs."""
     group_of = {op: v for v, ops in enumerate(members) for op in ops}
     result = []
-    once: int | None = None
+    last_single: int | None = None
     for v, ops in enumerate(members):
-        found = {group_of[u] for op in ops for u in graph.dependencies[op]} - {v}
+        predecessors = {group_of[u] for op in ops for u in graph.dependencies[op]} - {v}
         if not reorder and v:
-            found.add(v - 1)
-        elif ops[0] < graph.nforward and not again[ops[0]]:
-            found |= set() if once is None else {once}
-            once = v
-        result.append(sorted(found))
+            predecessors.add(v - 1)
+        elif ops[0] < graph.nforward and not may_rerun[ops[0]]:
+            predecessors |= set() if last_single is None else {last_single}
+            last_single = v
+        result.append(sorted(predecessors))
     return [*result, list(range(len(members)))]

@@ -85,8 +85,8 @@ def _recompute(model, state, exchange):  # type: ignore[no-untyped-def]
         source = model.tensors[WRITER, tensor]
         if not model.repeatable[source]:
             break
-        written = latest(state, source, step)
-        if step - last_read(model, state, tensor, written, step) <= FAR:
+        write = latest(state, source, step)
+        if step - last_read(model, state, tensor, write, step) <= FAR:
             break
         insert(model, state, source, step, -1)
         log_change(state, INSERTED, step, 0)
@@ -113,8 +113,8 @@ def _close(model, state):  # type: ignore[no-untyped-def]
         far *= 2
     insert(model, state, op, gap, -1)
     log_change(state, INSERTED, gap, 0)
-    step, end, left = gap, gap, MOST_CLOSED
-    while step <= end and left > 0:
+    step, end, rest = gap, gap, MOST_CLOSED
+    while step <= end and rest > 0:
         source = _far_input(model, state, step, far)
         if source < 0:
             step += 1
@@ -122,7 +122,7 @@ def _close(model, state):  # type: ignore[no-untyped-def]
         insert(model, state, source, step, -1)
         log_change(state, INSERTED, step, 0)
         end += 1
-        left -= 1
+        rest -= 1
     return True
 
 
@@ -137,8 +137,8 @@ def _far_input(model, state, step, far):  # type: ignore[no-untyped-def]
         tensor = model.flat[i]
         source = model.tensors[WRITER, tensor]
         if model.repeatable[source]:
-            written = latest(state, source, step)
-            if step - last_read(model, state, tensor, written, step) > far:
+            write = latest(state, source, step)
+            if step - last_read(model, state, tensor, write, step) > far:
                 return source
     return np.int64(-1)
 
@@ -183,7 +183,7 @@ def _open(model, state):  # type: ignore[no-untyped-def]
     last = _random_recomputation(state)
     if last < 0:
         return False
-    left, in_row = MOST_CLOSED, True
+    rest, in_row = MOST_CLOSED, True
     for step in range(last, max(-1, last - REACH), -1):
         is_again = state.steps[EARLIER, step] >= 0
         in_row &= is_again
@@ -192,8 +192,8 @@ def _open(model, state):  # type: ignore[no-untyped-def]
         op = state.steps[OP, step]
         remove(model, state, step)
         log_change(state, REMOVED, op, step)
-        left -= 1
-        if left == 0:
+        rest -= 1
+        if rest == 0:
             break
     return True
 
@@ -250,11 +250,11 @@ def _move(model, state):  # type: ignore[no-untyped-def]
     distance = 1
     while _chance(state, 0.75):
         distance += 1
-    later = _chance(state, 0.5)
+    is_later = _chance(state, 0.5)
     if _chance(state, 0.15):
-        gap = high if later else low
+        gap = high if is_later else low
     else:
-        gap = step + 1 + distance if later else step - distance
+        gap = step + 1 + distance if is_later else step - distance
     gap = max(low, min(high, gap))
     if gap == step or gap == step + 1:
         return False

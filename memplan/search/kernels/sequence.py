@@ -46,10 +46,10 @@ def latest(state, op, gap):  # type: ignore[no-untyped-def]
 @compiled
 def last_read(model, state, tensor, after, end):  # type: ignore[no-untyped-def]
     """The last step between ``after`` and ``end``, both excluded, that reads; else ``after``."""
-    found = after
+    last = after
     for k in range(model.tensors[READERS, tensor], model.tensors[READERS_END, tensor]):
-        found = max(found, latest(state, model.readers[k], end))
-    return found
+        last = max(last, latest(state, model.readers[k], end))
+    return last
 
 
 @compiled
@@ -83,24 +83,24 @@ def _discount(model, state, step):  # type: ignore[no-untyped-def]
     """Bytes of outputs at ``step`` that take over the buffers of inputs."""
     op = state.steps[OP, step]
     begin, end = model.start[HANDED, op], model.start[HANDED, op + 1]
-    taken = state.scratch[0]
-    ntaken = 0
+    tensors = state.scratch[0]
+    ntensors = 0
     total = 0
     for i in range(begin, end, 2):
         source, output = model.flat[i], model.flat[i + 1]
         free = True
-        for j in range(ntaken):
-            free &= taken[j] != source and taken[j] != output
+        for j in range(ntensors):
+            free &= tensors[j] != source and tensors[j] != output
         if not free:
             continue
-        rewritten = _life(model, state, source, step)[1]
-        if last_read(model, state, source, step, rewritten) != step:
+        rewrite = _life(model, state, source, step)[1]
+        if last_read(model, state, source, step, rewrite) != step:
             continue
         if last_read(model, state, output, step, state.steps[LATER, step]) == step:
             continue
-        taken[ntaken] = source
-        taken[ntaken + 1] = output
-        ntaken += 2
+        tensors[ntensors] = source
+        tensors[ntensors + 1] = output
+        ntensors += 2
         total += model.tensors[NBYTES, output]
     return total
 
@@ -197,8 +197,8 @@ def _count_inputs(model, state, op, gap, ndirty):  # type: ignore[no-untyped-def
     dirty, live = state.scratch[1], 0
     for i in range(model.start[READ, op], model.start[READ, op + 1]):
         tensor = model.flat[i]
-        written, rewritten = _life(model, state, tensor, gap)
-        end = last_read(model, state, tensor, written, rewritten)
+        write, rewrite = _life(model, state, tensor, gap)
+        end = last_read(model, state, tensor, write, rewrite)
         if end < gap:
             add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
             live += model.tensors[NBYTES, tensor]
@@ -268,9 +268,9 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
                 ndirty += 1
     for i in range(model.start[READ, op], model.start[READ, op + 1]):
         tensor = flat[i]
-        written, rewritten = _life(model, state, tensor, step)
-        if last_read(model, state, tensor, written, rewritten) == step:
-            end = last_read(model, state, tensor, written, step)
+        write, rewrite = _life(model, state, tensor, step)
+        if last_read(model, state, tensor, write, rewrite) == step:
+            end = last_read(model, state, tensor, write, step)
             add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
             dirty[ndirty] = end
             ndirty += 1
