@@ -21,14 +21,14 @@ from memplan.mxnet.plan_file import load_plan, plan_text
 def test_plan_writes_the_network_and_says_what_python_says(result: Any) -> None:
     said = result("plan", *NET, *QUICK, *MIRROR, "--reserve", "1KiB", "-o", "planned.json")
     symbol, _ = residual_net(units=2)
-    made = memplan.plan(symbol, strategy="chen_sqrt", reserve="1KiB", data=(2, 3, 8, 8))
-    assert mx.sym.load("planned.json").tojson() == made.symbol.tojson()
-    assert flagged(made.symbol) == set(said["recomputed"])
+    plan = memplan.plan(symbol, strategy="chen_sqrt", reserve="1KiB", data=(2, 3, 8, 8))
+    assert mx.sym.load("planned.json").tojson() == plan.symbol.tojson()
+    assert flagged(plan.symbol) == set(said["recomputed"])
     assert len(said["recomputed"]) > 3
-    assert said["planned"]["total_nbytes"] == made.total_nbytes
+    assert said["planned"]["total_nbytes"] == plan.total_nbytes
     assert said["planned"]["reserve_nbytes"] == 1024
-    assert said["unplanned"]["allocated_nbytes"] == made.unplanned.allocated_nbytes
-    assert said["overhead"] == made.overhead
+    assert said["unplanned"]["allocated_nbytes"] == plan.unplanned.allocated_nbytes
+    assert said["overhead"] == plan.overhead
     assert said["budget_nbytes"] is said["report"] is None
     assert (said["status"], said["strategy"]) == ("feasible", "chen_sqrt")
     assert said["output"] == "planned.json"
@@ -65,9 +65,9 @@ def test_budgets(text: str, budget: Any, result: Any) -> None:
     said = result("plan", *NET, "--strategy", "chen_greedy", "--budget", text)
     symbol, _ = residual_net(units=2)
     options = {"strategy": "chen_greedy", "realisation": "auto", "data": (2, 3, 8, 8)}
-    made = memplan.plan(symbol, budget=budget, **options)
-    assert said["budget_nbytes"] == made.budget_nbytes
-    assert said["planned"]["total_nbytes"] == made.total_nbytes
+    plan = memplan.plan(symbol, budget=budget, **options)
+    assert said["budget_nbytes"] == plan.budget_nbytes
+    assert said["planned"]["total_nbytes"] == plan.total_nbytes
 
 
 def test_what_to_do_next_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,18 +90,18 @@ def test_an_explicit_plan_is_a_file_that_module_trains_by(
 ) -> None:
     explicit = (*NET, *QUICK, "--realisation", "explicit", "--grad-req", "first_*=null")
     said = result("plan", *explicit, "-o", "plan.json")
-    made = load_plan("plan.json")
-    assert made.total_nbytes == said["planned"]["total_nbytes"]
-    assert made.unplanned.seconds == said["unplanned"]["seconds"]
-    assert made.overhead == said["overhead"] > 0
-    assert made.trace.grad_req["first_weight"] == "null"
-    assert plan_text(made) == Path("plan.json").read_text(encoding="utf-8")
+    plan = load_plan("plan.json")
+    assert plan.total_nbytes == said["planned"]["total_nbytes"]
+    assert plan.unplanned.seconds == said["unplanned"]["seconds"]
+    assert plan.overhead == said["overhead"] > 0
+    assert plan.trace.grad_req["first_weight"] == "null"
+    assert plan_text(plan) == Path("plan.json").read_text(encoding="utf-8")
 
     module = memplan.mxnet.Module(
-        mx.sym.load("net-symbol.json"), plan=made, fixed_param_names=["first_weight"]
+        mx.sym.load("net-symbol.json"), plan=plan, fixed_param_names=["first_weight"]
     )
     module.bind([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
-    assert module.plan is made
+    assert module.plan is plan
 
     assert cli.run(["explain", "plan.json"]) == 0
     assert "The peak of live activations" in capsys.readouterr().out
@@ -232,8 +232,8 @@ def test_explain(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 def _graph(costs: memplan.CostTable) -> memplan.TrainingGraph:
     symbol, _ = residual_net(units=2)
-    made = memplan.plan(symbol, strategy="store_all", costs=costs, data=(2, 3, 8, 8))
-    return made.schedule.graph
+    plan = memplan.plan(symbol, strategy="store_all", costs=costs, data=(2, 3, 8, 8))
+    return plan.schedule.graph
 
 
 @pytest.mark.long

@@ -122,7 +122,7 @@ main()
 
 @pytest.mark.parametrize("module", ["numpy", "click", "memplan.planning.planner", "mxnet"])
 def test_ctrl_c_while_modules_are_imported(module: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.format(module=module)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -130,16 +130,16 @@ def test_ctrl_c_while_modules_are_imported(module: str) -> None:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_the_command_line_starts_before_anything_is_loaded() -> None:
     """Else an interrupt would find nobody to answer it."""
     code = "import sys, memplan.cli.start; print(sorted({'numpy', 'click'} & set(sys.modules)))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert process.stdout == "[]\n"
 
 
 def test_every_public_name_is_found_where_it_stands() -> None:

@@ -38,7 +38,7 @@ def test_a_pipe_gets_the_result_and_nothing_else() -> None:
 
 def test_a_reader_that_leaves_early_is_told_nothing() -> None:
     command = f"{sys.executable} -m memplan strategies"
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         capture_output=True,
@@ -47,7 +47,7 @@ def test_a_reader_that_leaves_early_is_told_nothing() -> None:
         check=False,
     )
     # Python's own complaint at its exit would be of what is still to be flushed.
-    assert (done.returncode, done.stderr) == (7, "")
+    assert (process.returncode, process.stderr) == (7, "")
 
 
 STUCK = """
@@ -227,7 +227,7 @@ def test_searches_tell_their_best_and_their_bound(
 ) -> None:
     symbol, _ = residual_net(units=2)
     with caplog.at_level(logging.INFO, logger="memplan"):
-        made = memplan.plan(
+        plan = memplan.plan(
             symbol,
             strategy=strategy,
             realisation=realisation,
@@ -237,7 +237,7 @@ def test_searches_tell_their_best_and_their_bound(
         )
     records = [record.__dict__ for record in caplog.records]
     assert records[0]["message"].startswith(strategy)
-    unplanned = made.unplanned.seconds
+    unplanned = plan.unplanned.seconds
     for name in ("incumbent_seconds", "bound_seconds"):
         told = [record[name] for record in records if record[name] is not None]
         assert told

@@ -17,9 +17,9 @@ SHAPES = {"data": (4, 3, 16, 16)}
 def test_a_gpu_that_is_not_here_is_planned_for(realisation: str) -> None:
     net, _ = residual_net(units=2)
     options = {"strategy": "chen_greedy:linear", "costs": "roofline:v100", "ctx": GPU}
-    made = memplan.plan(net, realisation=realisation, **options, **SHAPES)
-    assert made.schedule.recomputed
-    assert made.allocated_nbytes < made.unplanned.allocated_nbytes
+    plan = memplan.plan(net, realisation=realisation, **options, **SHAPES)
+    assert plan.schedule.recomputed
+    assert plan.allocated_nbytes < plan.unplanned.allocated_nbytes
 
 
 @pytest.mark.skipif(bool(mx.context.num_gpus()), reason="there is a GPU, on which ops are measured")

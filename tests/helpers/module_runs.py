@@ -23,7 +23,7 @@ def module_steps(make: Any, sizes: tuple[int, ...], after: Any) -> list[dict[str
     mx.random.seed(3)
     module.init_params(mx.init.Xavier())
     module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
-    found = []
+    result = []
     for size in sizes:
         data, label = batch(size)
         module.forward_backward(mx.io.DataBatch([data], [label]))
@@ -37,5 +37,5 @@ def module_steps(make: Any, sizes: tuple[int, ...], after: Any) -> list[dict[str
         after(module)
         arguments, states = module.get_params()
         values |= {name: array.asnumpy() for name, array in {**arguments, **states}.items()}
-        found.append(values)
-    return found
+        result.append(values)
+    return result

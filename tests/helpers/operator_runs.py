@@ -66,7 +66,7 @@ def scheduled_run(traced: Trace, schedule: Schedule) -> dict[str, bytes]:
 def _run(executor: Any) -> dict[str, bytes]:
     mx.random.seed(SEED)
     np.random.seed(SEED)
-    found = {}
+    result = {}
     for step in range(STEPS):
         draw = np.random.default_rng(step)
         head_grads = [
@@ -87,10 +87,10 @@ def _run(executor: Any) -> dict[str, bytes]:
         }
         for kind, values in named.items():
             for name, value in values.items():
-                found[f"{kind} {name} of step {step}"] = value.asnumpy().tobytes()
+                result[f"{kind} {name} of step {step}"] = value.asnumpy().tobytes()
         for name, gradient in gradients.items():
             executor.arg_dict[name][:] -= 0.01 * gradient
-    return found
+    return result
 
 
 def assert_mirrored_is(

@@ -112,14 +112,14 @@ def _step(executor: Any, head_grads: Any) -> Values:
 
 def differences(one: Sequence[Values], other: Sequence[Values]) -> list[str]:
     """What differs after each step, and by how much; empty where all is equal bit for bit."""
-    found = []
+    result = []
     for step, (a, b) in enumerate(zip(one, other, strict=True)):
         assert a.keys() == b.keys()
         for name in a:
             if a[name].tobytes() != b[name].tobytes():
                 gap = np.abs(a[name].astype("f8") - b[name].astype("f8")).max()
-                found.append(f"step {step}: {name} by {gap:.3g} (max {np.abs(a[name]).max():.3g})")
-    return found
+                result.append(f"step {step}: {name} by {gap:.3g} (max {np.abs(a[name]).max():.3g})")
+    return result
 
 
 def bound(trace: Trace, schedule: Schedule, values: Values) -> TrainExecutor:

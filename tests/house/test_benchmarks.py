@@ -34,7 +34,7 @@ def scripts() -> Iterator[SimpleNamespace]:
 
 def _run(*arguments: str) -> str:
     """What a script prints."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -43,8 +43,8 @@ def _run(*arguments: str) -> str:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_the_ratio_is_that_of_neighbouring_steps(scripts: SimpleNamespace) -> None:

@@ -198,7 +198,7 @@ def _cells(row: str) -> set[str]:
 def test_the_pages_build(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="needs memplan[docs]")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, str(DOCS), str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
@@ -206,5 +206,5 @@ def test_the_pages_build(tmp_path: Path) -> None:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "tutorial.html").exists()

@@ -20,7 +20,7 @@ FITS = re.compile(r"^Fits in (.*): (.*) at (\+[\d.]+%) time \(unplanned: (.*)\)$
 
 def run(name: str, arguments: str) -> str:
     """What the example prints; its checks must hold."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, f"examples/{name}.py", *arguments.split()],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -29,8 +29,8 @@ def run(name: str, arguments: str) -> str:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.long

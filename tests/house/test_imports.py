@@ -194,7 +194,7 @@ def test_no_folder_of_tests_hides_mxnet() -> None:
 
 def _run(code: str, **environment: str) -> str:
     """What ``code`` prints, run by a Python of its own."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env=os.environ | environment,
@@ -203,8 +203,8 @@ def _run(code: str, **environment: str) -> str:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_importing_memplan_does_not_load_mxnet() -> None:

@@ -91,9 +91,9 @@ GAPS = [WITH_GAP, MIRRORED, BELOW_ANOTHER, WITH_TWINS]
 
 @pytest.mark.parametrize("buffers", GAPS, ids=["plain", "mirrored", "below another", "twins"])
 def test_the_least_is_found_and_proved(buffers: list[Buffer]) -> None:
-    found = place(arrays(buffers))
-    assert found.nbytes == found.bound_nbytes == least_nbytes(buffers) == peak(buffers) + 1
-    assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
+    placement = place(arrays(buffers))
+    assert placement.nbytes == placement.bound_nbytes == least_nbytes(buffers) == peak(buffers) + 1
+    assert flaw(buffers, placement.offsets.tolist(), placement.nbytes) is None
 
 
 def choices(**fixed: bool) -> list[Inferences]:
@@ -164,40 +164,40 @@ def test_the_least_sum_survives_the_bounds(seed: int) -> None:
 def test_rectangles_cut_into_many_buffers_are_put_together_again(seed: int) -> None:
     buffers = cut(seed, 50, 60, 100)
     assert place(arrays(buffers), nnodes=0).nbytes > 100, "too easy to tell"
-    found = place(arrays(buffers))
-    assert found.nbytes == found.bound_nbytes == 100
-    assert flaw(buffers, found.offsets.tolist(), 100) is None
+    placement = place(arrays(buffers))
+    assert placement.nbytes == placement.bound_nbytes == 100
+    assert flaw(buffers, placement.offsets.tolist(), 100) is None
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(lifetimes, min_size=1, max_size=6), st.integers(9, 12))
 def test_no_buffer_lies_across_segments(buffers: list[Buffer], segment: int) -> None:
-    found = place(arrays(buffers), segment_nbytes=segment)
-    assert found.nbytes == least_nbytes(buffers, segment)
-    assert flaw(buffers, found.offsets.tolist(), found.nbytes, segment) is None
+    placement = place(arrays(buffers), segment_nbytes=segment)
+    assert placement.nbytes == least_nbytes(buffers, segment)
+    assert flaw(buffers, placement.offsets.tolist(), placement.nbytes, segment) is None
 
 
 def test_a_capacity_is_enough() -> None:
     buffers = cut(3, 50, 60, 100)
-    found = place(arrays(buffers), capacity_nbytes=103)
-    assert 100 <= found.nbytes <= 103
-    assert found.bound_nbytes == 100
+    placement = place(arrays(buffers), capacity_nbytes=103)
+    assert 100 <= placement.nbytes <= 103
+    assert placement.bound_nbytes == 100
 
 
 def test_a_capacity_that_is_too_small_is_proved_so() -> None:
-    found = place(arrays(WITH_GAP), capacity_nbytes=7)
-    assert found.nbytes == found.bound_nbytes == 8
+    placement = place(arrays(WITH_GAP), capacity_nbytes=7)
+    assert placement.nbytes == placement.bound_nbytes == 8
     assert place(arrays(WITH_GAP), capacity_nbytes=3).bound_nbytes == 8
 
 
 def test_without_placements_to_spend_nothing_is_proved() -> None:
-    found = place(arrays(WITH_GAP), nnodes=0)
-    assert (found.nbytes, found.bound_nbytes) == (8, 7)
+    placement = place(arrays(WITH_GAP), nnodes=0)
+    assert (placement.nbytes, placement.bound_nbytes) == (8, 7)
 
 
 def test_nothing_to_place() -> None:
-    found = place(arrays([]))
-    assert (len(found.offsets), found.nbytes, found.bound_nbytes) == (0, 0, 0)
+    placement = place(arrays([]))
+    assert (len(placement.offsets), placement.nbytes, placement.bound_nbytes) == (0, 0, 0)
 
 
 def test_disturbed_orders_find_what_few_placements_of_the_complete_search_do_not(

@@ -99,9 +99,9 @@ def test_little_more_than_the_peak_is_taken(network: Network) -> None:
     graph = trace(network[0], shapes=network[1], realisation="packed").graph
     for seed in range(3):
         schedule = random_schedule(graph, seed)
-        found = pack(schedule)
-        assert flaw(schedule, found) is None
-        assert found.nbytes <= 1.02 * simulate(aligned(schedule)).peak_nbytes
+        packing = pack(schedule)
+        assert flaw(schedule, packing) is None
+        assert packing.nbytes <= 1.02 * simulate(aligned(schedule)).peak_nbytes
 
 
 def crowded(seed: int) -> Schedule:
@@ -141,9 +141,9 @@ def test_what_fits_by_the_shorter_search_fits() -> None:
 
 def test_the_same_schedule_is_always_packed_the_same_way() -> None:
     schedule = crowded(3)
-    found = pack(schedule)
+    packing = pack(schedule)
     np.random.seed(5)
-    assert pack(schedule) == found
+    assert pack(schedule) == packing
 
 
 @pytest.mark.parametrize("alias", [False, True])
@@ -176,9 +176,9 @@ def test_no_tensor_lies_across_segments(data: st.DataObject) -> None:
     schedule = data.draw(schedules(enlarged(data.draw(training_graphs(8)), 100)))
     sizes = [tensor.nbytes for tensor in schedule.graph.tensors]
     segment = ALIGNMENT * -(-max(sizes) // ALIGNMENT)
-    found = pack(schedule, segment_nbytes=segment)
-    assert flaw(schedule, found) is None
-    for (_, tensor), offset in found.offsets.items():
+    packing = pack(schedule, segment_nbytes=segment)
+    assert flaw(schedule, packing) is None
+    for (_, tensor), offset in packing.offsets.items():
         end = offset + sizes[tensor]
         assert not sizes[tensor] or offset // segment == (end - 1) // segment
 

@@ -29,13 +29,13 @@ def test_a_refusal_of_mirroring_says_that_a_packed_plan_fits() -> None:
 
 def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     net, _ = residual_net(units=2)
-    made = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
-    assert made.overhead > alternative.EXPENSIVE
+    plan = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
+    assert plan.overhead > alternative.EXPENSIVE
     quick = {"strategy": "evict:patience=50", "realisation": "packed"}
     packed = memplan.plan(net, budget="90%", data=SHAPE, **quick)
-    assert made.overhead > alternative.TIMES * packed.overhead
-    assert f"packed plan fits at {packed.overhead:+.1%}" in made.alternative
-    assert made.alternative in str(made)
+    assert plan.overhead > alternative.TIMES * packed.overhead
+    assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
+    assert plan.alternative in str(plan)
 
 
 def test_a_cheap_plan_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

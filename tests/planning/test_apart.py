@@ -110,8 +110,8 @@ def test_a_kept_plan_is_read(tmp_path: Path) -> None:
 
 
 def test_the_search_runs_elsewhere_without_mxnet(tmp_path: Path) -> None:
-    found = planned(Odd("without_mxnet", str(tmp_path / "process")))
-    assert found.strategy == "Odd"
+    plan = planned(Odd("without_mxnet", str(tmp_path / "process")))
+    assert plan.strategy == "Odd"
     number = int((tmp_path / "process").read_text())
     assert number != os.getpid()
     assert not Path(f"/proc/{number}").exists()
@@ -196,8 +196,8 @@ def test_an_interrupt_ends_the_child(what: str, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_search_with_what_it_has(tmp_path: Path) -> None:
-    found = planned(Odd("answer_when_interrupted"), cache=tmp_path)
-    assert found.schedule.recomputed == ()
+    plan = planned(Odd("answer_when_interrupted"), cache=tmp_path)
+    assert plan.schedule.recomputed == ()
     assert not list(tmp_path.iterdir())  # what an interrupt cut short is not kept
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

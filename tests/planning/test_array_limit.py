@@ -39,11 +39,11 @@ def test_the_largest_array_is_planned() -> None:
 
 def test_the_largest_batch_ends_where_arrays_do() -> None:
     """Its tensors have more bytes than 32 bits can count, too."""
-    found = memplan.max_batch_size(
+    result = memplan.max_batch_size(
         network(), "160GiB", strategy="store_all", costs="roofline:cpu", data=("N", 6)
     )
-    assert (found.batch_size, found.too_large) == (MOST // 8, MOST // 8 + 1)
-    assert found.plan.total_nbytes < 160 * 2**30
+    assert (result.batch_size, result.too_large) == (MOST // 8, MOST // 8 + 1)
+    assert result.plan.total_nbytes < 160 * 2**30
 
 
 def test_a_network_too_large_for_any_batch_says_so() -> None:

@@ -48,22 +48,22 @@ def plan(size: int, **options: Any) -> memplan.Plan:
 )
 def test_one_more_does_not_fit(strategy: str, realisation: str) -> None:
     options = {"strategy": strategy, "realisation": realisation}
-    found = largest(**options)
-    assert found.too_large == found.batch_size + 1
-    assert found.plan.budget_nbytes == 16 << 20
-    assert found.plan.total_nbytes <= 16 << 20
-    assert found.plan.strategy == strategy
-    alone = plan(found.batch_size, budget="16MiB", **options)
-    assert found.plan.overhead <= alone.overhead
+    result = largest(**options)
+    assert result.too_large == result.batch_size + 1
+    assert result.plan.budget_nbytes == 16 << 20
+    assert result.plan.total_nbytes <= 16 << 20
+    assert result.plan.strategy == strategy
+    alone = plan(result.batch_size, budget="16MiB", **options)
+    assert result.plan.overhead <= alone.overhead
     with pytest.raises(BudgetError):
-        plan(found.batch_size + 1, budget="16MiB", **options)
+        plan(result.batch_size + 1, budget="16MiB", **options)
 
 
 def test_it_is_the_largest_that_least_memory_allows() -> None:
-    found = largest()
-    least = plan(found.batch_size + 1)
-    assert least.total_nbytes > 16 << 20 >= plan(found.batch_size).total_nbytes
-    assert found.batch_size > 1.3 * largest(strategy="store_all").batch_size
+    result = largest()
+    least = plan(result.batch_size + 1)
+    assert least.total_nbytes > 16 << 20 >= plan(result.batch_size).total_nbytes
+    assert result.batch_size > 1.3 * largest(strategy="store_all").batch_size
 
 
 def test_an_overhead_may_be_too_much() -> None:
@@ -74,24 +74,24 @@ def test_an_overhead_may_be_too_much() -> None:
 
 
 def test_sizes_that_were_tried_are_told() -> None:
-    found = largest(max_overhead=0.1)
-    sizes = [trial.batch_size for trial in found.tried]
+    result = largest(max_overhead=0.1)
+    sizes = [trial.batch_size for trial in result.tried]
     assert sizes == sorted(set(sizes))
-    assert {True, False} == {trial.fits for trial in found.tried}
-    assert max(t.batch_size for t in found.tried if t.fits) == found.batch_size
-    assert min(t.batch_size for t in found.tried if not t.fits) == found.too_large
-    for trial in found.tried:
-        made = trial.attempt.plan
-        assert trial.fits == (made is not None and made.overhead <= 0.1)
-        if made is not None:
-            assert made.trace.shapes["data"] == (trial.batch_size, 3, 32, 32)
-    lines = str(found).splitlines()
-    assert lines[0].startswith(f"Batch size {found.batch_size}: ")
-    assert lines[0].endswith(f"{found.too_large} did not fit.")
+    assert {True, False} == {trial.fits for trial in result.tried}
+    assert max(t.batch_size for t in result.tried if t.fits) == result.batch_size
+    assert min(t.batch_size for t in result.tried if not t.fits) == result.too_large
+    for trial in result.tried:
+        plan = trial.attempt.plan
+        assert trial.fits == (plan is not None and plan.overhead <= 0.1)
+        if plan is not None:
+            assert plan.trace.shapes["data"] == (trial.batch_size, 3, 32, 32)
+    lines = str(result).splitlines()
+    assert lines[0].startswith(f"Batch size {result.batch_size}: ")
+    assert lines[0].endswith(f"{result.too_large} did not fit.")
     assert [int(line.split()[0]) for line in lines[3:]] == sizes
-    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    rows = list(csv.DictReader(io.StringIO(result.to_csv())))
     assert [(int(r["batch_size"]), r["fits"] == "1") for r in rows] == [
-        (t.batch_size, t.fits) for t in found.tried
+        (t.batch_size, t.fits) for t in result.tried
     ]
 
 
@@ -108,9 +108,9 @@ def test_an_executor_finds_the_same() -> None:
 def test_the_batch_may_be_in_several_shapes_and_places() -> None:
     net, _ = dropout_net(features=200)
     options: dict[str, Any] = {"strategy": "store_all", "data": ["N", 200]}
-    found = memplan.max_batch_size(net, 400_000, softmax_label=("N",), **options)
-    assert found.plan.trace.shapes["softmax_label"] == (found.batch_size,)
-    assert found.plan.trace.shapes["data"] == (found.batch_size, 200)
+    result = memplan.max_batch_size(net, 400_000, softmax_label=("N",), **options)
+    assert result.plan.trace.shapes["softmax_label"] == (result.batch_size,)
+    assert result.plan.trace.shapes["data"] == (result.batch_size, 200)
 
 
 def test_not_even_one_sample() -> None:
@@ -164,21 +164,21 @@ def test_time_may_end_before_the_search_does(monkeypatch: pytest.MonkeyPatch) ->
     later.clear()
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(later))
-    found = largest("64MiB", strategy=Slow(), time_limit=50)
-    assert found.plan.total_nbytes <= 64 << 20
-    assert found.too_large is None or found.too_large > found.batch_size + 1
-    assert 1 <= len(found.tried) <= 2
+    result = largest("64MiB", strategy=Slow(), time_limit=50)
+    assert result.plan.total_nbytes <= 64 << 20
+    assert result.too_large is None or result.too_large > result.batch_size + 1
+    assert 1 <= len(result.tried) <= 2
 
 
 def test_what_is_known_of_other_sizes_is_used() -> None:
     asked.clear()
-    found = largest(strategy=Recorded(), realisation="packed", max_overhead=0.02)
+    result = largest(strategy=Recorded(), realisation="packed", max_overhead=0.02)
     of_sizes = [problem for problem in asked if problem.budget_nbytes is not None]
     hopeless = [p for p in of_sizes if p.bound_seconds > 1.02 * p.graph.seconds]
     assert 0 < len(hopeless) < len(of_sizes)
     for problem in of_sizes:
         assert problem.effort == (HOPELESS_SHARE if problem in hopeless else 1.0)
-    made = [trial.attempt.plan for trial in found.tried]
+    made = [trial.attempt.plan for trial in result.tried]
     of_larger = {plan.schedule.ops for plan in made[1:] if plan is not None}
     assert any(problem.start is not None and problem.start.ops in of_larger for problem in asked)
 
@@ -200,10 +200,10 @@ searches: list[int | None] = []
 
 def test_an_interrupt_ends_it_with_the_largest_found() -> None:
     searches.clear()
-    found = largest(strategy=Interrupted(), max_overhead=0.5)
+    result = largest(strategy=Interrupted(), max_overhead=0.5)
     assert len(searches) == 3
-    assert found.plan.total_nbytes <= 16 << 20
-    assert found.batch_size <= largest().batch_size
+    assert result.plan.total_nbytes <= 16 << 20
+    assert result.batch_size <= largest().batch_size
 
 
 @pytest.mark.parametrize(

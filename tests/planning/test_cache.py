@@ -237,10 +237,10 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_be_written_is_still_a_plan(tmp_path: Path) -> None:
-    kept = Cache.open(tmp_path / "gone")
+    cache = Cache.open(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.warns(UserWarning, match="could not be kept"):
-        kept.keep("key", "text")
+        cache.keep("key", "text")
 
 
 def test_home_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,10 +268,10 @@ def writer(folder: Path, rounds: int, letter: str) -> subprocess.Popen[str]:
 
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_writers_at_the_same_time_leave_whole_entries(tmp_path: Path) -> None:
-    kept = Cache.open(tmp_path)
+    cache = Cache.open(tmp_path)
     writers = [writer(tmp_path, 15, letter) for letter in "ab"]
     while any(process.poll() is None for process in writers):
-        text = kept.find("key")
+        text = cache.find("key")
         assert text is None or text in ("a" * 300_000, "b" * 300_000)
     assert [process.returncode for process in writers] == [0, 0]
     assert len(list(tmp_path.iterdir())) == 1
@@ -281,15 +281,15 @@ def test_writers_at_the_same_time_leave_whole_entries(tmp_path: Path) -> None:
 def test_a_writer_that_is_killed_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Cache.open(tmp_path)
+    cache = Cache.open(tmp_path)
     for letter in "abc":
         process = writer(tmp_path, 10**6, letter)
         time.sleep(0.05)
         process.kill()
         process.wait()
-        assert kept.find("key") in (None, *(other * 300_000 for other in "abc"))
+        assert cache.find("key") in (None, *(other * 300_000 for other in "abc"))
     monkeypatch.setattr(files, "STALE_SECONDS", -1.0)
     (tmp_path / f".left{files.DRAFT}").write_text("half")
-    kept.keep("key", "text")
-    assert kept.find("key") == "text"
+    cache.keep("key", "text")
+    assert cache.find("key") == "text"
     assert len(list(tmp_path.iterdir())) == 1

@@ -111,19 +111,19 @@ def test_points_between_neighbours_begin_from_these_and_take_half_of_the_others_
 
 
 def test_what_is_proved_for_a_budget_holds_for_smaller_ones() -> None:
-    found = frontier(strategy=Prefix(), budgets=6)
+    curve = frontier(strategy=Prefix(), budgets=6)
     given = sorted(
         ((budget, bound) for budget, _, _, bound in calls if budget is not None), reverse=True
     )
     _, *inner = sorted(
         (
             (point.budget_nbytes, point.plan.lower_bound_overhead or 0.0)
-            for point in (*found.points, *found.left_out)
+            for point in (*curve.points, *curve.left_out)
             if point.plan is not None and point.budget_nbytes is not None
         ),
         reverse=True,
     )
-    seconds = found.plans[0].schedule.seconds
+    seconds = curve.plans[0].schedule.seconds
     bounds = [bound / seconds - 1.0 for _, bound in given]
     first, _, third, _ = (proved for _, proved in inner)
     assert 0.0 < first < third
@@ -143,8 +143,8 @@ def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
 
     # Nothing but the least plan fits: what the quick strategies find is above it.
     least = frontier(strategy=Prefix(), budgets=2).plans[-1]
-    made = frontier(strategy=FromTheStart(), budgets=[least.total_nbytes + 4, 0.7])
-    assert made.plans[-1].total_nbytes <= least.total_nbytes + 4
+    curve = frontier(strategy=FromTheStart(), budgets=[least.total_nbytes + 4, 0.7])
+    assert curve.plans[-1].total_nbytes <= least.total_nbytes + 4
 
 
 def test_named_budgets_are_the_points(curve: memplan.Frontier) -> None:
@@ -156,32 +156,32 @@ def test_named_budgets_are_the_points(curve: memplan.Frontier) -> None:
 
 
 def test_what_another_plan_beats_is_left_out() -> None:
-    made = frontier(strategy="memonger", budgets=5)
-    assert len(made.points) + len(made.left_out) == 5
-    assert made.left_out  # memonger minds no budget
-    best = made.plans[-1]
-    for attempt in made.left_out:
+    curve = frontier(strategy="memonger", budgets=5)
+    assert len(curve.points) + len(curve.left_out) == 5
+    assert curve.left_out  # memonger minds no budget
+    best = curve.plans[-1]
+    for attempt in curve.left_out:
         assert attempt.plan is not None
         assert attempt.plan.total_nbytes >= best.total_nbytes
         assert attempt.plan.overhead >= best.overhead
 
 
 def test_a_curve_must_fall() -> None:
-    made = frontier(strategy="memonger", budgets=2)
+    curve = frontier(strategy="memonger", budgets=2)
     with pytest.raises(ArgumentError, match="fewer bytes at more time"):
-        memplan.Frontier(tuple(reversed(made.points)), ())
+        memplan.Frontier(tuple(reversed(curve.points)), ())
 
 
 def test_the_explicit_realisation_has_a_curve_too() -> None:
-    made = frontier(strategy="chen_sqrt:linear", budgets=3, realisation="explicit")
-    assert made.plans[0].overhead == 0
-    assert made.plans[-1].total_nbytes < made.plans[0].total_nbytes
+    curve = frontier(strategy="chen_sqrt:linear", budgets=3, realisation="explicit")
+    assert curve.plans[0].overhead == 0
+    assert curve.plans[-1].total_nbytes < curve.plans[0].total_nbytes
 
 
 def test_a_network_that_nothing_can_shrink_has_one_point() -> None:
-    made = frontier(strategy="store_all")
-    assert len(made.points) == 1
-    assert made.plans[0].overhead == 0
+    curve = frontier(strategy="store_all")
+    assert len(curve.points) == 1
+    assert curve.plans[0].overhead == 0
 
 
 def test_table_and_csv(curve: memplan.Frontier) -> None:
@@ -216,9 +216,9 @@ class InterruptedBelow(Prefix):
 
 
 def test_an_interrupt_ends_it_with_the_points_so_far() -> None:
-    made = frontier(strategy=InterruptedBelow(), budgets=6)
+    curve = frontier(strategy=InterruptedBelow(), budgets=6)
     assert len(calls) == 3
-    assert len(made.points) == 4  # the two ends, one before, and the one that was cut short
+    assert len(curve.points) == 4  # the two ends, one before, and the one that was cut short
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -79,10 +79,10 @@ class Forgetful:
         assert problem.budget_nbytes is not None
         graph = problem.graph
         flags = {op for op in flaggable(graph) if "add" not in graph.ops[op].name}
-        found = mirror(graph, frozenset(flags))
-        bound = 0.95 * found.seconds if not asked else None
+        schedule = mirror(graph, frozenset(flags))
+        bound = 0.95 * schedule.seconds if not asked else None
         asked.append(problem.budget_nbytes)
-        return Outcome(Status.FEASIBLE, found, bound)
+        return Outcome(Status.FEASIBLE, schedule, bound)
 
 
 asked: list[int] = []
@@ -95,8 +95,8 @@ def test_comparisons_and_frontiers_know() -> None:
         chosen = "strategies" if search is memplan.compare else "strategy"
         strategy = [Forgetful()] if search is memplan.compare else Forgetful()
         given = {chosen: strategy, "budgets": [0.9, 0.85], "costs": "roofline:v100"}
-        found = search(net, **given, **shapes)
-        rows = found.rows if isinstance(found, memplan.Comparison) else _all(found)
+        schedule = search(net, **given, **shapes)
+        rows = schedule.rows if isinstance(schedule, memplan.Comparison) else _all(schedule)
         loose, tight = (row.plan for row in rows if row.plan is not None and row.plan.overhead)
         assert loose is not None
         assert tight is not None

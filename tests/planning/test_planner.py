@@ -190,9 +190,9 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     assert made is not None
     assert made.bound_in_order
     assert "keeps the order of the ops" in str(made)
-    kept = record.from_json(job, record.to_json(try_strategy(job, in_order, budget))).plan
-    assert kept is not None
-    assert kept.bound_in_order
+    plan = record.from_json(job, record.to_json(try_strategy(job, in_order, budget))).plan
+    assert plan is not None
+    assert plan.bound_in_order
     impossible = NoDataclass(Outcome(Status.INFEASIBLE, in_order=True))
     attempt = try_strategy(job, impossible, budget)
     assert "no plan that keeps the order of the ops fits" in str(
@@ -209,12 +209,12 @@ def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> No
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
     problem = Problem(job.graph, limit)
-    found = NoDataclass(Evict(patience=20).solve(problem))
-    assert found.answer.status is Status.FEASIBLE
-    assert bounded(job, found, problem, found.answer).status is Status.OPTIMAL
-    longer = Schedule.sequence(job.graph, [*found.answer.schedule.ops, 0])
+    outcome = NoDataclass(Evict(patience=20).solve(problem))
+    assert outcome.answer.status is Status.FEASIBLE
+    assert bounded(job, outcome, problem, outcome.answer).status is Status.OPTIMAL
+    longer = Schedule.sequence(job.graph, [*outcome.answer.schedule.ops, 0])
     dearer = Outcome(Status.FEASIBLE, longer)
-    assert bounded(job, found, problem, dearer).status is Status.FEASIBLE
+    assert bounded(job, outcome, problem, dearer).status is Status.FEASIBLE
 
 
 def test_a_gpu_that_is_not_here_can_be_planned_for_by_a_roofline() -> None:

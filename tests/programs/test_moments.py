@@ -52,19 +52,19 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
     moments = Moments(graph, recompute_backward=backward)
     assert moments.floor.nbytes <= lowest
     budget = data.draw(st.integers(max(0, lowest - 2), lowest + 4))
-    found = oracle.solve(Problem(graph, budget))
+    outcome = oracle.solve(Problem(graph, budget))
     chosen = in_line(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
     with Program("CBC") as program:
         several = MomentProgram(moments, chosen, budget, program).bound(Stop.after(60), relax=False)
     for bound in (moment_bound(moments, budget, Stop(math.inf)), several):
-        if found.schedule is None:
+        if outcome.schedule is None:
             taken["impossible"] += 1
-            assert found.status is Status.INFEASIBLE
+            assert outcome.status is Status.INFEASIBLE
         else:
             taken["possible"] += 1
-            assert bound.seconds <= found.schedule.seconds + 1e-6 * graph.seconds
+            assert bound.seconds <= outcome.schedule.seconds + 1e-6 * graph.seconds
 
 
 @taking(relaxed=2)

@@ -63,7 +63,7 @@ for realisation in ("mirror", "explicit"):
 
 @pytest.mark.long
 def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", HIDDEN],
         cwd=ROOT,
         capture_output=True,
@@ -71,10 +71,10 @@ def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("HIGHS does not start") == 2
-    assert done.stdout.count("pip install 'mip[highs]>=1.17'") == 2
-    assert done.stdout.count("Status.") == 2
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("HIGHS does not start") == 2
+    assert process.stdout.count("pip install 'mip[highs]>=1.17'") == 2
+    assert process.stdout.count("Status.") == 2
 
 
 def test_a_solver_that_fails_to_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +243,10 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
         "assert program.solve(Stop.after(5.0)).values is not None\n"
         "import mxnet\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600
+    )
+    assert process.returncode == 0, process.stderr
 
 
 THREADS = """
@@ -281,11 +283,11 @@ def test_highs_works_after_a_fork_and_where_others_asked_for_threads(
 ) -> None:
     """Models of one process must ask for one number of threads; a fork has none but its own."""
     code = THREADS.replace("BEFORE", str(before))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == printed.split()
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == printed.split()
 
 
 SOLVER_FIELDS = [

@@ -58,15 +58,15 @@ print(while_locked)
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_model_may_be_collected_while_cffi_looks_up_a_function(solver: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COLLECTED, solver],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 0
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -85,9 +85,9 @@ def tight(graph: TrainingGraph) -> Schedule:
     """A schedule in about the least memory that at most twice the time can buy."""
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
     for percent in (10, 20, 30, 40, 50, 60, 97):
-        found = Evict(patience=0).solve(Problem(graph, peak * percent // 100)).schedule
-        if found is not None and found.seconds <= 2 * graph.seconds:
-            return found
+        schedule = Evict(patience=0).solve(Problem(graph, peak * percent // 100)).schedule
+        if schedule is not None and schedule.seconds <= 2 * graph.seconds:
+            return schedule
     raise AssertionError("no budget below the unplanned peak can be met")
 
 
@@ -152,9 +152,9 @@ def test_by_hand(name: str) -> None:
     if len(graph.ops) < 200:
         budget = simulate(plans[0]).peak_nbytes
         # Whatever is found by then will do: what it begins with, at least.
-        found = Checkmate(time_limit=1.5, start=plans[0]).solve(Problem(graph, budget))
-        assert found.schedule is not None
-        plans.append(found.schedule)
+        outcome = Checkmate(time_limit=1.5, start=plans[0]).solve(Problem(graph, budget))
+        assert outcome.schedule is not None
+        plans.append(outcome.schedule)
     assert all(plan.recomputed for plan in plans)
     traced = explicit(symbol, **shapes)
     schedules = [on(traced, plan) for plan in plans]

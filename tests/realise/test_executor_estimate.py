@@ -126,17 +126,17 @@ def test_convolutions_as_matrices_roll_pictures_out(
     rolled = 4 * channels * 9 * 64
     # Forward, and for both gradients.
     scratchpads = 3 * 3 * rolled if pictures else weight
-    found = copies(traced.graph, traced.nodes, of_weight_gradients=False)
+    all_copies = copies(traced.graph, traced.nodes, of_weight_gradients=False)
     nbytes, _ = executor_nbytes(traced.graph, traced.nodes)
-    temporary = 2 * max(max(found.temporary_nbytes), largest_nbytes(traced.nodes))
-    assert nbytes == sum(found.kept_nbytes) + temporary + scratchpads
+    temporary = 2 * max(max(all_copies.temporary_nbytes), largest_nbytes(traced.nodes))
+    assert nbytes == sum(all_copies.kept_nbytes) + temporary + scratchpads
 
 
 def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     """The scratchpads in the estimate for packed steps."""
     traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
-    found = copies(traced.graph, traced.nodes, of_weight_gradients=True)
-    copied = max(*found.kept_nbytes, *found.temporary_nbytes)
+    all_copies = copies(traced.graph, traced.nodes, of_weight_gradients=True)
+    copied = max(*all_copies.kept_nbytes, *all_copies.temporary_nbytes)
     temporary = 2 * max(copied, largest_nbytes(traced.nodes))
     return estimated_nbytes(traced.graph, traced.nodes) - temporary
 

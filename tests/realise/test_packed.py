@@ -132,9 +132,9 @@ def test_searches_over_budgets_and_batches() -> None:
     assert len(curve) >= 2
     budget = planned(0.7, "evict").total_nbytes
     shapes = {"data": ("N", *SHAPES["data"][1:])}
-    found = memplan.max_batch_size(NET, budget, strategy="evict", **OPTIONS, **shapes)
-    assert found.batch_size >= 12
-    for plan in (*(row.plan for row in rows if row.plan), *curve, found.plan):
+    result = memplan.max_batch_size(NET, budget, strategy="evict", **OPTIONS, **shapes)
+    assert result.batch_size >= 12
+    for plan in (*(row.plan for row in rows if row.plan), *curve, result.plan):
         assert_true(plan)
 
 
@@ -155,13 +155,13 @@ def module(**options: Any) -> Callable[[Any], Module]:
 def test_a_plan_from_a_file_trains(tmp_path: Path) -> None:
     net, shapes = residual_net()
     shapes = {"data": (16, *shapes["data"][1:])}
-    made = memplan.plan(net, strategy="chen_greedy:linear", budget=0.8, **OPTIONS, **shapes)
-    assert made.overhead > 0
+    plan = memplan.plan(net, strategy="chen_greedy:linear", budget=0.8, **OPTIONS, **shapes)
+    assert plan.overhead > 0
     file = tmp_path / "plan.json"
-    file.write_text(plan_text(made), encoding="utf-8")
+    file.write_text(plan_text(plan), encoding="utf-8")
     read = load_plan(file)
-    assert plan_text(read) == plan_text(made)
-    assert read.schedule == made.schedule
+    assert plan_text(read) == plan_text(plan)
+    assert read.schedule == plan.schedule
     assert_true(read)
     held = []
 
@@ -172,7 +172,7 @@ def test_a_plan_from_a_file_trains(tmp_path: Path) -> None:
 
     ours = module_steps(module(plan=read), (16, 16), note)
     # Inference does not fit beside it.
-    assert held == [made.allocated_nbytes, None] * 2
+    assert held == [plan.allocated_nbytes, None] * 2
     stock = module_steps(mx.mod.Module, (16, 16), lambda _: None)
     assert not differences(stock, ours)
 

@@ -251,11 +251,11 @@ def test_plans_get_lower(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_from_a_file(tmp_path: Any) -> None:
-    made = planned("updating", 0.6)
+    plan = planned("updating", 0.6)
     file = tmp_path / "plan.json"
-    file.write_text(plan_text(made), encoding="utf-8")
+    file.write_text(plan_text(plan), encoding="utf-8")
     read = load_plan(file)
-    assert plan_text(read) == plan_text(made)
+    assert plan_text(read) == plan_text(plan)
     assert read.realisation == "updating"
     assert read.trace.form.updates
     gradients = [n for n in read.symbol.list_outputs() if "backward" in n]

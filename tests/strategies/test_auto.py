@@ -43,13 +43,15 @@ def test_it_finds_what_brute_force_finds(data: st.DataObject) -> None:
     budget = simulate(least).peak_nbytes + data.draw(st.integers(0, 3))
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
-    found = Auto(time_limit=NEVER_SECONDS, effort=0.2, reorder=False).solve(Problem(graph, budget))
-    assert found.schedule is not None
-    assert validate(found.schedule).valid
-    assert simulate(found.schedule).peak_nbytes <= budget
-    assert found.lower_bound_seconds is not None
-    assert found.lower_bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
-    assert found.schedule.seconds == pytest.approx(optimum.seconds)
+    outcome = Auto(time_limit=NEVER_SECONDS, effort=0.2, reorder=False).solve(
+        Problem(graph, budget)
+    )
+    assert outcome.schedule is not None
+    assert validate(outcome.schedule).valid
+    assert simulate(outcome.schedule).peak_nbytes <= budget
+    assert outcome.lower_bound_seconds is not None
+    assert outcome.lower_bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
+    assert outcome.schedule.seconds == pytest.approx(optimum.seconds)
 
 
 MEMORIES: dict[str, Memory] = {"live": Live(), "blocks": Blocks(), "packed": Packed()}
@@ -72,11 +74,11 @@ def test_no_other_strategy_is_better_in_the_same_time(memory: str) -> None:
     compared = []
     for name in set(names("explicit")) - {"auto"}:
         options = {"effort": 0.02} if name == "search" else {}
-        found = create(name, realisation="explicit", **options).solve(problem).schedule
-        if found is not None:
-            assert problem.memory.nbytes(found) <= budget
+        schedule = create(name, realisation="explicit", **options).solve(problem).schedule
+        if schedule is not None:
+            assert problem.memory.nbytes(schedule) <= budget
             compared.append(name)
-            assert auto.schedule.seconds <= found.seconds + 1e-9, name
+            assert auto.schedule.seconds <= schedule.seconds + 1e-9, name
     assert len(compared) >= 5
 
 
@@ -89,11 +91,11 @@ def test_what_is_placed_is_kept_within_the_budget(
 ) -> None:
     held = MEMORIES[memory]
     budget = max(1, held.nbytes(Schedule.unplanned(graph)) * 3 // 4)
-    found = Auto(time_limit=NEVER_SECONDS, effort=0.02).solve(Problem(graph, budget, memory=held))
-    if found.schedule is not None:
+    outcome = Auto(time_limit=NEVER_SECONDS, effort=0.02).solve(Problem(graph, budget, memory=held))
+    if outcome.schedule is not None:
         taken["plan"] += 1
-        assert validate(found.schedule).valid
-        assert held.nbytes(found.schedule) <= budget
+        assert validate(outcome.schedule).valid
+        assert held.nbytes(outcome.schedule) <= budget
 
 
 def test_what_one_moment_proves_is_optimal() -> None:
@@ -122,9 +124,9 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     graph = unit_chain(16)
     for interrupted_part in ("search", "refine"):
         monkeypatch.setattr(f"memplan.strategies.spaces.{interrupted_part}", interrupted)
-        found = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
-        assert found.schedule is not None
-        assert simulate(found.schedule).peak_nbytes <= 8 * UNIT
+        outcome = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
+        assert outcome.schedule is not None
+        assert simulate(outcome.schedule).peak_nbytes <= 8 * UNIT
     monkeypatch.setattr("memplan.strategies.auto.quick_schedule", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Auto().solve(Problem(graph, 8 * UNIT))
@@ -139,10 +141,10 @@ def test_a_large_graph_has_a_plan_in_little_memory(
         monkeypatch.setattr(room, "LARGE", len(graph.ops) - 1)
     budget = 16 * ALIGNMENT * UNIT
     problem = Problem(graph, budget, memory, time_limit=NEVER_SECONDS)
-    found = Auto(effort=0.001).solve(problem).schedule
-    assert found is not None
-    assert memory.nbytes(found) <= budget
-    assert found.overhead < 1.0
+    schedule = Auto(effort=0.001).solve(problem).schedule
+    assert schedule is not None
+    assert memory.nbytes(schedule) <= budget
+    assert schedule.overhead < 1.0
 
 
 def test_wrong_options_are_said() -> None:
@@ -160,18 +162,18 @@ def test_what_mirroring_could_recompute_is_a_schedule_like_others(
 ) -> None:
     unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
     for budget in (None, unplanned * 3 // 4):
-        found = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=50)
-        if found is not None:
+        schedule = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=50)
+        if schedule is not None:
             taken["plan"] += 1
-            assert validate(found).valid
-            assert set(found.recomputed) <= set(flaggable(graph))
+            assert validate(schedule).valid
+            assert set(schedule.recomputed) <= set(flaggable(graph))
 
 
 def test_segments_are_found_where_annealing_has_no_time() -> None:
     graph = in_mxnets_order(unit_chain(64))
     budget = allocate(Schedule.unplanned(graph), match_range=2).nbytes // 2
-    found = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=0)
-    assert found is None or best_allocation(found).nbytes <= budget
+    schedule = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=0)
+    assert schedule is None or best_allocation(schedule).nbytes <= budget
 
 
 def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
@@ -189,16 +191,16 @@ def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
 def test_what_is_proved_already_ends_a_search() -> None:
     graph = unit_chain(12)
     problem = Problem(graph, 9 * UNIT, time_limit=NEVER_SECONDS)
-    found = Auto(effort=0.1, gap=0.0).solve(problem).schedule
-    assert found is not None
-    known = dataclasses.replace(problem, start=found, bound_seconds=found.seconds)
+    schedule = Auto(effort=0.1, gap=0.0).solve(problem).schedule
+    assert schedule is not None
+    known = dataclasses.replace(problem, start=schedule, bound_seconds=schedule.seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spaces.Sequences, "prove", None)  # and is not called
         again = Auto(effort=0.1).solve(known)
     assert again.status is Status.OPTIMAL
-    assert again.schedule == found
+    assert again.schedule == schedule
     assert known.within(10 * UNIT).bound_seconds == known.within(None).bound_seconds == 0.0
-    assert known.within(8 * UNIT).bound_seconds == found.seconds
+    assert known.within(8 * UNIT).bound_seconds == schedule.seconds
 
 
 def test_other_schedules_begin_a_search_that_stays_far_from_its_bound(
@@ -224,6 +226,6 @@ def test_other_schedules_begin_a_search_that_stays_far_from_its_bound(
     monkeypatch.setattr(spaces.Sequences, "prove", lambda *_: None)
     monkeypatch.setattr(spaces.Sequences, "improve", search)
     monkeypatch.setattr(Auto, "quick", lambda *_: dear)
-    found = Auto(effort=0.1).solve(problem).schedule
-    assert found == cheap
+    schedule = Auto(effort=0.1).solve(problem).schedule
+    assert schedule == cheap
     assert seeds == [0, auto.OTHER_SEED]

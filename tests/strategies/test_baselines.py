@@ -92,10 +92,10 @@ def test_griewank_is_optimal_on_the_unit_chain(nlayers: int, slots: int) -> None
     budget = (slots + 2) * UNIT
     graph = unit_chain(nlayers)
     exact = BruteForceSequences(max_ops=13, any_order=True).solve(Problem(graph, budget))
-    found = Griewank(linear=True).solve(Problem(graph, budget))
+    outcome = Griewank(linear=True).solve(Problem(graph, budget))
     assert exact.schedule is not None
-    assert found.schedule is not None
-    assert found.schedule.seconds == exact.schedule.seconds
+    assert outcome.schedule is not None
+    assert outcome.schedule.seconds == exact.schedule.seconds
 
 
 @pytest.mark.parametrize("strategy", BASELINES, ids=repr)

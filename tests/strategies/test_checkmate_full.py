@@ -126,8 +126,8 @@ def test_no_time_no_promise() -> None:
 def test_a_start_is_used() -> None:
     graph = unit_chain(8)
     optimum = Checkmate().solve(Problem(graph, 4 * UNIT)).schedule
-    found = Checkmate(time_limit=0.0, start=optimum).solve(Problem(graph, 4 * UNIT))
-    assert found.schedule == optimum
+    outcome = Checkmate(time_limit=0.0, start=optimum).solve(Problem(graph, 4 * UNIT))
+    assert outcome.schedule == optimum
 
 
 def test_unknown_solvers_are_refused() -> None:

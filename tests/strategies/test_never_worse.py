@@ -42,21 +42,21 @@ def test_no_other_strategy_is_better(name: str) -> None:
         auto = Auto(effort=EFFORT, gap=0.0).solve(problem)
         assert not auto.cut_by_clock
         for other, strategy in others().items():
-            found = strategy.solve(problem).schedule
-            if found is None:
+            schedule = strategy.solve(problem).schedule
+            if schedule is None:
                 continue
             compared += 1
             assert auto.schedule is not None, (percent, other)
             assert validate(auto.schedule, problem.budget_nbytes).valid
-            assert auto.schedule.seconds <= found.seconds * (1 + 1e-9), (percent, other)
+            assert auto.schedule.seconds <= schedule.seconds * (1 + 1e-9), (percent, other)
     assert compared >= 2
 
 
 def test_what_runs_everything_again_and_again_is_no_plan() -> None:
     """A chain in three tensors runs its ops as often as it is long: in square time."""
     graph: TrainingGraph = unit_chain(40)
-    found = Evict().solve(Problem(graph, 3 * UNIT, time_limit=PLENTY))
-    assert found.status is Status.NO_PLAN_FOUND
+    outcome = Evict().solve(Problem(graph, 3 * UNIT, time_limit=PLENTY))
+    assert outcome.status is Status.NO_PLAN_FOUND
     wider = Evict().solve(Problem(graph, 8 * UNIT, time_limit=PLENTY)).schedule
     assert wider is not None
     assert wider.overhead <= MOST_OVERHEAD

@@ -70,10 +70,10 @@ def answers() -> list[Any]:
     result = []
     for name, problem in problems().items():
         for strategy in STRATEGIES[name]:
-            found = strategy.solve(problem)
-            assert found.schedule is not None, (name, strategy)
-            bound = found.lower_bound_seconds
-            result.append([name, list(found.schedule.ops), bound, found.cut_by_clock])
+            outcome = strategy.solve(problem)
+            assert outcome.schedule is not None, (name, strategy)
+            bound = outcome.lower_bound_seconds
+            result.append([name, list(outcome.schedule.ops), bound, outcome.cut_by_clock])
     return result
 
 
@@ -152,8 +152,8 @@ def test_a_search_ends_by_itself() -> None:
 def test_without_time_the_clock_has_cut() -> None:
     for name, problem in problems().items():
         for strategy in STRATEGIES[name]:
-            found = strategy.solve(dataclasses.replace(problem, time_limit=0.0))
-            assert found.cut_by_clock, (name, strategy)
+            outcome = strategy.solve(dataclasses.replace(problem, time_limit=0.0))
+            assert outcome.cut_by_clock, (name, strategy)
 
 
 def test_what_is_shared_is_spent_by_the_whole() -> None:

@@ -108,10 +108,10 @@ def test_a_table_for_explicit_plans(network: Callable[[], Network]) -> None:
         assert {op.signature for op in explicit.ops} - {op.signature for op in stock.ops}
     free = [op.kind for op in with_costs(explicit, table).ops if op.seconds == 0]
     assert set(free) <= {"_grad_add"}
-    made = memplan.plan(net, strategy="chen_greedy", costs=table, **options, **shapes)
-    assert made.schedule.graph.seconds > 0
-    assert made.unplanned.seconds > 0
-    assert made.costs == f"measured on {table.device}"
+    plan = memplan.plan(net, strategy="chen_greedy", costs=table, **options, **shapes)
+    assert plan.schedule.graph.seconds > 0
+    assert plan.unplanned.seconds > 0
+    assert plan.costs == f"measured on {table.device}"
 
 
 def test_explicit_ops_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:

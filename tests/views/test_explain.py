@@ -101,10 +101,10 @@ def test_waits_are_checkmates_s_where_all_outputs_have_bytes(schedule: Schedule)
 
 def test_why_on_a_chain() -> None:
     schedule = recomputing_chain()
-    kept = why(schedule, "f2")
-    assert "kept to step 4, for b2" in kept
-    assert "Recomputing it for step 4 would cost 3e+03 ms" in kept  # f0 and f1 are gone, too
-    assert "for 3 ops" in kept
+    text = why(schedule, "f2")
+    assert "kept to step 4, for b2" in text
+    assert "Recomputing it for step 4 would cost 3e+03 ms" in text  # f0 and f1 are gone, too
+    assert "for 3 ops" in text
     again = why(schedule, "f1")
     assert "freed in the forward pass (last read at step 2 by f2)" in again
     assert "Recomputed at step 6" in again

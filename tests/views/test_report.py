@@ -217,8 +217,8 @@ def test_the_report_of_two_thousand_ops_answers_in_chromium(tmp_path: Path) -> N
     page = save_report(plan, tmp_path / "report.html", others=[plan], title="A & B")
     page.write_text(page.read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
     command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={tmp_path / 'user'}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    root = re.search(r"<html[^>]*>", done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    root = re.search(r"<html[^>]*>", process.stdout)
     assert root is not None
     assert "data-ready-ms" in root[0]
     assert "data-error" not in root[0]
