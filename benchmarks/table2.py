@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memplan.mxnet.trace.build import trace
+from memplan.planning.realisation import trace
 from memplan.programs.solver import TOLERANCE
 from memplan.step.costs import with_costs
 from memplan.step.graph import TrainingGraph
