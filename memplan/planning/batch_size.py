@@ -41,6 +41,10 @@ SHARE_OF_TIME = 0.125
 # recomputation: its plan is only shown.
 HOPELESS_SHARE = 0.05
 
+# The part of the usual work for the least memory, of which a size is guessed, and for a size at
+# first. Where that finds a plan, the size fits, and only the largest such size is worth all of it.
+FIRST_SHARE = 0.1
+
 # What part of the usual effort a program gets that may prove it.
 BOUND_EFFORT = 0.25
 
@@ -111,11 +115,11 @@ def max_batch_size(
     bytes, or a string such as "4GiB"; ``max_overhead`` is the most recomputation to accept, as a
     share of the unplanned step. Bytes grow about evenly with the batch, which gives a first guess;
     then intervals are halved, every size by a plan of its own, which begins with that of the next
-    larger size, if there is one. A size of which is proved that ``max_overhead`` is too little for
-    it gets little work. ``time_limit`` are seconds for the whole search, one plan getting an eighth
-    of them at most. ``executor`` (a process pool, Dask's
-    ``client.get_executor()``) tries three sizes at a time; ``cache`` is a folder for plans.
-    ``gap``, ``seed`` and the other ``options`` are those of :func:`memplan.plan`.
+    larger size, if there is one. All of the work is for the largest, and for sizes without a plan
+    by a tenth of it, unless it is proved that ``max_overhead`` is too little. ``time_limit`` are
+    seconds for the whole search, one plan getting an eighth of them at most. ``executor`` (a
+    process pool, Dask's ``client.get_executor()``) tries three sizes at a time; ``cache`` is a
+    folder for plans. ``gap``, ``seed`` and the other ``options`` are those of :func:`memplan.plan`.
 
     Raises BudgetError if no batch fits, not even of one sample, and else what
     :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.
@@ -216,7 +220,7 @@ class _Search:
         self.deadline, self.executor, self.cache = deadline, executor, cache
         self.name = name_of(strategy)
         self.trials: dict[int, Trial] = {}
-        self.carried_sizes: set[int] = set()  # sizes that fit by the plan of another size
+        self.carried_sizes: set[int] = set()  # that fit by another's plan, or by little work
         self.least: Plan | None = None
 
     def run(self) -> BatchSize:
@@ -265,7 +269,8 @@ class _Search:
             job = self.sizes.job(FIRST_SIZE)
         except SizeError:
             return FIRST_SIZE
-        [attempt] = run([Task(job, self.strategy, None, since=begin)], cache=self.cache)
+        little = dataclasses.replace(job, effort=FIRST_SHARE)
+        [attempt] = run([Task(little, self.strategy, None, since=begin)], cache=self.cache)
         per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
         if attempt is not None and attempt.plan is not None:
             self.least = attempt.plan
@@ -294,12 +299,31 @@ class _Search:
                 self.carried_sizes.add(n)
             if n not in self.trials or not self.trials[n].fits:
                 tasks[n] = self._task(job, start, begin)
+        self._search(tasks)
+        if size not in self.trials:
+            raise KeyboardInterrupt
+
+    def _search(self, tasks: Mapping[int, Task]) -> None:
+        """Note what is found for each size: by little work, or by all where that finds nothing."""
+        if "start" in options_of(create(self.strategy)):  # others work as much in any case
+            little = {
+                n: dataclasses.replace(task, job=dataclasses.replace(task.job, effort=FIRST_SHARE))
+                for n, task in tasks.items()
+                if task.job.effort > FIRST_SHARE
+            }
+            with noticing() as interrupt:
+                self._run(little)
+            if interrupt.has_come:
+                return
+            self.carried_sizes.update(n for n in little if n in self.trials and self.trials[n].fits)
+            tasks = {n: task for n, task in tasks.items() if n not in self.carried_sizes}
+        self._run(tasks)
+
+    def _run(self, tasks: Mapping[int, Task]) -> None:
         attempts = run(tasks.values(), executor=self.executor, cache=self.cache)
         for n, attempt in zip(tasks, attempts, strict=True):
             if attempt is not None:
                 self._note(n, attempt)
-        if size not in self.trials:
-            raise KeyboardInterrupt
 
     def _task(self, job: Job, start: Schedule | None, since: float) -> Task:
         """The search for a plan of ``job``, short where any plan is proved to take too long."""
@@ -326,8 +350,7 @@ class _Search:
         candidates = [_on(job, plan.schedule) for plan in plans if plan is not None]
         schedules = [schedule for schedule in candidates if schedule is not None]
         matches = [schedule for schedule in schedules if self._holds(job, schedule)]
-        first = next(iter(schedules), None)
-        return min(matches, key=lambda schedule: schedule.seconds, default=first)
+        return min(matches, key=lambda s: s.seconds, default=next(iter(schedules), None))
 
     def _holds(self, job: Job, schedule: Schedule) -> bool:
         return job.holds(schedule) <= self.budget_nbytes
@@ -342,14 +365,13 @@ class _Search:
         self.trials[size] = Trial(size, attempt, plan is not None and plan.overhead <= self.most)
 
     def _improve(self, size: int) -> None:
-        """Search for a cheaper plan of ``size``, if it was found to fit without a search."""
+        """Search for a cheaper plan of ``size``, if it was found to fit without much of one."""
         plan = self.trials[size].attempt.plan
         if plan is None or size not in self.carried_sizes:
             return
         task = Task(self.sizes.job(size), self.strategy, self.budget_nbytes, plan.schedule)
         [attempt] = run([task], executor=self.executor, cache=self.cache)
-        better = None if attempt is None else attempt.plan
-        if attempt is not None and better is not None and better.overhead <= plan.overhead:
+        if attempt is not None and attempt.plan and attempt.plan.overhead <= plan.overhead:
             self._note(size, attempt)
 
     def _time_is_left(self) -> bool:
@@ -360,24 +382,19 @@ class _Search:
         """Why no size fits; ``size`` is the smallest that was tried."""
         attempt, job = self.trials[size].attempt, self.sizes.job(size)
         if attempt.plan is not None:
-            return BudgetError(
+            text = (
                 f"batches of {size} fit in {format_nbytes(self.budget_nbytes)} only at "
-                f"{attempt.plan.overhead:+.1%} time; raise max_overhead or the budget",
-                proved=False,
-                lowest_nbytes=attempt.plan.total_nbytes,
+                f"{attempt.plan.overhead:+.1%} time; raise max_overhead or the budget"
             )
+            return BudgetError(text, proved=False, lowest_nbytes=attempt.plan.total_nbytes)
         error = budget_error(job, attempt, self.strategy)
         text = "not even a batch of 1 fits" if size == 1 else f"no batch fits, down to {size}"
-        return BudgetError(
-            f"{text}: {error}",
-            proved=error.proved and size == 1,
-            lowest_nbytes=error.lowest_nbytes,
-        )
+        text, is_proved = f"{text}: {error}", error.proved and size == 1
+        return BudgetError(text, proved=is_proved, lowest_nbytes=error.lowest_nbytes)
 
     def _result(self) -> BatchSize:
         best = max(size for size, trial in self.trials.items() if trial.fits)
         plan = self.trials[best].attempt.plan
         assert plan is not None
-        trials = tuple(trial for _, trial in sorted(self.trials.items()))
         too_large = min((size for size in self.trials if size > best), default=None)
-        return BatchSize(best, plan, too_large, trials)
+        return BatchSize(best, plan, too_large, tuple(t for _, t in sorted(self.trials.items())))

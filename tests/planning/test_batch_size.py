@@ -17,7 +17,7 @@ import memplan
 from helpers.networks import dropout_net, residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError
-from memplan.planning.batch_size import HOPELESS_SHARE
+from memplan.planning.batch_size import FIRST_SHARE, HOPELESS_SHARE
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, create
 from memplan.strategies.base import Problem
@@ -177,10 +177,24 @@ def test_what_is_known_of_other_sizes_is_used() -> None:
     hopeless = [p for p in of_sizes if p.bound_seconds > 1.02 * p.graph.seconds]
     assert 0 < len(hopeless) < len(of_sizes)
     for problem in of_sizes:
-        assert problem.effort == (HOPELESS_SHARE if problem in hopeless else 1.0)
+        assert problem.effort in ((HOPELESS_SHARE,) if problem in hopeless else (FIRST_SHARE, 1.0))
     made = [trial.attempt.plan for trial in result.tried]
     of_larger = {plan.schedule.ops for plan in made[1:] if plan is not None}
     assert any(problem.start is not None and problem.start.ops in of_larger for problem in asked)
+
+
+@pytest.mark.long
+def test_sizes_that_fit_with_little_work_get_no_more() -> None:
+    asked.clear()
+    result = largest(strategy=Recorded(), realisation="packed")
+    searched = [(p.graph, p.effort) for p in asked if p.budget_nbytes is not None]
+    plans = [trial.attempt.plan for trial in result.tried if trial.fits]
+    with_little = [
+        p.schedule.graph for p in plans if p and (p.schedule.graph, FIRST_SHARE) in searched
+    ]
+    at_length = [graph for graph in with_little if (graph, 1.0) in searched]
+    assert len(with_little) > 1
+    assert at_length == [result.plan.schedule.graph]
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ def test_heuristics_never_say_that_nothing_is_possible(graph: TrainingGraph, nam
 
 @pytest.mark.parametrize("name", [*HEURISTICS[1:], "checkmate"])
 def test_without_a_budget_memory_is_saved(graph: TrainingGraph, name: str) -> None:
-    schedule = made(name).solve(mirrored(graph, None)).schedule
-    assert schedule is not None
-    assert allocate(schedule).nbytes < 0.9 * allocate(Schedule.unplanned(graph)).nbytes
+    found = made(name).solve(mirrored(graph, None)).schedule
+    assert found is not None
+    assert allocate(found).nbytes < 0.9 * allocate(Schedule.unplanned(graph)).nbytes
 
 
 def test_checkmate_proves_what_cannot_be(graph: TrainingGraph) -> None:
@@ -98,10 +98,10 @@ def test_memonger_keeps_the_hinted_stages_only() -> None:
     net, shapes = hinted_resnet()
     graph = trace(net, shapes=shapes).graph
     hinted = {i for i, op in enumerate(graph.ops) if op.mirror_stage is not None}
-    schedule = made("memonger").solve(mirrored(graph, None)).schedule
+    found = made("memonger").solve(mirrored(graph, None)).schedule
     assert hinted
-    assert schedule is not None
-    kept = flags_keeping(graph, ()) - flags_of(schedule)
+    assert found is not None
+    kept = flags_keeping(graph, ()) - flags_of(found)
     assert kept
     assert kept <= hinted
 
@@ -135,23 +135,23 @@ def test_checkmate_is_what_trying_everything_finds(
 ) -> None:
     graph, budget = problem
     best = BruteForceFlags().solve(mirrored(graph, budget))
-    outcome = made("checkmate", solver=solver).solve(mirrored(graph, budget))
+    found = made("checkmate", solver=solver).solve(mirrored(graph, budget))
     if best.schedule is None:
         taken["none"] += 1
-        assert outcome.schedule is None
-        assert outcome.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
+        assert found.schedule is None
+        assert found.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
         return
-    assert outcome.status is not Status.INFEASIBLE
+    assert found.status is not Status.INFEASIBLE
     optimum = best.schedule.seconds
-    assert outcome.lower_bound_seconds is None or outcome.lower_bound_seconds <= optimum + 1e-6
-    if outcome.schedule is not None:
+    assert found.lower_bound_seconds is None or found.lower_bound_seconds <= optimum + 1e-6
+    if found.schedule is not None:
         taken["plan"] += 1
-        assert outcome.schedule.seconds >= optimum
-        assert allocate(outcome.schedule).nbytes <= budget
-    if outcome.status is Status.OPTIMAL:
+        assert found.schedule.seconds >= optimum
+        assert allocate(found.schedule).nbytes <= budget
+    if found.status is Status.OPTIMAL:
         taken["optimal"] += 1
-        assert outcome.schedule is not None
-        assert outcome.schedule.seconds == optimum
+        assert found.schedule is not None
+        assert found.schedule.seconds == optimum
 
 
 @taking(plan=10)
@@ -241,9 +241,9 @@ def test_a_start_of_the_strategys_own_is_not_forgotten_for_the_problems(name: st
     without = strategies.create(name, effort=1e-6).solve(problem).schedule
     assert without is not None
     assert without.seconds > best.seconds
-    schedule = strategies.create(name, effort=1e-6, start=best).solve(problem).schedule
-    assert schedule is not None
-    assert schedule.seconds == best.seconds
+    found = strategies.create(name, effort=1e-6, start=best).solve(problem).schedule
+    assert found is not None
+    assert found.seconds == best.seconds
 
 
 @dataclass(frozen=True)
