@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from memplan.step.schedule import Schedule
@@ -12,11 +13,12 @@ from memplan.util.stop import Stop
 # What part of the time goes into schedules to begin with.
 BEGINNINGS_SHARE = 0.5
 
-# The rest goes in this many steps, at first by this much less memory each; a step without a plan
-# halves that, down to the smallest.
-STEPS = 8
+# Steps follow, at first by this much less memory each; a step without a schedule halves that, down
+# to the smallest. Each takes this share at most of the time that is left, and less where a cheap
+# enough schedule is found sooner. Set on DenseNet-121 and memonger's ResNet in blocks.
 FIRST_STEP = 0.08
 SMALLEST_STEP = 0.001
+STEP_SHARE = 0.25
 
 
 def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves) -> Schedule:
@@ -32,11 +34,12 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
             return problem.cheapest([*schedules, schedule]) or schedules[0]
         schedules += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
         best = problem.cheapest(schedules) or schedules[0]
-        step, seconds, work = FIRST_STEP, stop.seconds_left / STEPS, stop.work_left / STEPS
+        enough = dataclasses.replace(moves, enough_seconds=problem.most_seconds)
+        step = FIRST_STEP
         while step > SMALLEST_STEP and not stop.is_over():
             aim = int((1.0 - step) * problem.memory.nbytes(best))
-            until = Stop(Stop.after(seconds).deadline, work=work, part_of=stop)
-            schedule = space.improve(problem.within(aim), best, until, moves)
+            until = stop.share(STEP_SHARE)
+            schedule = space.improve(problem.within(aim), best, until, enough)
             if schedule is not None and schedule.seconds <= problem.most_seconds:
                 schedules.append(schedule)
                 best = problem.cheapest([best, schedule]) or best
