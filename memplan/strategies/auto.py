@@ -19,7 +19,7 @@ from memplan.strategies.base import (
 )
 from memplan.strategies.least import least
 from memplan.strategies.quick import quick_schedule
-from memplan.strategies.spaces import LARGE, Flags, Moves
+from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -34,6 +34,8 @@ QUICK_SHARE = 0.1
 
 # The usual work is for what `search` does, and as much again is for all the rest.
 TIMES_THE_WORK = 2.0
+# Large graphs in blocks get more: set on residual networks of 5,141 and 10,281 ops.
+TIMES_THE_WORK_OF_SLOW = 6.0
 
 # Part of the work left for schedules to begin a search with, so that as much is left as `search`
 # does; part of the time left for them, and then for a search from nothing. Where time is short,
@@ -100,7 +102,8 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit, effort=TIMES_THE_WORK * self._search_effort)
+        times = TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
+        stop = problem.stop(self.time_limit, effort=times * self._search_effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
@@ -234,7 +237,8 @@ class _Search:
         )
 
     def _begin(self) -> None:
-        until = self.stop.share(BEGINNINGS_SHARE_OF_LARGE if self._is_large else BEGINNINGS_SHARE)
+        few = self._is_large and not self._in_blocks
+        until = self.stop.share(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
         if not (self._is_large or self._in_blocks):
             deadline = self.stop.share(BEGINNINGS_TIME_SHARE).deadline
             until = Stop(deadline, work=until.work_left, part_of=self.stop)

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # takes seconds, and drops are chosen for fewer budgets. Set on a recurrent network and a GAN,
 # unrolled to 4,800 ops, and on memonger's ResNet of 10,300.
 LARGE = 3000
+# Part of the work for schedules to begin with that each of their greedy schedules in blocks gets.
+# Set on residual networks of 5,141 and 10,281 ops.
+GREEDY_WORK = 0.1
 ALONE_OF_LARGE, SIZE_OF_LARGE = 3, 10_000
 
 # Of these, so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
@@ -237,6 +240,8 @@ class Sequences(Space):
                 return
 
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        if is_slow(problem):
+            return self._greedy(problem, stop) or self._mirrored(problem, stop, moves)
         if problem.memory.match_ranges:
             return [*self._mirrored(problem, stop.share(0.5), moves), *self._greedy(problem, stop)]
         if problem.budget_nbytes is None:
@@ -270,7 +275,12 @@ class Sequences(Space):
         if problem.budget_nbytes is None:
             return []
 
+        # A large graph's first aim takes what work there is, but a later one fits.
+        work = GREEDY_WORK * stop.work_left
+        stop = stop.with_work(math.inf) if is_slow(problem) else stop
+
         def solve(aim: int, until: Stop) -> Schedule | None:
+            until = until.with_work(work) if is_slow(problem) else until
             return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
 
         schedule = problem.aim_lower(solve, stop)
@@ -331,6 +341,11 @@ class Sequences(Space):
     ) -> Schedule | None:
         schedule = _search(problem, problem.budget_nbytes, start, stop, moves, blocks=True)
         return problem.cheapest([schedule, start])
+
+
+def is_slow(problem: Problem) -> bool:
+    """Is a move of a search slow? In blocks it replays the allocator, whose steps are many then."""
+    return bool(problem.memory.match_ranges) and len(problem.graph.ops) > LARGE
 
 
 @contextmanager

@@ -60,6 +60,12 @@ class Stop:
         if self._part_of is not None:
             self._part_of.cut()
 
+    def with_work(self, work: float) -> Stop:
+        """A stop for a part that may do this much, whatever is left of the whole's work."""
+        stop = Stop(self.deadline, part_of=self)
+        stop.work_left = work
+        return stop
+
     def share(self, part: float) -> Stop:
         """A stop for a part of the search, with this share of the time and the work that is left.
 

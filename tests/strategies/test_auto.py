@@ -29,7 +29,7 @@ from memplan.step.validate import validate
 from memplan.strategies import Status, auto, create, names, quick, spaces
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces import Moves, Sequences
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
@@ -229,3 +229,48 @@ def test_other_schedules_begin_a_search_that_stays_far_from_its_bound(
     schedule = Auto(effort=0.1).solve(problem).schedule
     assert schedule == cheap
     assert seeds == [0, auto.OTHER_SEED]
+
+
+def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first takes all there is, and is too large: with one for all there was no other."""
+    graph = unit_chain(8)
+    small = auto.Auto(effort=0.05).solve(Problem(graph, None)).schedule
+    assert small is not None
+    memory = Blocks((2,))
+    problem = Problem(graph, memory.nbytes(Schedule.unplanned(graph)) - 1, memory=memory)
+    assert memory.nbytes(small) < memory.nbytes(Schedule.unplanned(graph))
+    given: list[float] = []
+
+    def searched(problem: Problem, aim: int, start: None, stop: Stop, *_: Any, **__: Any) -> Any:
+        del start
+        given.append(stop.work_left)
+        stop.spend(10 * stop.work_left)
+        return Schedule.unplanned(graph) if aim == problem.budget_nbytes else small
+
+    monkeypatch.setattr(spaces, "_search", searched)
+    for large, schedules in ((8, []), (0, [small])):
+        monkeypatch.setattr(spaces, "LARGE", large * len(graph.ops))
+        stop = Stop.after(NEVER_SECONDS, work=1000.0)
+        assert Sequences()._greedy(problem, stop) == schedules
+    assert given[1:] == [spaces.GREEDY_WORK * 1000.0] * 2
+
+
+def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps that made it cheaper still had no time left to go lower."""
+    problem = Problem(unit_chain(32), None)
+    enough, improve = [], Sequences.improve
+
+    def noted(self: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Any:
+        enough.append(moves.enough_seconds)
+        return improve(self, part, start, stop, moves)
+
+    monkeypatch.setattr(Sequences, "improve", noted)
+    Auto(time_limit=NEVER_SECONDS, effort=0.02).solve(problem)
+    *steps, last = enough
+    assert len(steps) > 1
+    assert set(steps) == {problem.most_seconds}
+    assert last == 0.0
