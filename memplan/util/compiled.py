@@ -11,15 +11,23 @@ from typing import Any
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """``function``, compiled where it is first called with arguments of these types."""
-    return Compiled(function)
+    """``function``, compiled where it is first called with arguments of these types.
+
+    It makes no arrays: those that it needs are its caller's.
+    """
+    return Compiled(function, makes_arrays=False)
+
+
+def compiled_with_arrays(function: Callable[..., Any]) -> Any:
+    """The same for a function that makes arrays, or calls one that returns them."""
+    return Compiled(function, makes_arrays=True)
 
 
 class Compiled:
     """A function that is compiled when it is first called; ``py_func`` is the plain one."""
 
-    def __init__(self, py_func: Callable[..., Any]) -> None:
-        self.py_func = py_func
+    def __init__(self, py_func: Callable[..., Any], *, makes_arrays: bool) -> None:
+        self.py_func, self._makes_arrays = py_func, makes_arrays
 
     def __call__(self, *arguments: Any) -> Any:
         return self.dispatcher(*arguments)
@@ -29,7 +37,9 @@ class Compiled:
         """numba's object for it, and for the compiled functions that it may call."""
         from memplan.util.dispatcher import dispatcher_of
 
-        dispatcher = self.__dict__["dispatcher"] = dispatcher_of(self.py_func)
+        dispatcher = self.__dict__["dispatcher"] = dispatcher_of(
+            self.py_func, makes_arrays=self._makes_arrays
+        )
         # numba looks for what a function calls among the globals of its module.
         names = self.py_func.__globals__
         for name, value in list(names.items()):

@@ -6,6 +6,9 @@ old code. Here an entry is fresh as long as no source of the function's folder h
 compiled functions may therefore use constants and compiled functions of their own folder only
 (tests/search/test_kernels.py holds them to that).
 
+Arrays are counted references in numba, and are counted wherever one is handed on. A function that
+makes none does without: moves of a search take a quarter to a half less time.
+
 Compiling is slow, and most of that is LLVM's work on each function together with all that it
 calls. Two things are therefore left out that numba does by default. A function is not compiled
 anew for each constant that another compiled function calls it with. And one whose name begins
@@ -30,10 +33,10 @@ SECONDS = 30
 """About what it takes to compile all of memplan's compiled functions on one core."""
 
 
-def dispatcher_of(function: Callable[..., Any]) -> Any:
+def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
     """``function``, compiled where it is first called with arguments of these types."""
     private = function.__name__.startswith("_")
-    options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private}
+    options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private, "_nrt": makes_arrays}
     dispatcher = numba.njit(**options)(function)
     template: Any = dispatcher.get_call_template
     unliteral: Any = types.unliteral

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memplan.util.compiled import compiled
+from memplan.util.compiled import compiled_with_arrays
 
 Array = NDArray[np.int64]
 
@@ -86,7 +86,7 @@ class Buffers:
         return twins
 
 
-@compiled
+@compiled_with_arrays
 def most_live(first: Array, last: Array, live_nbytes: Array) -> Array:
     most = np.zeros(len(first), np.int64)
     for buffer in range(len(first)):
@@ -95,7 +95,7 @@ def most_live(first: Array, last: Array, live_nbytes: Array) -> Array:
     return most
 
 
-@compiled
+@compiled_with_arrays
 def list_neighbours(first: Array, last: Array, npairs: int) -> tuple[Array, Array]:
     starts = np.zeros(len(first) + 1, np.int64)
     others = np.zeros(npairs, np.int64)

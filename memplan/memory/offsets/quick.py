@@ -6,10 +6,10 @@ import numpy as np
 
 from memplan.memory.offsets.buffers import Array
 from memplan.memory.offsets.state import within_segment
-from memplan.util.compiled import compiled
+from memplan.util.compiled import compiled_with_arrays
 
 
-@compiled
+@compiled_with_arrays
 def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int) -> Array:
     """Offsets of buffers placed one by one, each at the lowest offset that is free for it.
 
@@ -35,7 +35,7 @@ def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nby
     return offsets
 
 
-@compiled
+@compiled_with_arrays
 def lowest_first(
     sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int
 ) -> Array:

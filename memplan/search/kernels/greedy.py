@@ -14,7 +14,7 @@ import numpy as np
 from memplan.search.kernels.arrays import READ, WRITTEN, Array, ragged, ragged_lists
 from memplan.search.kernels.replay import UNLIMITED, replay
 from memplan.step.graph import TrainingGraph
-from memplan.util.compiled import compiled
+from memplan.util.compiled import compiled, compiled_with_arrays
 
 # Bits of DropState.dropped: not carried to that read; not even if it is recomputed on the way.
 ONCE, TWICE = 1, 2
@@ -115,7 +115,7 @@ def next_read(first_read, reads, tensor, stage):  # type: ignore[no-untyped-def]
     return low if low < end else np.int64(-1)
 
 
-@compiled
+@compiled_with_arrays
 def _close(start, flat, producer, events, latest, found, marks, op, stage):  # type: ignore[no-untyped-def]
     """Write into ``found``, ascending, what must run for ``op`` with what is there before
     ``stage``; their number.
@@ -219,7 +219,7 @@ def run(arrays, state):  # type: ignore[no-untyped-def]
     return length
 
 
-@compiled
+@compiled_with_arrays
 def _idle(arrays, state, stage, step):  # type: ignore[no-untyped-def]
     """The tensors that are there at ``step`` of ``stage``, but are not read in the rest of it."""
     start, flat, marks = arrays.start, arrays.flat, state.marks
@@ -247,7 +247,7 @@ def _idle(arrays, state, stage, step):  # type: ignore[no-untyped-def]
     return result[:count]
 
 
-@compiled
+@compiled_with_arrays
 def _drop(arrays, state, stage, idle, excess):  # type: ignore[no-untyped-def]
     """Drop what is ``idle`` in ``stage``, cheapest per byte first, until ``excess`` bytes are free.
 
@@ -281,7 +281,7 @@ def _drop(arrays, state, stage, idle, excess):  # type: ignore[no-untyped-def]
     return count > 0
 
 
-@compiled
+@compiled_with_arrays
 def fit(arrays, graph, state, memory, budget_nbytes, rounds):  # type: ignore[no-untyped-def]
     """Drop at up to ``rounds`` peaks: how that ends, and the sequence's length and seconds.
 

@@ -16,7 +16,7 @@ from memplan.search.kernels.arrays import Array, graph_arrays, ragged
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
-from memplan.util.compiled import compiled
+from memplan.util.compiled import compiled_with_arrays
 from memplan.util.remember import remembered
 
 
@@ -91,7 +91,7 @@ def _order_arrays(graph: TrainingGraph) -> OrderArrays:
     )
 
 
-@compiled
+@compiled_with_arrays
 def run_order(flags, arrays, copies):  # type: ignore[no-untyped-def]
     """The steps of the schedule that ``flags`` give, and its seconds; fills in ``copies``."""
     nops, ntensors = len(flags), len(copies)
