@@ -60,7 +60,6 @@ $(STAMP): setup.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,docs,plot,test]'
 	@$(BIN)/python -c 'import mxnet' || { echo "MXNet is installed but does not load. If a library" \
 		"is missing above, on Debian: apt-get install libgomp1 libquadmath0" >&2; exit 1; }
-	@echo "Compiling memplan's search ..."
 	@$(BIN)/python -m memplan.search.compile
 	@touch $@
 

@@ -1,8 +1,12 @@
 """The package memplan and what it needs. Settings of its tools are in pyproject.toml."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 # The libraries that libmxnet.so of mxnet-cu112 loads; libcuda.so.1 comes with the driver.
 CUDA_LIBRARIES = [
@@ -17,6 +21,24 @@ CUDA_LIBRARIES = [
     "nvidia-nvtx-cu11",
 ]
 
+
+class BuildAndCompile(build_py):
+    """Builds the package and compiles its search into it, so that no first plan has to.
+
+    The first plan does where this fails, and with another processor or numba than were here.
+    """
+
+    def run(self) -> None:
+        super().run()
+        folder = Path("." if self.editable_mode else self.build_lib).resolve()
+        environment = {name: os.environ[name] for name in os.environ if name != "NUMBA_CACHE_DIR"}
+        command = [sys.executable, "-B", "-m", "memplan.search.compile"]
+        try:
+            subprocess.run(command, cwd=folder, env=environment, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"memplan is built without its search compiled: {error}", file=sys.stderr)
+
+
 DASK = "distributed>=2024.1,<2027"
 
 setup(
@@ -26,6 +48,7 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    cmdclass={"build_py": BuildAndCompile},
     packages=find_packages(include=["memplan", "memplan.*"]),
     package_data={"memplan": ["py.typed"], "memplan.views": ["page/*"]},
     # MXNet 1.9.1 needs distutils (gone in 3.12) and breaks at import with numpy 1.24;

@@ -1,8 +1,8 @@
 """Compiles all that searches and packing use, ahead of time: ``python -m memplan.search.compile``.
 
-Without it the first plan compiles what it needs. What was compiled is kept beside the sources,
-for all who may read them; where that folder cannot be written to, in numba's folder of the user
-(NUMBA_CACHE_DIR is another one).
+Installing memplan runs this. Without it the first plan compiles what it needs. What was compiled is
+kept beside the sources, for all who may read them; where that folder cannot be written to, in the
+user's ``~/.cache/memplan`` (NUMBA_CACHE_DIR is another one).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ almost any budget in which the step can run at all (:mod:`memplan.search.kernels
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from functools import partial
 
 from memplan.search.kernels.greedy import drop_arrays
 from memplan.search.kernels.online import (
@@ -19,7 +19,7 @@ from memplan.search.kernels.online import (
     run_online,
 )
 from memplan.search.rematerialize import repeatable
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.remember import remembered
 from memplan.util.stop import Stop
@@ -44,6 +44,13 @@ MOST_WORK = 200e3
 WORK_BY_LOOK, WORK_BY_RUN = 0.01, 0.1
 
 
+@functools.cache
+def compile_online() -> None:
+    """Compile, or load what was compiled before: once in a process."""
+    graph = TrainingGraph((Op("warm", "op", (), (0,), 1.0),), (Tensor("warm", 4, 1),), (0,), 1)
+    _run(graph, 0, DISTANCE, False)
+
+
 def online_schedules(
     graph: TrainingGraph, budget_nbytes: int, stop: Stop, *, recompute_backward: bool = False
 ) -> Iterator[Schedule]:
@@ -58,7 +65,7 @@ def online_schedules(
             if total_work >= MOST_WORK or stop.is_over():
                 return
             run = (int(slack * budget_nbytes), age, backward)
-            schedule, work = remembered(graph, (_run, *run), partial(_run, graph, *run))
+            schedule, work = remembered(graph, (_run, *run), functools.partial(_run, graph, *run))
             total_work += work
             stop.spend(work)  # also where it was run before: the plan is the same either way
             if schedule is not None:

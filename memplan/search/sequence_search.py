@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
+from memplan.search.online import compile_online
 from memplan.search.round_kinds import ROUNDS, SHORT, SHORT_HOT, Round, rounds_to_make
 from memplan.search.rounds import MOVES_PER_OP, Excess, Rounds, Rules, best_sequence
 from memplan.step.graph import Op, Tensor, TrainingGraph
@@ -218,6 +219,7 @@ def compile_search() -> None:
     graph = TrainingGraph((op,), (Tensor("warm", 4, 1),), (0,), 1)
     rules = Rules(recompute_backward=False, reorder=True, match_ranges=(1,))
     cheapest(Rounds(graph, rules, seed=0, stop=Stop.after(1e6)), 0, 1)
+    compile_online()
 
 
 def search(

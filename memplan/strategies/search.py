@@ -21,7 +21,8 @@ class Search:
     times the usual work (infinite: when time is up), or after ``rounds`` of annealing if they are
     given; unless ``time_limit`` seconds cut it, the same seed gives the same schedule on any
     machine. ``start`` is a schedule to start from: what is found is never worse.
-    The first call ever on a machine compiles, which takes half a minute beyond the limit.
+    Where the installation could not compile for this machine, the first call does, in half a
+    minute beyond the limit.
     """
 
     time_limit: float | None = None

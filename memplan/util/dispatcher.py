@@ -4,7 +4,9 @@ numba's own cache looks at the file in which a function stands. Compiled functio
 across files, and constants of other files are part of them: after an edit there, numba would run
 old code. Here an entry is fresh as long as no source of the function's folder has changed;
 compiled functions may therefore use constants and compiled functions of their own folder only
-(tests/search/test_kernels.py holds them to that).
+(tests/search/test_kernels.py holds them to that). An entry is a file whose name says all that it
+was compiled for: processors and versions of numba may share a folder, and one that comes with an
+installation from elsewhere is read where it is for this processor, and nowhere else.
 
 Arrays are counted references in numba, and are counted wherever one is handed on. A function that
 makes none does without: moves of a search take a quarter to a half less time.
@@ -17,20 +19,30 @@ with ``_`` gets no wrapper with which Python could call it: only compiled functi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 
 from memplan.util.progress import LOGGER
 
 SECONDS = 30
 """About what it takes to compile all of memplan's compiled functions on one core."""
+
+SUFFIX = ".memplan-compiled"
+"""Files of compiled code end with it."""
 
 
 def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
@@ -43,16 +55,16 @@ def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
     dispatcher.get_call_template = lambda args, kws: template(
         tuple(map(unliteral, args)), {name: unliteral(kws[name]) for name in kws}
     )
-    # This is what cache=True does, with another stamp.
-    dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    # This is what cache=True does, with files of our own.
+    dispatcher._cache = _Cache(function)
     return dispatcher
 
 
 @functools.cache
 def folder_stamp(folder: Path) -> str:
-    """A hash of the sources in ``folder``, as they are when it is first asked for."""
+    """A hash of the sources in ``folder``, and of this one, as they are when it is first asked."""
     stamp = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in (*sorted(folder.glob("*.py")), Path(__file__)):
         content = path.read_bytes()
         stamp.update(f"{path.name} {len(content)} ".encode() + content)
     return stamp.hexdigest()
@@ -62,28 +74,63 @@ def folder_stamp(folder: Path) -> str:
 def _announce() -> None:
     """Say, once in a process, why nothing else happens for a while."""
     LOGGER.warning(
-        f"memplan compiles its search: about {SECONDS} seconds, once after an installation "
+        f"memplan compiles its search: about {SECONDS} seconds, once for this processor and numba "
         "(python -m memplan.search.compile does it ahead of time)"
     )
 
 
-class _CacheImpl(CompileResultCacheImpl):
+def _folders(sources: Path) -> Iterator[Path]:
+    """Where what was compiled of ``sources`` may lie, and is written if that can be."""
+    name = f"{sources.name}-{hashlib.sha256(bytes(sources)).hexdigest()[:16]}"
+    chosen: str = getattr(numba.config, "CACHE_DIR", "")  # NUMBA_CACHE_DIR
+    if chosen:
+        yield Path(chosen) / name
+    yield sources / "__pycache__"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if users.is_absolute():
+        yield users / "memplan" / name
+
+
+class _Cache(NullCache):
+    """The files of one function: their names begin with ``fresh``, or else they are stale."""
+
     def __init__(self, py_func: Callable[..., Any]) -> None:
-        super().__init__(py_func)  # type: ignore[no-untyped-call]
-        stamp = folder_stamp(Path(py_func.__code__.co_filename).parent)
-        self.locator.get_source_stamp = lambda: stamp
+        source = Path(py_func.__code__.co_filename)
+        self.folders = tuple(_folders(source.parent))
+        self.function = f"{source.stem}.{py_func.__qualname__}.{sys.implementation.cache_tag}"
+        self.fresh = f"{self.function}-{folder_stamp(source.parent)[:16]}"
 
-
-class _Cache(FunctionCache):
-    _impl_class = _CacheImpl
+    def _name(self, sig: Any, target_context: Any) -> str:
+        """The file for these types of arguments, this processor and this numba."""
+        made_for = repr((sig, target_context.codegen().magic_tuple(), numba.__version__))
+        return f"{self.fresh}-{hashlib.sha256(made_for.encode()).hexdigest()[:32]}{SUFFIX}"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk, if anything is that can be read: else numba compiles next."""
-        try:
-            overload = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception:  # damaged, or of an older memplan that had a class which is gone
-            self.flush()  # type: ignore[no-untyped-call]
-            overload = None
-        if overload is None:
-            _announce()
-        return overload
+        target_context.refresh()
+        name = self._name(sig, target_context)
+        for folder in self.folders:
+            with contextlib.suppress(Exception):  # there is no such file, or it is damaged
+                data = pickle.loads((folder / name).read_bytes())
+                return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
+        _announce()
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Write it into the first folder that can be written to, if there is one."""
+        name = self._name(sig, data.target_context)
+        content = dumps(data._reduce())  # type: ignore[no-untyped-call]
+        for folder in self.folders:
+            draft = folder / f"{name}.{secrets.token_hex(8)}"
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                draft.write_bytes(content)
+                draft.replace(folder / name)
+                self._delete_stale(folder)
+                return
+
+    def _delete_stale(self, folder: Path) -> None:
+        """Delete what was compiled of other sources."""
+        for path in folder.glob(f"{self.function}-*{SUFFIX}"):
+            if not path.name.startswith(self.fresh):
+                path.unlink(missing_ok=True)

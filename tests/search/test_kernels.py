@@ -6,14 +6,15 @@ import ast
 import functools
 import importlib
 import math
-import pickle
 import pkgutil
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import numba
 import pytest
 
 from helpers.graphs import unit_chain
@@ -31,14 +32,15 @@ from memplan.search.sequence_search import Rules, search
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.dispatcher import SUFFIX
 from memplan.util.stop import Stop
 
 
-def run_in(folder: Path) -> str:
+def run_in(folder: Path, **variables: str) -> str:
     code = "import b; print(b.twice(1), 'from', 'disk' if b.twice.stats.cache_hits else 'source')"
     command = [sys.executable, "-c", code]
     path = f"{folder}:{Path(kernels.__file__).parents[3]}"
-    environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **variables}
     return subprocess.run(
         command, env=environment, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -59,14 +61,38 @@ def test_an_edit_in_another_file_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_cache_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
-    """As one of an older memplan, which names a class that is gone."""
     head = "from memplan.util.compiled import compiled\n"
     (tmp_path / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + 2\n")
     assert run_in(tmp_path) == "3 from source"
-    [index] = tmp_path.rglob("*.nbi")
-    index.write_bytes(pickle.dumps(numba.__version__) + b"cmemplan.search\nNoSuchClass\n.")
+    [entry] = tmp_path.rglob(f"*{SUFFIX}")
+    entry.write_bytes(entry.read_bytes()[:1000])
     assert run_in(tmp_path) == "3 from source"
     assert run_in(tmp_path) == "3 from disk"
+
+
+@pytest.mark.long
+def test_processors_that_share_a_folder_have_their_own_code(tmp_path: Path) -> None:
+    head = "from memplan.util.compiled import compiled\n"
+    (tmp_path / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + 2\n")
+    assert run_in(tmp_path) == "3 from source"
+    assert run_in(tmp_path, NUMBA_CPU_NAME="x86-64") == "3 from source"
+    assert run_in(tmp_path) == run_in(tmp_path, NUMBA_CPU_NAME="x86-64") == "3 from disk"
+    assert len(list(tmp_path.rglob(f"*{SUFFIX}"))) == 2
+
+
+@pytest.mark.long
+def test_what_lies_beside_the_sources_is_read_where_others_are_written(tmp_path: Path) -> None:
+    folder, other = tmp_path / "sources", tmp_path / "other"
+    folder.mkdir()
+    head = "from memplan.util.compiled import compiled\n"
+    (folder / "b.py").write_text(head + "@compiled\ndef twice(x):\n    return x + 2\n")
+    assert run_in(folder) == "3 from source"
+    assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from disk"
+    shutil.rmtree(folder / "__pycache__")
+    (folder / "__pycache__").touch()  # where nothing can be written, not even by root
+    assert run_in(folder, NUMBA_CACHE_DIR=str(folder / "b.py"), HOME="~") == "3 from source"
+    assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from source"
+    assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from disk"
 
 
 @pytest.mark.parametrize(("package", "least"), [(kernels, 40), (offsets, 15)])
@@ -123,16 +149,27 @@ def test_python_calls_no_private_compiled_function() -> None:
     assert nprivate > 30
 
 
-def test_a_function_is_compiled_once_for_all_constants() -> None:
-    compile_all()
-    several = {}
+def all_compiled() -> Iterator[Any]:
     for package in (kernels, offsets):
         for found in pkgutil.iter_modules(package.__path__):
             module = importlib.import_module(f"{package.__name__}.{found.name}")
-            for name, function in vars(module).items():
-                if len(getattr(function, "signatures", ())) > 1:
-                    several[name] = function.signatures
+            for function in vars(module).values():
+                if hasattr(function, "py_func") and function.py_func.__module__ == module.__name__:
+                    yield function
+
+
+def test_every_function_is_compiled_ahead_of_time_and_once_for_all_constants() -> None:
+    compile_all()
+    several, missing = {}, set()
+    for function in all_compiled():
+        name = function.py_func.__name__
+        if len(getattr(function, "signatures", ())) > 1:
+            several[name] = function.signatures
+        cache = getattr(function, "dispatcher", function)._cache
+        if not any(path for folder in cache.folders for path in folder.glob(f"{cache.fresh}-*")):
+            missing.add(name)
     assert not several
+    assert not missing
 
 
 @pytest.mark.long
