@@ -7,17 +7,40 @@ user's ``~/.cache/memplan`` (NUMBA_CACHE_DIR is another one).
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+
 from memplan.memory.offsets.placement import compile_placement
+from memplan.search.eviction import compile_evictions
 from memplan.search.flag_annealing import compile_annealing
+from memplan.search.online import compile_online
 from memplan.search.sequence_search import compile_search
+from memplan.util.progress import LOGGER
 
 
 def compile_all() -> None:
     """Compile, or load what was compiled before."""
-    compile_placement()
-    compile_annealing()
     compile_search()
+    compile_others()
+
+
+def compile_others() -> None:
+    """The same without annealing over sequences, which takes half of the time."""
+    compile_evictions()
+    compile_online()
+    compile_annealing()
+    compile_placement()
+
+
+def _compile_others_silently() -> None:
+    """In another process than the one that says what it does."""
+    LOGGER.setLevel(logging.ERROR)
+    compile_others()
 
 
 if __name__ == "__main__":
-    compile_all()
+    others = multiprocessing.Process(target=_compile_others_silently)
+    others.start()
+    compile_search()
+    others.join()
+    compile_all()  # whatever the other process could not

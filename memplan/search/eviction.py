@@ -10,6 +10,8 @@ Nothing is proved.
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -36,7 +38,7 @@ from memplan.search.kernels.greedy import (
 from memplan.search.kernels.replay import UNLIMITED, ReplayMemory, replay_memory
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
@@ -67,6 +69,13 @@ WORK_BY_ROOT = 9.0
 # the fewest to the most. Set on ResNet-50 and memonger's ResNet.
 NEAR = 0.002
 PATIENCE_BY_OPS, FEWEST, MOST = 36_000, 20, 100
+
+
+@functools.cache
+def compile_evictions() -> None:
+    """Compile, or load what was compiled before: once in a process."""
+    graph = TrainingGraph((Op("warm", "op", (), (0,), 1.0),), (Tensor("warm", 4, 1),), (0,), 1)
+    Evictions(graph, 0).fit((), Stop(math.inf))
 
 
 class Fit(NamedTuple):

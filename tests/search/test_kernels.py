@@ -114,7 +114,8 @@ def test_compiled_code_uses_its_own_folder_only(package: ModuleType, least: int)
 
 def is_compiled(node: ast.AST) -> bool:
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    return any(isinstance(d, ast.Name) and d.id == "compiled" for d in decorators)
+    names = {decorator.id for decorator in decorators if isinstance(decorator, ast.Name)}
+    return bool(names & {"compiled", "compiled_with_arrays"})
 
 
 class Calls(ast.NodeVisitor):

@@ -115,7 +115,65 @@ def next_read(first_read, reads, tensor, stage):  # type: ignore[no-untyped-def]
     return low if low < end else np.int64(-1)
 
 
-@compiled_with_arrays
+# Sorting and searching are written out: to compile numba's own takes some seconds.
+
+
+@compiled
+def _sort(ops, count):  # type: ignore[no-untyped-def]
+    """Sort the first ``count`` of ``ops``, as Shell does."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap:
+        for k in range(gap, count):
+            op, place = ops[k], k
+            while place >= gap and ops[place - gap] > op:
+                ops[place] = ops[place - gap]
+                place -= gap
+            ops[place] = op
+        gap //= 3
+
+
+@compiled
+def _sort_by(scores, order, count):  # type: ignore[no-untyped-def]
+    """Write the first ``count`` numbers into ``order``, by their scores, then ascending."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    for k in range(count):
+        order[k] = k
+    while gap:
+        for k in range(gap, count):
+            item, place = order[k], k
+            while place >= gap:
+                other = order[place - gap]
+                lower = scores[other] < scores[item]
+                if lower or (scores[other] == scores[item] and other < item):
+                    break
+                order[place] = other
+                place -= gap
+            order[place] = item
+        gap //= 3
+
+
+@compiled
+def _peak(live, ends, length):  # type: ignore[no-untyped-def]
+    """The first step with the most bytes alive, and its stage."""
+    step = 0
+    for k in range(length):
+        if live[k] > live[step]:
+            step = k
+    low, high = 0, len(ends)
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] > step:
+            high = middle
+        else:
+            low = middle + 1
+    return step, low
+
+
+@compiled
 def _close(start, flat, producer, events, latest, found, marks, op, stage):  # type: ignore[no-untyped-def]
     """Write into ``found``, ascending, what must run for ``op`` with what is there before
     ``stage``; their number.
@@ -141,8 +199,7 @@ def _close(start, flat, producer, events, latest, found, marks, op, stage):  # t
                 marks[source] = mark
                 found[count] = source
                 count += 1
-    if count > 1:
-        found[:count].sort()
+    _sort(found, count)
     return count
 
 
@@ -273,7 +330,9 @@ def _drop(arrays, state, stage, idle, excess):  # type: ignore[no-untyped-def]
         tensors[count], places[count] = tensor, place
         scores[count] = seconds / nbytes[tensor]
         count += 1
-    for k in np.argsort(scores[:count], kind="mergesort"):
+    order = np.empty(count, dtype=np.int64)
+    _sort_by(scores, order, count)
+    for k in order:
         dropped[places[k]] |= TWICE if dropped[places[k]] & ONCE else ONCE
         excess -= nbytes[tensors[k]]
         if excess <= 0:
@@ -297,8 +356,9 @@ def fit(arrays, graph, state, memory, budget_nbytes, rounds):  # type: ignore[no
             for step in range(length):
                 seconds += arrays.seconds[state.ops[step]]
             return FITS, length, seconds
-        step = int(np.argmax(memory.live[:length]))
-        stage = np.searchsorted(state.ends, step, side="right")
+        if not length:
+            return STUCK, length, 0.0
+        step, stage = _peak(memory.live, state.ends, length)
         idle = _idle(arrays, state, stage, step)
         if not _drop(arrays, state, stage, idle, peak - budget_nbytes):
             return STUCK, length, 0.0
