@@ -20,6 +20,7 @@ CUDA_LIBRARIES = [
     "nvidia-nccl-cu11",
     "nvidia-nvtx-cu11",
 ]
+DASK = "distributed>=2024.1,<2027"
 
 
 class BuildAndCompile(build_py):
@@ -38,8 +39,6 @@ class BuildAndCompile(build_py):
         except (OSError, subprocess.SubprocessError) as error:
             print(f"memplan is built without its search compiled: {error}", file=sys.stderr)
 
-
-DASK = "distributed>=2024.1,<2027"
 
 setup(
     name="memplan",

@@ -124,8 +124,11 @@ class _Cache(NullCache):
             draft = folder / f"{name}.{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                draft.write_bytes(content)
-                draft.replace(folder / name)
+                try:
+                    draft.write_bytes(content)
+                    draft.replace(folder / name)
+                finally:
+                    draft.unlink(missing_ok=True)  # of a full disk
                 self._delete_stale(folder)
                 return
 
