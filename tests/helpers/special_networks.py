@@ -161,6 +161,30 @@ def shared_weights() -> Network:
     return loss(body), {"data": (4, 7)}
 
 
+def statistics(name: str) -> dict[str, mx.sym.Symbol]:
+    """The states of a BatchNorm."""
+    return {part: var(f"{name}_{part}", shape=(7,)) for part in ("moving_mean", "moving_var")}
+
+
+def twice_normalized() -> Network:
+    """By one layer: of two steps by which its statistics are updated, either could be the first.
+
+    MXNet's executor runs so few ops in one bundle, and so in its order.
+    """
+    layer = {"gamma": var("gamma"), "beta": var("beta"), **statistics("norm")}
+    data = var()
+    parts = [mx.sym.BatchNorm(part, **layer) for part in (mx.sym.cos(data), mx.sym.sin(data))]
+    return loss(mx.sym.sin(parts[0]) * mx.sym.sin(parts[1])), {"data": (5, 7)}
+
+
+def normalized_by_what_it_reads() -> Network:
+    """A layer reads the statistics of another, which are newer when it runs again."""
+    states = statistics("norm")
+    body = dense(var(), 7, weight=var("weight"), bias=states["moving_mean"], name="reader")
+    body = dense(mx.sym.sin(body, name="wave"), 7)
+    return loss(mx.sym.BatchNorm(body, **states, momentum=0.5, name="norm")), {"data": (5, 7)}
+
+
 def repeated_heads() -> Network:
     body = mx.sym.relu(dense(var(), name="first"))
     return mx.sym.Group([body, body, mx.sym.tanh(body), body]), {"data": (4, 7)}

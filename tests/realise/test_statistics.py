@@ -14,8 +14,10 @@ import pytest
 
 import memplan
 from helpers.operator_runs import by_name, training_run
+from helpers.special_networks import normalized_by_what_it_reads
 from memplan.mxnet.realise.mirror import annotate, unread_copies
-from memplan.mxnet.trace.build import Trace, trace, without_flags
+from memplan.mxnet.trace.build import Trace, without_flags
+from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
 
 SHAPES = {"data": (4, 3, 5, 5)}
@@ -106,3 +108,12 @@ def test_a_recomputed_batch_norm_needs_no_reader() -> None:
     """MXNet's own kernel writes whatever is asked of it; cuDNN's does not know kNullOp."""
     traced = trace(network(), shapes=SHAPES)
     assert not unread_copies(traced, by_name(traced, "usual"), on_gpu=True)
+
+
+def test_what_reads_statistics_is_not_recomputed_when_they_have_been_updated() -> None:
+    symbol, shapes = normalized_by_what_it_reads()
+    for realisation in ("mirror", "explicit", "packed"):
+        graph = trace(symbol, shapes=shapes, realisation=realisation).graph
+        again = {op.name for op in graph.ops if op.recomputable}
+        assert "wave" in again
+        assert "reader" not in again

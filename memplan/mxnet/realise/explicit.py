@@ -23,7 +23,7 @@ from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
     explicit_order,
-    keep_random_order,
+    keep_order,
     repeatable_nodes,
     runnable,
 )
@@ -77,8 +77,8 @@ class Explicit(Form):
         return repeatable_nodes(forward)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-        """Random ops keep their order, and halves of a step theirs."""
-        graph = dataclasses.replace(graph, ops=keep_random_order(graph.ops, nodes))
+        """Random ops keep their order, those on one state, and halves of a step theirs."""
+        graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))
         return in_halves(graph) if is_in_halves(nodes) else graph
 
     def memory(self, trace: Trace) -> Memory:

@@ -12,7 +12,8 @@ from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
     is_random,
 )
-from memplan.mxnet.trace.probe import changes_inputs, handovers
+from memplan.mxnet.trace.probe import changed_inputs, handovers
+from memplan.mxnet.trace.states import reads_states, states_written
 from memplan.step.graph import Op
 
 # Forward operators whose backward op reads through raw pointers what the forward call read: the
@@ -130,27 +131,35 @@ def _make_sums_safe(order: Sequence[Node]) -> None:
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
     """The ops of the forward pass that may run twice."""
     inputs = {source for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs}
+    states = {state for node in forward for state in states_written(node)}
     return {
         node
         for node in forward
-        if not (node.is_variable or node in inputs)
+        if not (node.is_variable or node in inputs or reads_states(node, states))
         and not (is_random(node) or has_state_or_user_code(node))
-        and (node.op in _STATISTICS or not changes_inputs(node))
+        and (node.op in _STATISTICS or not changed_inputs(node))
     }
 
 
-def keep_random_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
-    """``ops``, of which every one that may be random must follow the one before it.
+def keep_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
+    """``ops``, of which some must follow the one before them, whatever the schedule.
 
-    So the same seed gives the same numbers, whatever the schedule.
+    Those that may be random: so the same seed gives the same numbers. And those that read or write
+    the same state: a BatchNorm that is called twice counts the one batch, then the other.
     """
+    states = {state for node in nodes for state in states_written(node)}
     result = list(ops)
-    before: int | None = None
+    latest: dict[Node | None, int] = {}
     for index, node in enumerate(nodes):
+        touched: list[Node | None] = [source for source, _ in node.inputs if source in states]
+        if node.forward is not None:
+            touched += states_written(node.forward)
         may_be_random = is_random(node) or has_state_or_user_code(node)
         if may_be_random and not node.op.startswith("_backward"):
-            if before is not None:
-                op = result[index]
-                result[index] = dataclasses.replace(op, after=(*op.after, before))
-            before = index
+            touched.append(None)
+        if before := [latest[key] for key in touched if key in latest]:
+            op = result[index]
+            after = tuple(dict.fromkeys((*op.after, *before)))
+            result[index] = dataclasses.replace(op, after=after)
+        latest.update(dict.fromkeys(touched, index))
     return tuple(result)

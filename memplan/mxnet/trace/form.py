@@ -10,6 +10,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
+from memplan.mxnet.trace.states import reads_states, states_written
 from memplan.step.graph import TrainingGraph
 
 # An attribute of the inputs of a network whose step runs in halves (memplan/step/halves.py).
@@ -75,14 +76,17 @@ class Form:
 
         Those that MXNet's mirroring computes right on any device: a recomputed BatchNorm updates
         its moving statistics in its backward op only. One without such an op keeps them as they
-        were on a CPU, while cuDNN updates them: it must not be recomputed.
+        were on a CPU, while cuDNN updates them: it must not be recomputed. Nor must what reads
+        such statistics, which may have been updated by then.
         """
+        states = {state for node in forward for state in states_written(node)}
         differentiated = {node.forward for node in order if node.forward is not None}
         return {
             node
             for node in forward
             if may_be_mirrored(node)
             and (node in differentiated or not may_run_on_cudnn(node.op, node.attrs))
+            and not reads_states(node, states)
         }
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:

@@ -141,6 +141,11 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
     )
 
 
+def uses_global_statistics(node: Node) -> bool:
+    """Is this a BatchNorm that computes by its moving statistics, and leaves them alone?"""
+    return _is_true(node.attrs.get("use_global_stats"))
+
+
 def _is_true(value: str | None) -> bool:
     return value in ("True", "true", "1")
 

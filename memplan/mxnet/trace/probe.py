@@ -126,14 +126,19 @@ def merges(node: Node) -> bool:
 
 
 @cache
-def _changes_inputs(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
-    call = Node(op, "asked", dict(attrs), variables("value", ninputs), noutputs=noutputs)
-    return bool(to_symbol([(call, 0)]).list_auxiliary_states())
+def _changed_inputs(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> tuple[int, ...]:
+    sources = variables("value", ninputs)
+    call = Node(op, "asked", dict(attrs), sources, noutputs=noutputs)
+    changed = set(to_symbol([(call, 0)]).list_auxiliary_states())
+    return tuple(place for place, (source, _) in enumerate(sources) if source.name in changed)
 
 
-def changes_inputs(node: Node) -> bool:
-    """Does ``node`` write into any of its inputs (statistics, states of an optimizer)?"""
-    return _changes_inputs(node.op, node.key, len(node.inputs), node.noutputs)
+def changed_inputs(node: Node) -> tuple[int, ...]:
+    """The places of the inputs that ``node``, or its backward op, writes into.
+
+    They are statistics, or states of an optimizer.
+    """
+    return _changed_inputs(node.op, node.key, len(node.inputs), node.noutputs)
 
 
 @cache
