@@ -242,3 +242,21 @@ def test_a_loss_may_have_parameters() -> None:
     _, step, batch = trained(loss=loss)
     value = step(*batch)
     assert np.isclose(loss.factor.grad().asscalar(), value.sum().asscalar())
+
+
+def test_a_seed_initialises_what_it_does_in_a_hybridized_block() -> None:
+    """Whichever of the block's outputs the loss reads first."""
+
+    def last_first(outputs: Any, labels: Any) -> Any:
+        return two_losses(outputs, labels)[::-1]
+
+    blocks = []
+    for ending in (lambda net, x, y: net(*x), lambda net, x, y: train_step(net, last_first)(x, y)):
+        net, batch = Siamese(), pairs()
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net.hybridize()
+        mx.random.seed(3)
+        ending(net, *batch)
+        blocks.append(net.collect_params())
+    for one, other in zip(*(params.values() for params in blocks), strict=True):
+        assert np.array_equal(one.data().asnumpy(), other.data().asnumpy()), one.name

@@ -29,13 +29,15 @@ class BlockNetwork:
 
     ``shapes`` are those of the variables that stand for inputs and labels.
     ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
-    ``structure`` is the same for every network of these ops and variables.
+    ``structure`` is the same for every network of these ops and variables. ``inputs`` are the names
+    of its variables, in the order in which MXNet initialises parameters: first those of the block.
     """
 
     symbol: mx.sym.Symbol
     shapes: Mapping[str, tuple[int, ...]]
     form: Any
     structure: str
+    inputs: tuple[str, ...]
 
 
 def compose(
@@ -67,7 +69,8 @@ def compose(
     symbol = _without_repeats(mx.sym.Group(symbols))
     names = [variable.name for variable in leaves((inputs, labels))]
     available = {*params, *names}
-    unknown = [name for name in symbol.list_inputs() if name not in available]
+    inputs = symbol.list_inputs()
+    unknown = [name for name in inputs if name not in available]
     if unknown:
         raise ArgumentError(
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
@@ -78,6 +81,7 @@ def compose(
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         mapped(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs)),
         _structure(symbol),
+        tuple(name for name in dict.fromkeys((*_inputs(outputs), *inputs)) if name in inputs),
     )
 
 
@@ -131,6 +135,12 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _inputs(outputs: Any) -> list[str]:
+    """What the block's outputs are computed from, in MXNet's order."""
+    symbols = [output for output in leaves(outputs) if isinstance(output, mx.sym.Symbol)]
+    return mx.sym.Group(symbols).list_inputs() if symbols else []
 
 
 def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -86,7 +86,7 @@ class BoundStep:
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace = plan.trace
-        parameters = [params[name] for name in network.symbol.list_inputs() if name in params]
+        parameters = [params[name] for name in network.inputs if name in params]
         _initialise(parameters, trace.shapes)
         #: The parameters that the network has.
         self.parameters = parameters
