@@ -13,8 +13,9 @@ import mxnet as mx
 import pytest
 
 import memplan
+from helpers.networks import loss, var
 from helpers.operator_runs import by_name, training_run
-from helpers.special_networks import normalized_by_what_it_reads
+from helpers.special_networks import normalized_by_what_it_reads, statistics
 from memplan.mxnet.realise.mirror import annotate, unread_copies
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.planning.realisation import trace
@@ -117,3 +118,26 @@ def test_what_reads_statistics_is_not_recomputed_when_they_have_been_updated() -
         again = {op.name for op in graph.ops if op.recomputable}
         assert "wave" in again
         assert "reader" not in again
+
+
+def test_layers_that_share_statistics_update_them_in_the_same_order_in_any_step() -> None:
+    states = statistics("norm")
+    gamma = var("gamma")
+    one, other = (
+        mx.sym.BatchNorm(var(f"data{i}"), gamma, var(f"beta{i}"), **states, name=f"norm{i}")
+        for i in range(2)
+    )
+    symbol = loss(mx.sym.concat(mx.sym.tanh(mx.sym.sin(one)), other, dim=1))
+    requests = dict.fromkeys(("beta0", "beta1", "scores_weight"), "write")
+    shapes = {"data0": (5, 7), "data1": (5, 7)}
+    orders = {
+        realisation: [
+            op.name
+            for op in trace(
+                symbol, shapes=shapes, grad_req=requests, realisation=realisation
+            ).graph.ops
+            if op.kind == "_backward_BatchNorm"
+        ]
+        for realisation in ("mirror", "explicit", "packed", "updating")
+    }
+    assert set(map(tuple, orders.values())) == {tuple(orders["mirror"])}

@@ -13,7 +13,7 @@ from memplan.mxnet.trace.operators import (
     is_random,
 )
 from memplan.mxnet.trace.probe import changed_inputs, handovers
-from memplan.mxnet.trace.states import reads_states, states_written
+from memplan.mxnet.trace.states import reads_states, states_touched, states_written
 from memplan.step.graph import Op
 
 # Forward operators whose backward op reads through raw pointers what the forward call read: the
@@ -151,9 +151,7 @@ def keep_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
     result = list(ops)
     latest: dict[Node | None, int] = {}
     for index, node in enumerate(nodes):
-        touched: list[Node | None] = [source for source, _ in node.inputs if source in states]
-        if node.forward is not None:
-            touched += states_written(node.forward)
+        touched: list[Node | None] = [*states_touched(node, states)]
         may_be_random = is_random(node) or has_state_or_user_code(node)
         if may_be_random and not node.op.startswith("_backward"):
             touched.append(None)
