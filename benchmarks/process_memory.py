@@ -5,13 +5,15 @@
 
 The networks are trained for a few steps, each plan in a process of its own, under MXNet's default
 settings: by how much the process grows beyond arguments, states and gradients that it is given,
-beside what the plan promises, and the same for the unplanned step. `memplan check` does this for a
-network of yours, and compares times, too.
+beside what the plan promises, and the same for the unplanned step. Where there is no plan stands
+the least share of the unplanned step that memplan reaches. `memplan check` does this for a network
+of yours, and compares times, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import mxnet as mx
 
 import memplan
-from memplan.errors import MemplanError
+from memplan.errors import BudgetError
 from memplan.mxnet.check import promised_growth, unlike
 from memplan.mxnet.train.trial import run_apart
 from memplan.planning.job import Job
@@ -62,6 +64,7 @@ class Unplanned:
         self.trained: dict[tuple[str, int, tuple[int, ...]], tuple[int, str]] = {}
         job = Job.prepare(net, ctx=mx.cpu(), **shapes)
         self.promised = promised_growth(job.unplanned)
+        self.total = job.unplanned.total_nbytes
         schedule = Schedule.unplanned(job.graph)
         results = folder / "unplanned.npz"
         self.grown = run_apart(schedule, job.trace, ctx=mx.cpu(), results=results).grown_nbytes
@@ -81,8 +84,10 @@ class Unplanned:
                 **search,
                 **self.shapes,
             )
-        except MemplanError as error:
-            return [type(error).__name__, "", ""]
+        except BudgetError as error:
+            proved = ", proved" if error.proved else ""
+            least = (error.lowest_nbytes or math.inf) / self.total
+            return [f"no plan{proved}: least {least:.0%}", "", ""]
         grown, differs = self._trained(plan)
         promise = promised_growth(plan.footprint)
         return [

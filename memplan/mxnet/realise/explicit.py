@@ -18,7 +18,6 @@ from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import PLACED
-from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
@@ -27,6 +26,7 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     runnable,
 )
+from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
@@ -90,7 +90,8 @@ class Explicit(Form):
         if device_type != "cpu" or not onednn_is_enabled():
             return None
         lowered = lower(trace, Schedule.unplanned(trace.graph))
-        nbytes, of_run = executor_nbytes(lowered.schedule.graph, lowered.nodes)
+        graph = lowered.schedule.graph
+        nbytes, of_run = executor_nbytes(graph, lowered.nodes, leaves_holes=False)
         return nbytes, tuple(of_run[lowered.index_of[node]] for node in trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:

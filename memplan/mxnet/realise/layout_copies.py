@@ -32,12 +32,9 @@ class Copies:
     temporary_nbytes: tuple[int, ...]
 
 
-def copies(graph: TrainingGraph, nodes: Sequence[Node], *, of_weight_gradients: bool) -> Copies:
-    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
-
-    The gradient of a convolution's weight is one only ``of_weight_gradients``.
-    """
-    layouts = _Layouts(graph, nodes, 2 if of_weight_gradients else 1)
+def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
+    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
+    layouts = _Layouts(graph, nodes)
     pairs = [layouts.run(op) for op in range(len(nodes))]
     return Copies(tuple(nbytes for nbytes, _ in pairs), tuple(nbytes for _, nbytes in pairs))
 
@@ -45,8 +42,8 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node], *, of_weight_gradients: 
 class _Layouts:
     """Which tensors are in a layout of oneDNN's."""
 
-    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], nweights: int) -> None:
-        self.graph, self.nodes, self.nweights = graph, nodes, nweights
+    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node]) -> None:
+        self.graph, self.nodes = graph, nodes
         self.own: set[int] = set()
 
     def run(self, index: int) -> tuple[int, int]:
@@ -80,7 +77,7 @@ class _Layouts:
         of_data, of_output = wanted_layouts(call)
         layouts = [of_data, of_data] if call is node else [of_output, of_data, of_data]
         is_own = self._are_own(index)
-        weight = 1 if call is node else self.nweights
+        weight = 1 if call is node else 2  # its gradient is written in that layout, too
         temporary = 0
         for place, (wants, info) in enumerate(zip(layouts, node.infos.inputs, strict=False)):
             if info is not None and wants != is_own[place]:

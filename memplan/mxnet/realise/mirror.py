@@ -13,8 +13,8 @@ import mxnet as mx
 from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks
 from memplan.memory.packing import Packing
-from memplan.mxnet.realise.executor_estimate import executor_nbytes
 from memplan.mxnet.realise.measure import allocated_nbytes
+from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
@@ -40,7 +40,7 @@ class Mirror(Form):
         """An estimate for a CPU, of its executor."""
         if device_type != "cpu" or not onednn_is_enabled():
             return None
-        return executor_nbytes(trace.graph, trace.nodes)
+        return executor_nbytes(trace.graph, trace.nodes, leaves_holes=True)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""

@@ -32,7 +32,7 @@ from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
 from memplan.mxnet.realise.packed_memory import Memory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
-from memplan.mxnet.realise.workspace_estimate import estimated_nbytes
+from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Entry, Node
@@ -82,7 +82,7 @@ class Packed(Explicit):
         """An estimate for a CPU, where all calls find one workspace."""
         if device_type != "cpu":
             return None
-        return estimated_nbytes(trace.graph, trace.nodes), ()
+        return packed_nbytes(trace.graph, trace.nodes), ()
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

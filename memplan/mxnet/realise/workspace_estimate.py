@@ -2,7 +2,8 @@
 
 MXNet gives an operator temporary space, and oneDNN primitives have scratchpads of their own. Where
 an operator wants another layout than an array has, it makes a copy of it. It is
-much the same whatever is recomputed.
+much the same whatever is recomputed. MXNet's code as it is first used, 13 MB, comes on top,
+whatever runs.
 """
 
 from __future__ import annotations
@@ -23,28 +24,38 @@ from memplan.step.graph import UPDATE, TrainingGraph
 LAYOUTS = 3
 
 
-def estimated_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
+def executor_nbytes(
+    graph: TrainingGraph, nodes: Sequence[Node], *, leaves_holes: bool
+) -> tuple[int, tuple[int, ...]]:
+    """The bytes beside an executor's blocks for a run of each op of ``graph``, which ``nodes`` are.
+
+    And, op by op, those for each further run: the copies that the executor keeps
+    (:mod:`memplan.mxnet.realise.layout_copies`). Beside these and scratchpads it has one temporary
+    space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what
+    comes and goes: some of every size, and half again where it ``leaves_holes``, because nobody
+    tells it to give memory back. Set on 130 schedules of the networks of
+    benchmarks/process_networks.py, of Gluon's zoo and of GluonCV's, at AVX-512.
+    """
+    all_copies = copies(graph, nodes)
+    kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
+    for_copies = max(sizes, default=0) + sum(sizes) // 5
+    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2)
+    if leaves_holes:
+        nbytes += nbytes // 2
+    return sum(kept) + nbytes + _scratchpads(nodes), kept
+
+
+def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
     Twice what the largest op needs of temporary space, or for the copies of what it reads and
     writes if it is none of oneDNN's (CreateDefaultInputs of MXNet's src/common/exec_utils.h): the C
-    library keeps some of what comes and goes. For every convolution that differs the scratchpads of
-    its two gradients, which are kept (:func:`_scratchpads`). Set on the networks of
-    benchmarks/process_networks.py and of Gluon's zoo. MXNet's code as it is first used, 13 MB,
-    comes on top, whatever runs.
+    library keeps some of what comes and goes. Beside that scratchpads. Set on the networks of
+    benchmarks/process_networks.py and of Gluon's zoo.
     """
-    kinds: Counter[Any] = Counter()
-    scratchpads: dict[Any, int] = {}
-    for node in nodes:
-        call = node.forward
-        if call is not None and node.op in ("_backward_Convolution", "_backward_Deconvolution"):
-            kind = (call.op, call.key, call.infos.inputs[:2])
-            kinds[kind] += 1
-            scratchpads[kind] = _scratchpads(call)
-    layouts = sum(min(times, LAYOUTS) * scratchpads[kind] for kind, times in kinds.items())
-    all_copies = copies(graph, nodes, of_weight_gradients=True)
+    all_copies = copies(graph, nodes)
     nbytes = max((*all_copies.kept_nbytes, *all_copies.temporary_nbytes), default=0)
-    return 2 * max(nbytes, largest_nbytes(nodes)) + layouts
+    return 2 * max(nbytes, largest_nbytes(nodes)) + _scratchpads(nodes)
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
@@ -71,10 +82,24 @@ def _read_and_written(node: Node) -> int:
     return total_nbytes((*of_tensors, *writes))
 
 
-def _scratchpads(call: Node) -> int:
-    """The bytes of oneDNN's scratchpads for the gradients of a convolution, of data and of weights.
+def _scratchpads(nodes: Iterable[Node]) -> int:
+    """Those of oneDNN for the gradients of all convolutions that differ, which are kept."""
+    kinds: Counter[Any] = Counter()
+    nbytes_of: dict[Any, int] = {}
+    for node in nodes:
+        call = node.forward
+        if call is not None and node.op in ("_backward_Convolution", "_backward_Deconvolution"):
+            kind = (call.op, call.key, call.infos.inputs[:2])
+            kinds[kind] += 1
+            nbytes_of[kind] = _of_gradients(call)
+    return sum(min(times, LAYOUTS) * nbytes_of[kind] for kind, times in kinds.items())
+
+
+def _of_gradients(call: Node) -> int:
+    """The scratchpads for the gradients of a convolution, of data and of weights.
 
     As matrices: the columns of a picture for each thread (jit_gemm_convolution_utils.cpp: im2col).
+    So is the gradient of the weights where pictures of few channels are read in the usual layout.
     Its own kernels, which write in layouts of their own, were seen to take none, with 1, 4 and 8
     threads.
     """
@@ -82,17 +107,19 @@ def _scratchpads(call: Node) -> int:
     out = call.infos.outputs[0]
     if data is None or weight is None or out is None:
         return 0
+    of_data, of_output = wanted_layouts(call)
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
     is_depthwise = data.shape[1] == groups
     is_pointwise = math.prod(weight.shape[2:]) == 1
-    if is_depthwise or is_pointwise or any(wanted_layouts(call)):
+    if is_depthwise or is_pointwise or of_data:
         return 0
-    return 2 * min(threads(), data.shape[0] * groups) * columns_nbytes(weight, out)
+    ngradients = 1 if of_output else 2
+    return ngradients * min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
 
 
-def columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
+def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
     """The columns of a picture of which ``out`` has that many places, or of a slice of a volume.
 
     oneDNN multiplies volumes slice by slice (jit_gemm_convolution_utils.cpp: os, im2col_sz).
