@@ -32,6 +32,11 @@ class Memory:
     def is_exact(self) -> bool:
         return False
 
+    @property
+    def counts_runs(self) -> bool:
+        """Do further runs take bytes that a search for the least does not see?"""
+        return False
+
     def nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule``: what must be within the budget."""
         raise NotImplementedError
@@ -106,6 +111,10 @@ class WithRuns(Memory):
     @property
     def match_ranges(self) -> tuple[int, ...]:
         return self.memory.match_ranges
+
+    @property
+    def counts_runs(self) -> bool:
+        return any(self.nbytes_of_run)
 
     def nbytes(self, schedule: Schedule) -> int:
         return self.memory.nbytes(schedule) + further_runs(schedule, self.nbytes_of_run)

@@ -28,23 +28,30 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
     """
     space = problem.space
     schedules = [Schedule.unplanned(problem.graph), *starts]
+    in_one_go: list[Schedule | None] = []
     try:
         if space.takes_at_most(problem.graph) <= problem.most_seconds:
-            schedule = space.improve(problem, problem.cheapest(schedules), stop, moves)
-            return problem.cheapest([*schedules, schedule]) or schedules[0]
-        schedules += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
-        best = problem.cheapest(schedules) or schedules[0]
-        enough = dataclasses.replace(moves, enough_seconds=problem.most_seconds)
-        step = FIRST_STEP
-        while step > SMALLEST_STEP and not stop.is_over():
-            aim = int((1.0 - step) * problem.memory.nbytes(best))
-            until = stop.share(STEP_SHARE)
-            schedule = space.improve(problem.within(aim), best, until, enough)
-            if schedule is not None and schedule.seconds <= problem.most_seconds:
-                schedules.append(schedule)
-                best = problem.cheapest([best, schedule]) or best
-            else:
-                step *= 0.5
+            in_one_go = [space.improve(problem, problem.cheapest(schedules), stop, moves)]
+        # A search in one go does not see what further runs take; one within a budget keeps it.
+        if not in_one_go or problem.memory.counts_runs:
+            schedules += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
+            _step_down(problem, schedules, stop, moves)
     except KeyboardInterrupt:
         stop.end()
-    return problem.cheapest(schedules) or schedules[0]
+    return problem.cheapest([*schedules, *in_one_go]) or schedules[0]
+
+
+def _step_down(problem: Problem, schedules: list[Schedule], stop: Stop, moves: Moves) -> None:
+    """Add to ``schedules`` what is found within less and less memory."""
+    best = problem.cheapest(schedules) or schedules[0]
+    enough = dataclasses.replace(moves, enough_seconds=problem.most_seconds)
+    step = FIRST_STEP
+    while step > SMALLEST_STEP and not stop.is_over():
+        aim = int((1.0 - step) * problem.memory.nbytes(best))
+        until = stop.share(STEP_SHARE)
+        schedule = problem.space.improve(problem.within(aim), best, until, enough)
+        if schedule is not None and schedule.seconds <= problem.most_seconds:
+            schedules.append(schedule)
+            best = problem.cheapest([best, schedule]) or best
+        else:
+            step *= 0.5
