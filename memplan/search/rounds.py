@@ -36,6 +36,8 @@ from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
 from memplan.util.stop import JUDGED_AFTER, Pace, Stop
 
+# There is room for sequences of this many times the ops; those to begin with fill half of it.
+ROOM = 8
 # A round makes this many moves for every op, times its length.
 MOVES_PER_OP = 2000
 # Temperatures of a round are in units of the mean time of an op; each falls to this share.
@@ -122,7 +124,7 @@ class Rounds:
         again = repeatable(graph, backward=rules.recompute_backward)
         self.model = sequence_model(graph, again, reorder=rules.reorder)
         self.nops = len(self.model.seconds)
-        self.capacity = 4 * len(graph.ops) + 1000
+        self.capacity = ROOM * len(graph.ops) + 1000
         self.state = sequence_state(self.model, self.capacity, seed)
         self.arrays = graph_arrays(graph)
         self.memory = replay_memory(self.arrays, self.capacity)
@@ -254,7 +256,8 @@ class Rounds:
     def evicted_online(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
         """Sequences of online eviction of about this many live bytes."""
         run = partial(online_schedules, recompute_backward=self.rules.recompute_backward)
-        return filter(self._legal, map(self._grouped, run(self.graph, budget_nbytes, stop)))
+        schedules = map(self.reordered.back, run(self.reordered.graph, budget_nbytes, stop))
+        return filter(self._legal, map(self._grouped, schedules))
 
     def sliced(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
         """Sequences that recompute slices, of about this many live bytes."""

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from memplan.search.chain import compile_chain
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
@@ -217,6 +218,7 @@ def compile_search() -> None:
     """Compile, or load what was compiled before: once in a process, and not in anybody's time."""
     op = Op("warm", "op", (), (0,), 1.0)
     graph = TrainingGraph((op,), (Tensor("warm", 4, 1),), (0,), 1)
+    compile_chain()
     rules = Rules(recompute_backward=False, reorder=True, match_ranges=(1,))
     rounds = Rounds(graph, rules, seed=0, stop=Stop.after(1e6))
     rounds.round(LIVE_ROUND, 0)  # first, as it takes longest: compile_others is done by then

@@ -2,94 +2,135 @@
 
 Where a network has no points to cut at, as an unrolled recurrent one has none, what is read across
 a cut of its order is a set of tensors. Between two cuts lies a slice. The backward pass visits
-slices from the last to the first: what is stored when is decided as on a chain
-(:mod:`memplan.search.revolve`), and a slice is recomputed from the nearest cut before it.
+slices from the last to the first; what is stored when is decided as on a chain
+(:mod:`memplan.search.chain`), by about the bytes that are alive then.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.eager import better_order
+from memplan.search.chain import ChainPlans
+from memplan.search.eager import reordered
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
-from memplan.search.rematerialize import carried_always, closure
-from memplan.search.revolve import first_sweep, stored_at
+from memplan.search.sliced_graph import SlicedGraph
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
-# So many cuts are tried, each with as many slots, then with so many fewer at a time, until a
-# schedule fits. A cut may be this part of a slice away from where slices have equal bytes. Set on
-# unrolled recurrent networks, and on U-Nets.
-COUNTS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 90)
-FEWER, LEVELS, LEEWAY = 1.5, 9, 0.4
+# So many cuts are tried. A cut may be this part of a slice away from where slices have equal bytes.
+# Set on unrolled recurrent networks, and on U-Nets.
+COUNTS = (4, 11, 23, 45, 90, 160)
+LEEWAY = 0.4
+
+# Plans of a chain are made for budgets up to this many of the budget.
+MOST_BUDGETS = 1.3
 
 # Longer sequences, in steps of the unplanned one, are given up.
 MOST_STEPS = 4
 
-# What a schedule costs in work, for every op: measured on unrolled networks of 1,300 and 4,800 ops.
-WORK_BY_OPS = 2.0
+# What a schedule costs in work, for every op, and a chain for the cube of its slices: measured on
+# unrolled networks of 1,300 and 4,800 ops.
+WORK_BY_OPS, WORK_BY_CUBE = 2.0, 0.01
 
 # The cheapest is chosen for these parts of the budget; bytes over that, in budgets, cost so many
-# steps.
-SLACKS, EXCESS_SECONDS = (1.0, 0.95, 0.9), 5.0
+# steps where nothing fits. Each is looked for in the chains that are cheapest, so often.
+SLACKS, EXCESS_SECONDS = (1.0, 0.96), 5.0
+CHEAPEST_CHAINS, CORRECTIONS = 4, 4
+
+
+class _Entry(NamedTuple):
+    """The peak of live bytes, the seconds and the ops of a sequence."""
+
+    peak_nbytes: int
+    seconds: float
+    ops: list[int]
 
 
 def sliced_schedules(
     graph: TrainingGraph, budget_nbytes: int, stop: Stop, *, reorder: bool
 ) -> list[Schedule]:
-    """The cheapest within about the budget, or those that are cheapest for how far they are over.
+    """The cheapest within about the budget, or that which is cheapest for how far it is over.
 
     Without backward ops there are none. With ``reorder`` backward ops may change their order.
     """
-    if graph.nforward == len(graph.ops):
+    if graph.nforward == len(graph.ops) or budget_nbytes <= 0:
         return []
-    entries: list[tuple[int, float, list[int]]] = []
+    other = reordered(graph, reorder=reorder)
+    entries = list(_entries(other.graph, budget_nbytes, stop))
+
+    def cost(entry: _Entry, aim: float) -> float:
+        excess = max(0.0, entry.peak_nbytes / aim - 1.0)
+        return entry.seconds + EXCESS_SECONDS * excess * graph.seconds
+
+    best = []
+    for aim in (slack * budget_nbytes for slack in SLACKS):
+        fitting = [entry for entry in entries if entry.peak_nbytes <= aim]
+        best += [min(fitting or entries, key=lambda e: cost(e, aim))] if entries else []
+    unique = {id(entry.ops): entry.ops for entry in best}
+    return [other.back(Schedule.sequence(other.graph, ops)) for ops in unique.values()]
+
+
+def _entries(graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Iterator[_Entry]:
+    """Sequences in this order of about as many bytes as each part of the budget.
+
+    They are of the cuts whose chains are cheapest there.
+    """
+    chains = list(_chains(graph, budget_nbytes, stop))
     arrays, seconds = graph_arrays(graph), np.array([op.seconds for op in graph.ops])
     memory = replay_memory(arrays, MOST_STEPS * len(graph.ops))
-    order = better_order(graph) if reorder else range(len(graph.ops))
-    for ops in _levels(graph, order, entries, budget_nbytes, stop):
+
+    def entry_of(slices: SlicedGraph, plans: ChainPlans, held: int) -> _Entry | None:
+        stop.spend(WORK_BY_OPS * len(graph.ops))
+        ops = slices.sequence(plans.plan(held), MOST_STEPS * len(graph.ops))
+        if ops is None:
+            return None
         steps = np.array(ops, dtype=np.int64)
         peak = int(replay(arrays, memory, steps, len(steps), 0, UNLIMITED)[1])
-        entries.append((peak, float(seconds[steps].sum()), ops))
+        return _Entry(peak, float(seconds[steps].sum()), ops)
 
-    def cost(entry: tuple[int, float, list[int]], aim: float) -> float:
-        excess = max(0.0, entry[0] / max(1.0, aim) - 1.0)
-        return entry[1] + EXCESS_SECONDS * excess * graph.seconds
+    for slack in SLACKS:
+        aim = slack * budget_nbytes
 
-    best = [min(entries, key=lambda e: cost(e, s * budget_nbytes)) for s in SLACKS if entries]
-    unique = {id(entry[2]): entry[2] for entry in best}
-    return [Schedule.sequence(graph, ops) for ops in unique.values()]
+        def estimate(chain: tuple[SlicedGraph, ChainPlans], aim: float = aim) -> float:
+            return chain[1].least_seconds(aim)
+
+        for slices, plans in sorted(chains, key=estimate)[:CHEAPEST_CHAINS]:
+            held = plans.held_for(aim)
+            for _ in range(CORRECTIONS):
+                if stop.is_over():
+                    return
+                entry = entry_of(slices, plans, held)
+                if entry is None:
+                    break
+                yield entry
+                # The bytes of a chain are about those of its sequence: what that has too many, or
+                # too few, is held beside the next plan.
+                more = math.ceil((entry.peak_nbytes - aim) / plans.unit)
+                next_held = plans.nearest(held + more)
+                if next_held == held:
+                    break
+                held = next_held
 
 
-def _levels(
-    graph: TrainingGraph,
-    order: Sequence[int],
-    entries: Sequence[tuple[int, float, list[int]]],
-    budget_nbytes: int,
-    stop: Stop,
-) -> Iterator[list[int]]:
-    """Sequences with ever fewer slots, until one of those ``entries`` is well within the budget."""
-    slices = {cuts: _Slices(graph, cuts, order) for cuts in _distinct_cuts(graph)}
-    pairs = set()
-    for level in range(LEVELS):
-        for cuts in slices:
-            slots = max(1, round(len(cuts) / FEWER**level))
-            if (cuts, slots) in pairs:
-                continue
-            pairs.add((cuts, slots))
-            if stop.is_over():
-                return
-            stop.spend(WORK_BY_OPS * len(graph.ops))
-            ops = slices[cuts].sequence(slots)
-            if ops is not None:
-                yield ops
-        if any(peak <= SLACKS[-1] * budget_nbytes for peak, _, _ in entries):
+def _chains(
+    graph: TrainingGraph, budget_nbytes: int, stop: Stop
+) -> Iterator[tuple[SlicedGraph, ChainPlans]]:
+    """The forward pass in slices between cuts, where a plan of the chain fits."""
+    for cuts in _distinct_cuts(graph):
+        if stop.is_over():
             return
+        slices = SlicedGraph(graph, cuts)
+        plans = ChainPlans(slices.chain(), int(MOST_BUDGETS * budget_nbytes))
+        stop.spend(WORK_BY_CUBE * len(cuts) ** 3)
+        if plans.nearest(0) == 0:
+            yield slices, plans
 
 
 def _distinct_cuts(graph: TrainingGraph) -> list[tuple[int, ...]]:
@@ -118,87 +159,3 @@ def _cuts(crossing_nbytes: Array, saved_nbytes: Array, count: int) -> Iterator[i
         if low < high:
             before = low + int(np.argmin(crossing_nbytes[low:high]))
             yield before
-
-
-class _Slices:
-    """The forward pass in slices between ``cuts``, and the order in which ops run first.
-
-    A backward op belongs to the slice of the forward op that it differentiates, if it reads what
-    the forward pass wrote, or to that of the op before it if that is earlier.
-    """
-
-    def __init__(self, graph: TrainingGraph, cuts: Sequence[int], order: Sequence[int]) -> None:
-        self.graph, self.order, self.ncuts = graph, order, len(cuts)
-        self.always = carried_always(graph)
-        self.slice_of = [bisect_right(cuts, op) for op in range(graph.nforward)]
-        self.slice_of += [self.ncuts] * (len(graph.ops) - graph.nforward)
-        arrival = self.ncuts
-        for op in order[graph.nforward :]:
-            twin = graph.ops[op].differentiates
-            reads = any(graph.producer[a] < graph.nforward for a in graph.ops[op].inputs)
-            if reads and twin is not None and twin < graph.nforward:
-                arrival = min(arrival, self.slice_of[twin])
-            self.slice_of[op] = arrival
-        self.tensors_of: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
-        self.read_in: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
-        self.crossings: list[set[int]] = [set() for _ in range(self.ncuts + 1)]
-        self.readers: dict[int, list[int]] = {}
-        for a, p in enumerate(graph.producer):
-            if p < graph.nforward and a not in self.always:
-                self._enter(a, self.slice_of[p])
-
-    def _enter(self, a: int, home: int) -> None:
-        """Note in which slices after its own tensor a is read."""
-        self.tensors_of[home].add(a)
-        slices = sorted({self.slice_of[r] for r in self.graph.readers[a]} - set(range(home + 1)))
-        self.readers[a] = slices
-        for q in slices:
-            self.read_in[q].add(a)
-        for q in range(home + 1, slices[-1] + 1 if slices else 0):
-            self.crossings[q].add(a)
-
-    def sequence(self, slots: int) -> list[int] | None:
-        """The ops that run with so many cuts stored at a time; None if these are too many."""
-        graph, last = self.graph, self.ncuts
-        checkpoints = dict(stored_at(0, last, slots, frozenset()))
-        checkpoints[last] = frozenset(first_sweep(last, slots))
-        sequence = list(self.order[: graph.nforward])
-        current = last
-        keepable = self._keepable(current, checkpoints[current])
-        first_inputs = graph.ops[self.order[graph.nforward]].inputs
-        present = {
-            a
-            for op in sequence
-            for a in graph.ops[op].outputs
-            if a in keepable or a in self.always or a in first_inputs
-        }
-        for op in self.order[graph.nforward :]:
-            ops = {op}
-            if self.slice_of[op] != current:
-                current = self.slice_of[op]
-                keepable = self._keepable(current, checkpoints[current])
-                present = {a for a in present if a in keepable or a not in self.readers}
-                missing_tensors = self._demand(current, checkpoints[current]) - present
-                ops.update(graph.producer[a] for a in missing_tensors)
-            run = closure(graph, ops, present)
-            sequence += run
-            if len(sequence) > MOST_STEPS * len(graph.ops):
-                return None
-            outputs = (a for other in run for a in graph.ops[other].outputs)
-            present.update(a for a in outputs if a in keepable or a not in self.readers)
-        return sequence
-
-    def _keepable(self, current: int, checkpoints: frozenset[int]) -> set[int]:
-        """What may stay while the backward pass is in slice ``current``."""
-        crossings = (self.crossings[point + 1] for point in checkpoints)
-        return self.tensors_of[current] | self.read_in[current].union(*crossings)
-
-    def _demand(self, current: int, checkpoints: frozenset[int]) -> set[int]:
-        """What slice ``current`` reads of others, and the slices before it of what is stored."""
-        tensors = set(self.read_in[current])
-        for point in checkpoints:
-            for a in self.crossings[point + 1]:
-                slices = self.readers[a]
-                if slices[bisect_left(slices, point + 1)] <= current:
-                    tensors.add(a)
-        return tensors

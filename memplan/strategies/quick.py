@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from memplan.memory.memory import Live
+from memplan.search.eager import reordered
 from memplan.search.eviction import Evictions
 from memplan.search.online import online_schedules
 from memplan.search.segments import stages
@@ -52,9 +54,9 @@ def candidates(
         schedules = list(_dropped(problem, until, recompute_backward))
         yield from schedules
         if not any(schedule.overhead <= FEW_SECONDS for schedule in schedules):
-            yield from online_schedules(
-                graph, budget_nbytes, until, recompute_backward=recompute_backward
-            )
+            other = reordered(graph, reorder=reorder)
+            run = partial(online_schedules, recompute_backward=recompute_backward)
+            yield from map(other.back, run(other.graph, budget_nbytes, until))
             yield from sliced_schedules(graph, budget_nbytes, stop, reorder=reorder)
     if len(graph.ops) > LARGE:
         yield from problem.space.cut(problem, stages(graph), stop)

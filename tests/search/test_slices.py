@@ -77,6 +77,28 @@ def test_the_eager_order_lets_nothing_wait() -> None:
     assert kinds == ["b", "w"] * 40
 
 
+def test_the_backward_pass_finishes_the_last_branch_first() -> None:
+    """In the base order the gradients of both branches take turns, and wait for those of weights.
+
+    Ops 0 to 5 are one branch, 6 to 11 the other one, 12 joins them.
+    """
+    ops = [Op(f"f{n}", "f", () if n in (0, 6) else (n - 1,), (n,), 1.0) for n in range(12)]
+    ops.append(Op("loss", "loss", (5, 11), (12,), 1.0))
+    above = {5: 12, 11: 12}
+    for n in (5, 11, 4, 10, 3, 9, 2, 8, 1, 7, 0, 6):
+        ops.append(Op(f"b{n}", "b", (above[n], n), (len(ops),), 1.0, False, differentiates=n))
+        above[n - 1] = len(ops) - 1
+    for op in range(13, 25):
+        twin = ops[op].differentiates
+        ops.append(Op(f"w{op}", "w", (op,), (len(ops),), 0.0, False, differentiates=twin))
+    names = {op.name: 0 if op.kind == "w" else 1 for op in ops}
+    heads = tuple(n for n, op in enumerate(ops) if op.kind == "w")
+    graph = TrainingGraph(tuple(ops), tensors(**names), heads=heads, nforward=13)
+    order = better_order(graph)
+    assert [graph.ops[op].differentiates for op in order[13::2]] == list(range(11, -1, -1))
+    assert [graph.ops[op].kind for op in order[13:]] == ["b", "w"] * 12
+
+
 def test_a_schedule_of_another_order_is_one_of_the_original() -> None:
     graph = braid(20)
     other = reordered(graph)
