@@ -47,15 +47,13 @@ class Choosing:
         repairs = self._mended(budget_nbytes, stop)
         online = None
         if not repairs:
-            online = self.orders[-1].within(budget_nbytes).cheapest_online(stop)
+            online = self.orders[0].within(budget_nbytes).cheapest_online(stop)
         starts = repairs or self._starts(budget_nbytes, online, stop)
         if not starts:
-            return None if online is None else self.reordered.back(online)
+            return online
         self.last = improve_best(starts, stop, patience=PATIENCE, seed=self.seed)
-        best = self.last.fit.schedule
-        if online is not None and online.seconds < best.seconds:
-            best = online
-        return self.reordered.back(best)
+        best = self.reordered.back(self.last.fit.schedule)
+        return online if online is not None and online.seconds < best.seconds else best
 
     def _mended(self, budget_nbytes: int, stop: Stop) -> list[Start]:
         """The last schedule with more drops."""
@@ -69,8 +67,8 @@ class Choosing:
         """What a search may begin with; with ``few`` the first of these."""
         result = []
         for evictions in (order.within(budget_nbytes) for order in self.orders):
-            is_better = evictions.graph is self.reordered.graph
-            fits = [evictions.first(online if is_better else None, stop)]
+            is_base = evictions.graph is self.reordered.original
+            fits = [evictions.first(online if is_base else None, stop)]
             if not self.few:
                 aims = (int(slack * budget_nbytes) for slack in SLACKS)
                 fits += [evictions.within(aim).fit((), stop) for aim in aims]

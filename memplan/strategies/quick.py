@@ -13,6 +13,7 @@ from memplan.search.online import online_schedules
 from memplan.search.segments import stages
 from memplan.search.slices import sliced_schedules
 from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.strategies.base import OneOf, Problem
 from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
@@ -56,8 +57,11 @@ def candidates(
         if not any(schedule.overhead <= FEW_SECONDS for schedule in schedules):
             other = reordered(graph, reorder=reorder)
             run = partial(online_schedules, recompute_backward=recompute_backward)
-            yield from map(other.back, run(other.graph, budget_nbytes, until))
-            yield from sliced_schedules(graph, budget_nbytes, stop, reorder=reorder)
+            schedules = [other.back(s) for s in run(other.graph, budget_nbytes, until)]
+            yield from schedules
+            # From recomputed slices moves of single ops do not get far.
+            if not any(simulate(s).peak_nbytes <= budget_nbytes for s in schedules):
+                yield from sliced_schedules(graph, budget_nbytes, stop, reorder=reorder)
     if len(graph.ops) > LARGE:
         yield from problem.space.cut(problem, stages(graph), stop)
         return

@@ -12,7 +12,7 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
 from memplan.memory.memory import Live
-from memplan.search.eager import better_order, reordered
+from memplan.search.eager import better_order, mirrored_order, reordered
 from memplan.search.rounds import Rounds, Rules
 from memplan.search.segments import articulation_points
 from memplan.search.slices import sliced_schedules
@@ -94,7 +94,7 @@ def test_the_backward_pass_finishes_the_last_branch_first() -> None:
     names = {op.name: 0 if op.kind == "w" else 1 for op in ops}
     heads = tuple(n for n, op in enumerate(ops) if op.kind == "w")
     graph = TrainingGraph(tuple(ops), tensors(**names), heads=heads, nforward=13)
-    order = better_order(graph)
+    order = mirrored_order(graph)
     assert [graph.ops[op].differentiates for op in order[13::2]] == list(range(11, -1, -1))
     assert [graph.ops[op].kind for op in order[13:]] == ["b", "w"] * 12
 
