@@ -1,4 +1,4 @@
-"""Kinds of rounds of annealing, and in which order a search makes them."""
+"""Kinds of rounds, and in which order a search makes them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,40 @@ SHORT_HOT = 0.04
 
 
 class Round(NamedTuple):
-    """How a round anneals: from the best sequence, or from the first; how hot, how long.
+    """How a round goes: from the best sequence, or from the first; how hot, how long.
 
     With ``chains`` it also recomputes whole chains of ops in one move, and begins with the
-    unplanned step where it does not begin with the best.
+    unplanned step where it does not begin with the best. With ``recreates`` it does not anneal: it
+    takes back many recomputations at a time, and chooses anew (begins as with ``chains``).
     """
 
     from_best: bool
     hot: float
     length: float
     chains: bool = False
+    recreates: bool = False
+
+    @property
+    def from_unplanned(self) -> bool:
+        """Does it begin with the unplanned step where it does not begin with the best?"""
+        return self.chains or self.recreates
 
 
 SHORT = Round(True, SHORT_HOT, FIRST_ROUND)
-ROUNDS = (
+# In MXNet's blocks, and for the least memory.
+ANNEALING_ROUNDS = (
     Round(False, 0.3, 0.5),
     Round(False, 0.15, 1.0),
     Round(False, 0.5, 1.0),
     Round(True, 0.1, 1.0),
+)
+# In live bytes: set on the zoo's ResNet-50, a U-Net and a high-resolution network at 30 and 40%.
+ROUNDS = (
+    Round(True, 1.0, 0.3, recreates=True),
+    Round(True, 0.1, 0.3),
+    Round(False, 4.0, 1.0, recreates=True),
+    Round(True, 0.1, 0.5),
+    Round(False, 0.3, 0.5),
 )
 # Near the least memory a gradient of weights that is computed early takes dozens of ops once more:
 # other moves than those of whole chains, one op at a time, cost more before they gain. Where
@@ -41,7 +57,7 @@ CHAIN_ROUNDS = (
 )
 
 
-def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ROUNDS) -> Iterator[Round]:
+def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ANNEALING_ROUNDS) -> Iterator[Round]:
     """The rounds of a search, at most ``limit``, at least the first."""
     yield SHORT
     for number in itertools.count(1) if limit is None else range(1, limit):

@@ -1,10 +1,9 @@
-"""Rounds of annealing over sequences of executions, and the best sequence that they have found."""
+"""Rounds of search over sequences of executions, and the best sequence that they have found."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -24,17 +23,19 @@ from memplan.search.kernels.annealing import (
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.model import BEFORE, sequence_model
+from memplan.search.kernels.recreating import SPENT, Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
-from memplan.search.kernels.state import LENGTH, OP, sequence_state
+from memplan.search.kernels.state import EXCESS, LENGTH, OP, sequence_state
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
 from memplan.search.round_kinds import SHORT_HOT, Round
 from memplan.search.slices import sliced_schedules
+from memplan.search.speed import FEWEST_MOVES, Speed
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
-from memplan.util.stop import JUDGED_AFTER, Pace, Stop
+from memplan.util.stop import Pace, Stop
 
 # There is room for sequences of this many times the ops; those to begin with fill half of it.
 ROOM = 8
@@ -47,7 +48,8 @@ COLD = 0.1
 SECONDS_AT_LEAST, LEAST_HOT = 0.02, 0.1
 # What MXNet allocates changes by jumps: annealing in blocks is so much hotter.
 BLOCKS_HOTTER = 4.0
-FEWEST_MOVES = 64
+# In place of a match range: the speed of ruin and recreate.
+RECREATING = -2
 # What packing costs in work, for every op: where quick placements fit, and where none does.
 # Measured on the zoo's ResNet-50 and on an LSTM of 1,700 ops.
 PACKING_WORK, FAILING_WORK = 2, 60
@@ -56,33 +58,8 @@ PACKING_WORK, FAILING_WORK = 2, 60
 BLOCKS_WORK = 0.33
 # The search in blocks leaves out tensors of less than this share of the budget.
 SMALL_SHARE = 2e-4
-# Between two looks at the clock about this many seconds pass.
-CHUNK_SECONDS = 0.1
 # After this many moves it is looked whether what was found is enough.
 LOOK_MOVES = 4096
-
-
-@dataclass
-class Speed:
-    """How fast moves are: so many were made in so many seconds; how many to make at a time."""
-
-    moves: int = 0
-    seconds: float = 0.0
-    chunk: int = FEWEST_MOVES
-
-    def note(self, moves: int, seconds: float) -> None:
-        """This many moves took this many seconds."""
-        self.moves += moves
-        self.seconds += seconds
-        self.chunk = int(max(20, CHUNK_SECONDS * moves / max(1e-6, seconds)))
-
-    def possible(self, moves: int, stop: Stop) -> int:
-        """As many of these moves as there is time for, if enough were made to tell."""
-        left = max(0.0, stop.seconds_left)
-        if self.seconds <= JUDGED_AFTER * left or self.seconds * moves <= self.moves * left:
-            return moves
-        stop.cut()
-        return max(FEWEST_MOVES, int(self.moves / self.seconds * left))
 
 
 # By how many bytes a schedule is over a budget.
@@ -129,6 +106,7 @@ class Rounds:
         self.arrays = graph_arrays(graph)
         self.memory = replay_memory(self.arrays, self.capacity)
         self.room = np.zeros(self.capacity, dtype=np.int64)
+        self.ruining = recreating_room(self.model, self.capacity)
         # What MXNet allocates in blocks depends on its own order.
         self.reordered = reordered(graph, reorder=rules.reorder and not rules.match_ranges)
         dropped = self.reordered.graph
@@ -269,7 +247,7 @@ class Rounds:
         sequence = best_sequence(best)
         if kind.from_best and len(sequence):
             return sequence
-        return self.unplanned if kind.chains else self.first
+        return self.unplanned if kind.from_unplanned else self.first
 
     def round(
         self,
@@ -290,13 +268,15 @@ class Rounds:
         stop = self.stop if stop is None else stop
         best = self.found if best is None else best
         moves = self._moves(kind, match_range, stop)
-        if moves < self._moves_of(kind) and not (kind.from_best or kind.chains):
+        if moves < self._moves_of(kind) and not (kind.from_best or kind.from_unplanned):
             kind = kind._replace(from_best=True, hot=SHORT_HOT)
         hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
         review = min(2000, max(100, moves // 400))
         heat = (hot, COLD * hot)
         task = Task(self.unit, match_range, shrink, False, *heat, moves, review, kind.chains)
         start = self.start_of(kind, best) if start is None else start
+        if kind.recreates:
+            return self._recreate(start, budget_nbytes, heat, moves, best, stop)
         if kind.chains and not kind.from_best:
             self.weight = 1.0  # where little fits it has grown until bytes are all that counts
         return self._anneal(start, budget_nbytes, task, best, stop)
@@ -318,7 +298,7 @@ class Rounds:
         """The moves of a round: those of its kind, or as many as there is work left for."""
         moves = self._moves_of(kind)
         most = max(FEWEST_MOVES, stop.work_left / self._work(match_range))
-        speed = self.speeds.get(match_range, Speed())
+        speed = self.speeds.get(RECREATING if kind.recreates else match_range, Speed())
         return min(moves, int(min(moves, most)), speed.possible(moves, stop))
 
     def _work(self, match_range: int) -> float:
@@ -356,6 +336,39 @@ class Rounds:
                     break
         self.weight = control[0]
         return self.state.steps[OP, : self.state.totals[LENGTH]].copy()
+
+    def _recreate(
+        self,
+        sequence: Array,
+        budget_nbytes: int,
+        heat: tuple[float, float],
+        work: int,
+        best: Best,
+        stop: Stop,
+    ) -> Array:
+        """Ruin and recreate, from ``sequence``, for so much work; where that ends."""
+        load(self.model, self.state, sequence, len(sequence), budget_nbytes)
+        fits = self.state.totals[EXCESS] == 0
+        control = np.array([len(sequence), self.seconds(sequence) if fits else np.inf, 0.0])
+        ruining = self.ruining
+        ruining.now[: len(sequence)] = sequence
+        enough = self.enough_seconds if best is self.found else 0.0
+        speed = self.speeds.setdefault(RECREATING, Speed())
+        pace, made = Pace(stop, work), 0
+        while (left := pace.left(made)) > 0:
+            begin = time.monotonic()
+            ruins = Ruins(self.unit * heat[0], self.unit * heat[1], made + left, enough)
+            chunk = min(left, speed.chunk)
+            recreate(self.model, self.state, ruining, ruins, best, control, chunk)
+            spent = int(control[SPENT]) - made
+            made += spent
+            stop.spend(spent)
+            speed.note(spent, time.monotonic() - begin)
+            if best is self.found:
+                self._tell()
+            if best.figures[BEST_SECONDS] <= enough:
+                break
+        return ruining.now[: int(control[0])].copy()
 
     def is_enough(self) -> bool:
         """Is the best one so cheap that no other one can be cheaper?"""

@@ -1,6 +1,6 @@
-"""Near-optimal schedules of any graph by simulated annealing over sequences of executions.
+"""Near-optimal schedules of any graph: annealing, ruin and recreate over sequences of executions.
 
-Rounds of annealing start from the best sequence so far (:mod:`memplan.search.rounds`), until as
+Rounds start from the best sequence so far (:mod:`memplan.search.rounds`), until as
 many are made as were asked for, or so much work is done. A search for MXNet's blocks first finds
 plans by their live bytes, which is far faster, then replays the allocator.
 """
@@ -16,8 +16,14 @@ from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECO
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
-from memplan.search.round_kinds import ROUNDS, SHORT, SHORT_HOT, Round, rounds_to_make
-from memplan.search.rounds import MOVES_PER_OP, Excess, Rounds, Rules, best_sequence
+from memplan.search.round_kinds import (
+    ANNEALING_ROUNDS,
+    ROUNDS,
+    SHORT_HOT,
+    Round,
+    rounds_to_make,
+)
+from memplan.search.rounds import Excess, Rounds, Rules, best_sequence
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -45,12 +51,12 @@ LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # Slices begin a search where the others cost more than so many steps: from recomputed slices moves
 # of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
-# A search has little work left if it is for fewer short rounds than these: from 3,000 ops on.
-FEW_ROUNDS = 4
-# What is too large where live bytes are not what counts is mended by so many rounds of this kind.
-MENDING, MENDINGS = Round(False, SHORT_HOT, 0.1), 4
-# A search without a number of rounds ends after so many that found nothing cheaper: one of each.
-PATIENCE = len(ROUNDS)
+# What is too large where live bytes are not what counts is mended by so many rounds of this kind,
+# in blocks of the second.
+MENDING, MENDING_BLOCKS = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
+MENDINGS = 4
+# A search without a number of rounds ends after so many that found nothing cheaper: two of each.
+PATIENCE = 2 * len(ROUNDS)
 
 
 def cheapest(
@@ -62,10 +68,9 @@ def cheapest(
             search.first = _live_start(search, budget_nbytes)
         else:
             _greedy_start(search, budget_nbytes)
-    if not search.match_ranges:
-        _from_unplanned(search, budget_nbytes)
     aim = _settled(search, budget_nbytes, budget_nbytes)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
+    kinds = ANNEALING_ROUNDS if search.match_ranges else kinds
     for kind in rounds_to_make(rounds, kinds):
         if search.is_enough() or search.stop.is_over():
             break
@@ -84,6 +89,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
     Short rounds mend it, each in fewer bytes than the one before; what then fits leaves room for
     a higher aim.
     """
+    kind = MENDING_BLOCKS if search.match_ranges else MENDING
     for _ in range(MENDINGS):
         over = search.settle(budget_nbytes)
         if not over:
@@ -91,7 +97,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
         aim -= over
         if search.stop.is_over():
             return aim
-        search.round(MENDING, aim, start=search.first)
+        search.round(kind, aim, start=search.first)
     search.settle(budget_nbytes)
     return aim
 
@@ -125,22 +131,6 @@ def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
     if greedy is None or cost(greedy) > FAR_COST:
         sequences += sliced
     search.first = min(sequences, key=cost, default=search.first)
-
-
-def _from_unplanned(search: Rounds, budget_nbytes: int) -> None:
-    """A short round from the unplanned step, where there is a sequence to begin with already.
-
-    At moderate budgets it may find a cheaper one than rounds from that sequence do. Large graphs
-    have work for a few such rounds in all: that is better done from the sequence.
-    """
-    if search.stop.work_left < FEW_ROUNDS * SHORT.length * MOVES_PER_OP * search.nops:
-        return
-    if search.found.figures[BEST_LENGTH] and not (search.is_enough() or search.stop.is_over()):
-        found = search.nothing()
-        search.round(SHORT, budget_nbytes, best=found, start=search.unplanned)
-        sequence = best_sequence(found)
-        if len(sequence):
-            search.offer(sequence, budget_nbytes)
 
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:
@@ -228,6 +218,7 @@ def compile_search() -> None:
     rules = Rules(recompute_backward=False, reorder=True, match_ranges=(1,))
     rounds = Rounds(graph, rules, seed=0, stop=Stop.after(1e6))
     rounds.round(LIVE_ROUND, 0)  # first, as it takes longest: compile_others is done by then
+    rounds.round(ROUNDS[0], 0)
     cheapest(rounds, 0, 1)
     compile_online()
 

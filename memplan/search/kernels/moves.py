@@ -165,7 +165,7 @@ def _drop(model, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _is_read(model, state, step):  # type: ignore[no-untyped-def]
+def is_read(model, state, step):  # type: ignore[no-untyped-def]
     """Is anything read of what the run at ``step`` writes?"""
     op, later = state.steps[OP, step], state.steps[LATER, step]
     for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
@@ -187,7 +187,7 @@ def _open(model, state):  # type: ignore[no-untyped-def]
     for step in range(last, max(-1, last - REACH), -1):
         is_again = state.steps[EARLIER, step] >= 0
         in_row &= is_again
-        if not is_again or (not in_row and _is_read(model, state, step)):
+        if not is_again or (not in_row and is_read(model, state, step)):
             continue
         op = state.steps[OP, step]
         remove(model, state, step)
@@ -260,6 +260,15 @@ def _move(model, state):  # type: ignore[no-untyped-def]
         return False
     log_change(state, MOVED, step, move(model, state, step, gap))
     return True
+
+
+@compiled
+def reorder(model, state):  # type: ignore[no-untyped-def]
+    """Put a random run elsewhere, if that is possible: mostly near, or to what it reads."""
+    if _chance(state, 0.3):
+        _attach(model, state)
+    else:
+        _move(model, state)
 
 
 @compiled

@@ -1,0 +1,308 @@
+"""Ruin and recreate: take some recomputations back, then recompute what is idle at the peaks.
+
+Schrimpf et al. 2000, "Record breaking optimization results using the ruin and recreate principle".
+What is recomputed is chosen where most bytes are alive, by seconds per byte, as Kirisame et al.
+2021 (Dynamic Tensor Rematerialization, arXiv:2006.09616) do online. It begins with any sequence, in
+any order, and some attempts change the order: on the zoo's ResNet-50 and Inception that finds in
+seconds what moves of single ops do not find in minutes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
+from memplan.search.kernels.arrays import Array
+from memplan.search.kernels.model import NBYTES, READ, READERS, READERS_END, WRITER, SequenceModel
+from memplan.search.kernels.moves import draw, is_read, reorder
+from memplan.search.kernels.sequence import insert, last_read, latest, load, remove
+from memplan.search.kernels.state import BUDGET, CHANGES, EARLIER, EXCESS, LAST, LATER, LENGTH, OP
+from memplan.util.compiled import compiled
+
+# An input whose life ended before the peak is kept, and not recomputed, if it has at most this
+# share of the bytes of what is dropped.
+SMALL = 0.02
+# In half of the attempts the seconds per byte are up to so much higher, at random.
+NOISE = 0.5
+# Kinds of attempts: what is taken back is anywhere, else at some steps, else of some ops.
+ANYWHERE, AT_STEPS = 0.4, 0.3
+# What share of it, and the parts of all steps or ops.
+SHARES, SHARES_NEAR, PARTS = (0.01, 0.3), (0.2, 0.5, 1.0), (0.01, 0.2)
+# The share of the attempts that also move runs elsewhere, and of those that move one more.
+REORDERING, ONE_MORE = 0.6, 0.6
+# What attempts cost in work, in moves of annealing: each, and each peak.
+ATTEMPT_WORK, PEAK_WORK = 20, 9
+
+# Places in control: the length and the seconds of the sequence of now, the work done.
+NOW_LENGTH, NOW_SECONDS, SPENT = range(3)
+
+
+class Ruins(NamedTuple):
+    """How attempts go on: temperatures fall from ``hot`` to ``cold`` seconds over so much work.
+
+    They end with what takes ``enough_seconds``.
+    """
+
+    hot: float
+    cold: float
+    work: float
+    enough_seconds: float
+
+
+class Room(NamedTuple):
+    """Room for attempts: the sequence of now; ops that run again, and marks of what was seen;
+    tensors that are idle at a peak, and their scores.
+    """
+
+    now: Array
+    found: Array
+    marks: Array
+    tensors: Array
+    scores: Array
+
+
+def recreating_room(model: SequenceModel, capacity: int) -> Room:
+    """Room for sequences of up to ``capacity`` steps."""
+    nops, ntensors = len(model.seconds), model.tensors.shape[1]
+    now, tensors = np.zeros(capacity, dtype=np.int64), np.zeros(ntensors, dtype=np.int64)
+    found, marks = np.zeros(nops + 1, dtype=np.int64), np.zeros(nops + 1, dtype=np.int64)
+    return Room(now, found, marks, tensors, np.zeros(ntensors))
+
+
+@compiled
+def _unit(state):  # type: ignore[no-untyped-def]
+    """A random number from 0 to 1."""
+    return draw(state) / 9007199254740992.0
+
+
+@compiled
+def _next_read(model, state, tensor, step):  # type: ignore[no-untyped-def]
+    """The first step after ``step`` that reads ``tensor``; -1 if there is none."""
+    first = np.int64(-1)
+    for k in range(model.tensors[READERS, tensor], model.tensors[READERS_END, tensor]):
+        run = state.runs[LAST, model.readers[k]]
+        if run <= step:
+            continue
+        while state.steps[EARLIER, run] > step:
+            run = state.steps[EARLIER, run]
+        if first < 0 or run < first:
+            first = run
+    return first
+
+
+@compiled
+def _closure(model, state, op, gap, peak, nbytes, room):  # type: ignore[no-untyped-def]
+    """Find what must run for ``op`` at ``gap``: with what it reads, if that is not there at the
+    peak, nor written after it.
+
+    How many ops that are, their seconds, and how many of ``nbytes`` it frees at the peak.
+    """
+    found, marks = room.found, room.marks
+    marks[-1] += 1
+    mark = marks[-1]
+    marks[op] = mark
+    found[0] = op
+    count, done, seconds, gain = 1, 0, model.seconds[op], nbytes
+    while done < count:
+        now = found[done]
+        done += 1
+        for i in range(model.start[READ, now], model.start[READ, now + 1]):
+            tensor = model.flat[i]
+            source = model.tensors[WRITER, tensor]
+            if marks[source] == mark:
+                continue
+            write = latest(state, source, gap)
+            later = state.steps[LATER, write]
+            if write >= peak or last_read(model, state, tensor, write, later) >= peak:
+                continue
+            size = model.tensors[NBYTES, tensor]
+            if not model.repeatable[source] or size <= SMALL * nbytes:
+                gain -= size
+                continue
+            marks[source] = mark
+            found[count] = source
+            count += 1
+            seconds += model.seconds[source]
+    return count, seconds, gain
+
+
+@compiled
+def _sort(values, count):  # type: ignore[no-untyped-def]
+    for i in range(1, count):
+        value, j = values[i], i
+        while j > 0 and values[j - 1] > value:
+            values[j] = values[j - 1]
+            j -= 1
+        values[j] = value
+
+
+@compiled
+def _is_idle(model, state, tensor, peak):  # type: ignore[no-untyped-def]
+    """Is ``tensor`` held at ``peak`` for a later step, and may it run again for that?"""
+    writer = model.tensors[WRITER, tensor]
+    write = latest(state, writer, peak)
+    if write < 0 or not model.repeatable[writer]:
+        return False
+    later = state.steps[LATER, write]
+    if later == peak or last_read(model, state, tensor, write, later) <= peak:
+        return False
+    return last_read(model, state, tensor, peak - 1, peak + 1) < peak
+
+
+@compiled
+def _cheapest(scores, count):  # type: ignore[no-untyped-def]
+    best = -1
+    for i in range(count):
+        if scores[i] < np.inf and (best < 0 or scores[i] < scores[best]):
+            best = i
+    return best
+
+
+@compiled
+def _rank(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
+    """List what is idle at ``peak``, with seconds per byte; how many tensors that are."""
+    count = 0
+    for tensor in range(model.tensors.shape[1]):
+        if _is_idle(model, state, tensor, peak):
+            gap = _next_read(model, state, tensor, peak)
+            op, nbytes = model.tensors[WRITER, tensor], model.tensors[NBYTES, tensor]
+            _, seconds, gain = _closure(model, state, op, gap, peak, nbytes, room)
+            if gain > 0:
+                room.tensors[count] = tensor
+                room.scores[count] = seconds / gain * (1.0 + noise * _unit(state))
+                count += 1
+    return count
+
+
+@compiled
+def _relieve(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
+    """Recompute what is idle at ``peak``, cheapest per byte first, until it is within the budget.
+
+    False if there is too little, or no room for more steps.
+    """
+    count = _rank(model, state, peak, noise, room)
+    while state.live[peak] > state.totals[BUDGET]:
+        best = _cheapest(room.scores, count)
+        if best < 0:
+            return False
+        room.scores[best] = np.inf
+        tensor = room.tensors[best]
+        op, nbytes = model.tensors[WRITER, tensor], model.tensors[NBYTES, tensor]
+        gap = _next_read(model, state, tensor, peak)
+        if latest(state, op, gap) >= peak:
+            continue  # it runs again with another one
+        nruns, _, gain = _closure(model, state, op, gap, peak, nbytes, room)
+        if gain <= 0:
+            continue
+        if state.totals[LENGTH] + nruns >= len(state.live) // 2:
+            return False
+        _sort(room.found, nruns)
+        for k in range(nruns):
+            insert(model, state, room.found[k], gap + k, -1)
+    return True
+
+
+@compiled
+def _highest(state):  # type: ignore[no-untyped-def]
+    most = 0
+    for step in range(state.totals[LENGTH]):
+        if state.live[step] > state.live[most]:
+            most = step
+    return most
+
+
+@compiled
+def _between(limits, unit):  # type: ignore[no-untyped-def]
+    """A number between ``limits``, as evenly in logarithm as ``unit`` from 0 to 1."""
+    return limits[0] * (limits[1] / limits[0]) ** unit
+
+
+@compiled
+def _ruin(model, state):  # type: ignore[no-untyped-def]
+    """Take back some recomputations: anywhere, around a step, or of ops around an op."""
+    kind, size, centre = _unit(state), _unit(state), _unit(state)
+    half = _between(PARTS, _unit(state))
+    share = _between(SHARES, size) if kind < ANYWHERE else SHARES_NEAR[int(3 * size)]
+    length, nops = state.totals[LENGTH], len(model.seconds)
+    for step in range(length - 2, -1, -1):
+        if state.steps[EARLIER, step] < 0:
+            continue
+        away = 0.0
+        if kind >= ANYWHERE + AT_STEPS:
+            away = abs(state.steps[OP, step] / nops - centre)
+        elif kind >= ANYWHERE:
+            away = abs(step / length - centre)
+        if away < half and _unit(state) < share:
+            remove(model, state, step)
+
+
+@compiled
+def _recreate(model, state, room):  # type: ignore[no-untyped-def]
+    """Recompute at peaks until all are within the budget, if they are; how many peaks it took."""
+    noise = NOISE if _unit(state) < 0.5 else 0.0
+    for count in range(4 * len(model.seconds)):
+        peak = _highest(state)
+        if state.live[peak] <= state.totals[BUDGET]:
+            return count
+        if not _relieve(model, state, peak, noise, room):
+            return count + 1
+    return 4 * len(model.seconds)
+
+
+@compiled
+def _take_back(model, state):  # type: ignore[no-untyped-def]
+    """Take back what is recomputed and not read."""
+    for step in range(state.totals[LENGTH] - 2, -1, -1):
+        if state.steps[EARLIER, step] >= 0 and not is_read(model, state, step):
+            remove(model, state, step)
+
+
+@compiled
+def _trim(model, state):  # type: ignore[no-untyped-def]
+    """Take back what the budget does not need to be recomputed, from the last on."""
+    for step in range(state.totals[LENGTH] - 2, -1, -1):
+        op = state.steps[OP, step]
+        if state.steps[EARLIER, step] >= 0:
+            remove(model, state, step)
+            if state.totals[EXCESS] > 0:
+                insert(model, state, op, step, -1)
+
+
+@compiled
+def _keep(state, sequence):  # type: ignore[no-untyped-def]
+    for step in range(state.totals[LENGTH]):
+        sequence[step] = state.steps[OP, step]
+
+
+@compiled
+def recreate(model, state, room, ruins, best, control, work):  # type: ignore[no-untyped-def]
+    """Make attempts for so much ``work``; the best within the budget goes into ``best``."""
+    end = control[SPENT] + work
+    while control[SPENT] < end and best.figures[BEST_SECONDS] > ruins.enough_seconds:
+        load(model, state, room.now, np.int64(control[NOW_LENGTH]), state.totals[BUDGET])
+        _ruin(model, state)
+        if _unit(state) < REORDERING:
+            reorder(model, state)
+            while _unit(state) < ONE_MORE:
+                state.totals[CHANGES] = 0  # nothing is undone
+                reorder(model, state)
+        heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, control[SPENT] / ruins.work)
+        control[SPENT] += ATTEMPT_WORK + PEAK_WORK * _recreate(model, state, room)
+        if state.totals[EXCESS] > 0:
+            continue
+        _take_back(model, state)
+        if state.seconds[0] < control[NOW_SECONDS]:
+            control[SPENT] += ATTEMPT_WORK
+            _trim(model, state)
+        rise = state.seconds[0] - control[NOW_SECONDS]
+        if rise > -heat * np.log((draw(state) + 1.0) / 9007199254740993.0):
+            continue
+        control[NOW_LENGTH], control[NOW_SECONDS] = state.totals[LENGTH], state.seconds[0]
+        _keep(state, room.now)
+        if state.seconds[0] < best.figures[BEST_SECONDS]:
+            _keep(state, best.sequence)
+            best.figures[BEST_LENGTH] = state.totals[LENGTH]
+            best.figures[BEST_SECONDS] = state.seconds[0]
+            best.figures[BEST_NBYTES] = state.live[_highest(state)]

@@ -1,0 +1,89 @@
+"""Ruin and recreate: what it finds is legal, within the budget, and the same again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.amounts import examples
+from helpers.graphs import UNIT, training_graphs, unit_chain
+from memplan.search import speed
+from memplan.search.round_kinds import Round
+from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+from memplan.util.stop import Stop
+
+PLENTY = 1e6
+RULES = Rules(recompute_backward=False, reorder=True, match_ranges=())
+FROM_UNPLANNED = Round(False, 4.0, 0.2, recreates=True)
+FROM_BEST = Round(True, 1.0, 0.1, recreates=True)
+
+
+def searching(graph: TrainingGraph, *, seed: int = 0, enough_seconds: float = 0.0) -> Rounds:
+    stop = Stop.after(PLENTY)
+    return Rounds(graph, RULES, seed=seed, stop=stop, enough_seconds=enough_seconds)
+
+
+@examples(60)
+@given(training_graphs(), st.integers(0, 100), st.floats(0.5, 1.0), st.booleans())
+def test_what_it_finds_is_valid_and_what_it_says_of_it_is_true(
+    graph: TrainingGraph, seed: int, share: float, reorder: bool
+) -> None:
+    budget = int(share * simulate(Schedule.unplanned(graph)).peak_nbytes)
+    rules = RULES._replace(reorder=reorder)
+    search = Rounds(graph, rules, seed=seed, stop=Stop.after(PLENTY))
+    search.round(FROM_UNPLANNED, budget)
+    search.round(FROM_BEST, budget)
+    best = search.best()
+    if best is None:
+        return
+    assert validate(best).valid
+    length, seconds, nbytes = search.found.figures
+    assert length == len(best_sequence(search.found))
+    assert seconds == pytest.approx(best.seconds)
+    assert nbytes == simulate(best).peak_nbytes <= budget
+
+
+def test_near_the_least_memory_of_a_chain_it_beats_annealing() -> None:
+    graph, budget = unit_chain(32), 9 * UNIT
+    found = []
+    for kind in (FROM_UNPLANNED, Round(False, 0.3, 0.2)):
+        search = searching(graph)
+        search.round(kind, budget)
+        found.append(float(search.found.figures[1]))
+    assert found[0] < found[1]
+
+
+def test_the_same_seed_finds_the_same_however_often_the_clock_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, budget = unit_chain(24), 8 * UNIT
+    found = []
+    for seconds in (0.0, PLENTY):
+        monkeypatch.setattr(speed, "CHUNK_SECONDS", seconds)
+        search = searching(graph, seed=3)
+        search.round(FROM_UNPLANNED, budget)
+        found.append(best_sequence(search.found).tolist())
+    assert found[0] == found[1]
+
+
+def test_it_ends_with_what_is_enough() -> None:
+    graph, budget = unit_chain(24), 10 * UNIT
+    search = searching(graph)
+    search.round(FROM_UNPLANNED, budget)
+    found = float(search.found.figures[1])
+    enough = 1.05 * found
+    early = searching(graph, enough_seconds=enough)
+    work_left = early.stop.work_left = 1e9
+    early.round(FROM_UNPLANNED, budget)
+    assert early.found.figures[1] <= enough
+    assert work_left - early.stop.work_left < 0.2 * 0.2 * rounds_work(early)
+
+
+def rounds_work(search: Rounds) -> int:
+    """The work of a round of length 1."""
+    return search._moves_of(FROM_UNPLANNED._replace(length=1.0))
