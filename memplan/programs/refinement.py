@@ -67,7 +67,8 @@ class Proving:
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
     time goes into a better first schedule. ``effort`` times the usual work is done, which may end
     where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
-    one; others are added while ops times moments are at most ``size``.
+    one; others are added while ops times moments are at most ``size``. With ``only_bound`` nothing
+    is done for schedules of other memory than live bytes.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -78,6 +79,7 @@ class Proving:
     gap_seconds: float = 0.0
     nmoments: int = 8
     size: float = math.inf
+    only_bound: bool = False
 
     @property
     def program_gap(self) -> float:

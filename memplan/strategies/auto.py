@@ -55,6 +55,10 @@ FAR, AGAIN_SHARE = 0.015, 0.45
 # to 33% of its step, where in between the usual moves find the cheaper plans.
 CHAINS_ABOVE = 1.15
 
+# Where the best is that far from the bound in the end, this part of what is left of the time goes
+# into a higher bound: programs of more moments, for which at first there was no time.
+MORE_PROOF_SHARE = 0.8
+
 # Beginnings take as many seeds in a row as they make searches: others begin after them.
 OTHER_SEED = 100
 
@@ -152,17 +156,19 @@ class _Search:
             if not self._is_enough():
                 self._prove()
             if math.isinf(self.bound):
-                return Outcome(Status.INFEASIBLE)
+                return self._outcome()
             if not self._is_enough():
                 self._begin_quickly()
             if not self._is_enough():
                 self._begin()
             if self.begins_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
-            if not self._is_enough() and self._is_far and not self.stop.is_over():
+            if self._is_far and self.best is not self.anew and not self.stop.is_over():
                 self._begin_again()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
+            if self._is_far and self.problem.effort * self.options.effort >= 1.0:
+                self._prove_more()
         except KeyboardInterrupt:
             self._take()
             if self.best is None:
@@ -173,6 +179,8 @@ class _Search:
 
     def _outcome(self) -> Outcome:
         late = self.stop.cut_by_clock
+        if math.isinf(self.bound):
+            return Outcome(Status.INFEASIBLE)
         if self.best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, self.bound, cut_by_clock=late)
         status = Status.OPTIMAL if self._is_closed() else Status.FEASIBLE
@@ -196,10 +204,9 @@ class _Search:
 
     @property
     def _is_far(self) -> bool:
-        """Is the best far from the bound, and did the search from nothing not find it?"""
-        far = self.problem.enough(self.bound + FAR * self.problem.graph.seconds)
-        small = not (self._is_large or self._in_blocks)
-        return small and self.best is not self.anew and not self.problem.is_closed(self.best, far)
+        """Is the best far from the bound, of a graph of which more can be proved in time?"""
+        far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
+        return self.has_plans_of_proof and not self.problem.is_closed(self.best, far)
 
     @property
     def _in_blocks(self) -> bool:
@@ -216,13 +223,22 @@ class _Search:
     def _prove(self) -> None:
         share = PROOF_SHARE if self.problem.counts_live else PROOF_SHARE_OF_OTHERS
         share = PROOF_SHARE_IN_BLOCKS if self._in_blocks else share
-        options = Proving(
+        self.problem.space.prove(self.problem, self.stop.share(share), self._proving, self.known)
+        self._take()
+
+    @property
+    def _proving(self) -> Proving:
+        return Proving(
             self.options.solver,
             self.options.recompute_backward,
             effort=self.problem.effort * self.options.effort,
             gap_seconds=self._gap_seconds,
         )
-        self.problem.space.prove(self.problem, self.stop.share(share), options, self.known)
+
+    def _prove_more(self) -> None:
+        until = self.stop.with_work(math.inf).share(MORE_PROOF_SHARE)
+        options = dataclasses.replace(self._proving, only_bound=True)
+        self.problem.space.prove(self.problem, until, options, self.known)
         self._take()
 
     def _take(self) -> None:

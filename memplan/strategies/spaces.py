@@ -313,6 +313,9 @@ class Sequences(Space):
         if is_large and in_blocks:
             facts.append(next(refine(graph, budget_nbytes, stop, options)))
             return
+        if options.only_bound:
+            facts.extend(refine(graph, budget_nbytes, stop, options))
+            return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
 

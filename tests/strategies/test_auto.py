@@ -20,6 +20,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate, best_allocation
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.memory.packing import ALIGNMENT
+from memplan.programs.refinement import Refined
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
@@ -229,6 +230,35 @@ def test_other_schedules_begin_a_search_that_stays_far_from_its_bound(
     schedule = Auto(effort=0.1).solve(problem).schedule
     assert schedule == cheap
     assert seeds == [0, auto.OTHER_SEED]
+
+
+@pytest.mark.parametrize(("effort", "asked"), [(1.0, [False, True]), (0.5, [False])])
+def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
+    monkeypatch: pytest.MonkeyPatch, effort: float, asked: list[bool]
+) -> None:
+    only_bounds = []
+
+    def prove(*arguments: Any) -> None:
+        only_bounds.append(arguments[3].only_bound)
+        arguments[4].append(Refined(None, 25.0 + len(only_bounds)))
+
+    monkeypatch.setattr(Sequences, "prove", prove)
+    monkeypatch.setattr(Sequences, "improve", lambda *arguments: arguments[2])
+    problem = Problem(unit_chain(12), 5 * UNIT, time_limit=NEVER_SECONDS)
+    outcome = Auto(effort=effort).solve(problem)
+    assert only_bounds == asked
+    assert outcome.lower_bound_seconds == 25.0 + len(asked)
+
+
+def test_what_is_proved_in_the_end_may_be_that_there_is_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prove(*arguments: Any) -> None:
+        arguments[4].append(Refined(None, math.inf if arguments[3].only_bound else 25.0))
+
+    monkeypatch.setattr(Sequences, "prove", prove)
+    problem = Problem(unit_chain(12), 2 * UNIT, time_limit=NEVER_SECONDS)
+    assert Auto(effort=1.0, rounds=1).solve(problem).status is Status.INFEASIBLE
 
 
 def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
