@@ -18,6 +18,7 @@ from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
 from memplan.search.round_kinds import (
     ANNEALING_ROUNDS,
+    MOST_RECREATED,
     ROUNDS,
     SHORT_HOT,
     Round,
@@ -52,8 +53,8 @@ LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
-# in blocks of the second.
-MENDING, MENDING_BLOCKS = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
+# in blocks and of large graphs of the second.
+MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS = 4
 # A search without a number of rounds ends after so many that found nothing cheaper: two of each.
 PATIENCE = 2 * len(ROUNDS)
@@ -70,7 +71,7 @@ def cheapest(
             _greedy_start(search, budget_nbytes)
     aim = _settled(search, budget_nbytes, budget_nbytes)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
-    kinds = ANNEALING_ROUNDS if search.match_ranges else kinds
+    kinds = kinds if _is_recreated(search) else ANNEALING_ROUNDS
     for kind in rounds_to_make(rounds, kinds):
         if search.is_enough() or search.stop.is_over():
             break
@@ -83,13 +84,17 @@ def cheapest(
             break
 
 
+def _is_recreated(search: Rounds) -> bool:
+    return not search.match_ranges and search.nops <= MOST_RECREATED
+
+
 def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
     """The live bytes to aim at, where the best was too large for the memory that counts.
 
     Short rounds mend it, each in fewer bytes than the one before; what then fits leaves room for
     a higher aim.
     """
-    kind = MENDING_BLOCKS if search.match_ranges else MENDING
+    kind = MENDING if _is_recreated(search) else MENDING_ANNEALED
     for _ in range(MENDINGS):
         over = search.settle(budget_nbytes)
         if not over:
