@@ -116,7 +116,9 @@ class Auto:
             if not stop.is_over():
                 held = problem.within(problem.memory.nbytes(best))
                 cheaper = held.space.improve(held, best, stop, moves)
-                best = held.cheapest([best, cheaper]) or best
+                # Where the best is packed again in a hurry it may seem not to fit its own bytes.
+                if cheaper is not None and cheaper.seconds < best.seconds:
+                    best = held.cheapest([best, cheaper]) or best
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, moves, starts).run()
 

@@ -189,6 +189,19 @@ def test_the_least_is_no_dearer_than_a_forward_pass() -> None:
         assert least.seconds <= graph.seconds + graph.nforward  # every op takes a second
 
 
+def test_the_schedule_of_the_least_memory_is_exchanged_for_a_cheaper_one_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = unit_chain(12)
+    dear = Auto(effort=0.1).solve(Problem(graph, 5 * UNIT, time_limit=NEVER_SECONDS)).schedule
+    assert dear is not None
+    monkeypatch.setattr(auto, "least", lambda *_: Schedule.unplanned(graph))
+    monkeypatch.setattr(Sequences, "improve", lambda *_: dear)
+    monkeypatch.setattr(Problem, "cheapest", lambda *arguments: arguments[1][-1])
+    found = Auto(effort=0.1).solve(Problem(graph, None, time_limit=NEVER_SECONDS)).schedule
+    assert found == Schedule.unplanned(graph)
+
+
 def test_what_is_proved_already_ends_a_search() -> None:
     graph = unit_chain(12)
     problem = Problem(graph, 9 * UNIT, time_limit=NEVER_SECONDS)
