@@ -15,7 +15,7 @@ from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
-from memplan.planning.looser import with_looser_bounds
+from memplan.planning.larger_budgets import with_looser_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run

@@ -15,7 +15,7 @@ from memplan.planning.attempt import budget_error
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
-from memplan.planning.looser import with_looser_bounds
+from memplan.planning.larger_budgets import with_looser_bounds
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run

@@ -48,9 +48,9 @@ from memplan.mxnet.train.nesting import (
     specs_of,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
-from memplan.mxnet.train.reach import refuse_grad
+from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.step_trainer import StepTrainer
-from memplan.mxnet.train.turn import in_turn
+from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
 from memplan.planning.realisation import UPDATING, may_update, runs_whole_steps, suited

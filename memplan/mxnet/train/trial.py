@@ -26,7 +26,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.train.held import Held
+from memplan.mxnet.train.memory_growth import Held
 from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates

@@ -9,7 +9,7 @@ import pytest
 
 import memplan
 from helpers.networks import Network, residual_net
-from memplan.planning.looser import with_looser_bounds
+from memplan.planning.larger_budgets import with_looser_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.step.mirroring import flaggable, mirror
 from memplan.strategies import Outcome, Status
