@@ -13,7 +13,7 @@ from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
 # This many attempts in a row may find nothing cheaper.
-PATIENCE = 500
+PATIENCE = 150
 
 # Drops are chosen for all of the budget, and of small graphs for these parts of it.
 SLACKS = (0.97, 0.93, 0.85)

@@ -15,21 +15,14 @@ SHORT_HOT = 0.04
 class Round(NamedTuple):
     """How a round goes: from the best sequence, or from the first; how hot, how long.
 
-    With ``chains`` it also recomputes whole chains of ops in one move, and begins with the
-    unplanned step where it does not begin with the best. With ``recreates`` it does not anneal: it
-    takes back many recomputations at a time, and chooses anew (begins as with ``chains``).
+    With ``recreates`` it does not anneal: it takes back many recomputations at a time, and chooses
+    anew, from the unplanned step where it does not begin with the best.
     """
 
     from_best: bool
     hot: float
     length: float
-    chains: bool = False
     recreates: bool = False
-
-    @property
-    def from_unplanned(self) -> bool:
-        """Does it begin with the unplanned step where it does not begin with the best?"""
-        return self.chains or self.recreates
 
 
 SHORT = Round(True, SHORT_HOT, FIRST_ROUND)
@@ -41,22 +34,15 @@ ANNEALING_ROUNDS = (
     Round(True, 0.1, 1.0),
 )
 # In live bytes: set on the zoo's ResNet-50, a U-Net and a high-resolution network at 30 and 40%.
+FIRST_RECREATED = Round(False, 2.0, 0.3, recreates=True)
 ROUNDS = (
     Round(True, 1.0, 0.3, recreates=True),
     Round(True, 0.1, 0.3),
-    Round(False, 3.0, 2.0, recreates=True),
-    Round(True, 0.1, 0.5),
-    Round(False, 0.3, 0.5),
+    Round(False, 2.0, 0.5, recreates=True),
+    Round(True, 0.1, 0.3),
 )
 # In larger graphs one attempt to recreate looks at too much: set on an LSTM and a GAN of 4,800 ops.
 MOST_RECREATED = 3000
-# Near the least memory a gradient of weights that is computed early takes dozens of ops once more:
-# other moves than those of whole chains, one op at a time, cost more before they gain. Where
-# budgets are looser these find less, as they take longer. Set on a small U-Net at 30% of its step.
-CHAIN_ROUNDS = (
-    Round(False, 1.0, 2.0, chains=True),
-    Round(True, 0.1, 1.0, chains=True),
-)
 
 
 def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ANNEALING_ROUNDS) -> Iterator[Round]:

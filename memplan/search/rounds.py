@@ -23,10 +23,10 @@ from memplan.search.kernels.annealing import (
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.model import BEFORE, sequence_model
-from memplan.search.kernels.recreating import SPENT, Ruins, recreate, recreating_room
+from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
-from memplan.search.kernels.state import EXCESS, LENGTH, OP, sequence_state
+from memplan.search.kernels.state import LENGTH, OP, copy_state, sequence_state
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
 from memplan.search.round_kinds import SHORT_HOT, Round
@@ -247,7 +247,7 @@ class Rounds:
         sequence = best_sequence(best)
         if kind.from_best and len(sequence):
             return sequence
-        return self.unplanned if kind.from_unplanned else self.first
+        return self.unplanned if kind.recreates else self.first
 
     def round(
         self,
@@ -268,17 +268,15 @@ class Rounds:
         stop = self.stop if stop is None else stop
         best = self.found if best is None else best
         moves = self._moves(kind, match_range, stop)
-        if moves < self._moves_of(kind) and not (kind.from_best or kind.from_unplanned):
+        if moves < self._moves_of(kind) and not (kind.from_best or kind.recreates):
             kind = kind._replace(from_best=True, hot=SHORT_HOT)
         hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
         review = min(2000, max(100, moves // 400))
         heat = (hot, COLD * hot)
-        task = Task(self.unit, match_range, shrink, False, *heat, moves, review, kind.chains)
+        task = Task(self.unit, match_range, shrink, False, *heat, moves, review)
         start = self.start_of(kind, best) if start is None else start
         if kind.recreates:
             return self._recreate(start, budget_nbytes, heat, moves, best, stop)
-        if kind.chains and not kind.from_best:
-            self.weight = 1.0  # where little fits it has grown until bytes are all that counts
         return self._anneal(start, budget_nbytes, task, best, stop)
 
     def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:
@@ -348,19 +346,16 @@ class Rounds:
     ) -> Array:
         """Ruin and recreate, from ``sequence``, for so much work; where that ends."""
         load(self.model, self.state, sequence, len(sequence), budget_nbytes)
-        fits = self.state.totals[EXCESS] == 0
-        control = np.array([len(sequence), self.seconds(sequence) if fits else np.inf, 0.0])
         ruining = self.ruining
-        ruining.now[: len(sequence)] = sequence
+        copy_state(self.state, ruining.now)
         enough = self.enough_seconds if best is self.found else 0.0
         speed = self.speeds.setdefault(RECREATING, Speed())
         pace, made = Pace(stop, work), 0
         while (left := pace.left(made)) > 0:
             begin = time.monotonic()
-            ruins = Ruins(self.unit * heat[0], self.unit * heat[1], made + left, enough)
+            ruins = Ruins(self.unit * heat[0], self.unit * heat[1], float(made + left), enough)
             chunk = min(left, speed.chunk)
-            recreate(self.model, self.state, ruining, ruins, best, control, chunk)
-            spent = int(control[SPENT]) - made
+            spent = recreate(self.model, self.state, ruining, ruins, best, made, chunk) - made
             made += spent
             stop.spend(spent)
             speed.note(spent, time.monotonic() - begin)
@@ -368,7 +363,7 @@ class Rounds:
                 self._tell()
             if best.figures[BEST_SECONDS] <= enough:
                 break
-        return ruining.now[: int(control[0])].copy()
+        return ruining.now.steps[OP, : ruining.now.totals[LENGTH]].copy()
 
     def is_enough(self) -> bool:
         """Is the best one so cheap that no other one can be cheaper?"""

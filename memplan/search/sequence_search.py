@@ -18,6 +18,7 @@ from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
 from memplan.search.round_kinds import (
     ANNEALING_ROUNDS,
+    FIRST_RECREATED,
     MOST_RECREATED,
     ROUNDS,
     SHORT_HOT,
@@ -56,26 +57,28 @@ FAR_COST = 2.0
 # in blocks and of large graphs of the second.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS = 4
-# A search without a number of rounds ends after so many that found nothing cheaper: two of each.
-PATIENCE = 2 * len(ROUNDS)
+# A search without a number of rounds ends after so many that found nothing cheaper: four of each.
+PATIENCE = 4 * len(ROUNDS)
 
 
-def cheapest(
-    search: Rounds, budget_nbytes: int, rounds: int | None, kinds: Sequence[Round] = ROUNDS
-) -> None:
-    """Look for the cheapest sequence within the budget, in rounds of these kinds."""
+def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
+    """Look for the cheapest sequence within the budget."""
     if not search.found.figures[BEST_LENGTH]:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
-        else:
+        elif _is_recreated(search):
+            search.round(FIRST_RECREATED, budget_nbytes)
+        if not search.match_ranges and not search.found.figures[BEST_LENGTH]:
             _greedy_start(search, budget_nbytes)
     aim = _settled(search, budget_nbytes, budget_nbytes)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
-    kinds = kinds if _is_recreated(search) else ANNEALING_ROUNDS
+    kinds = ROUNDS if _is_recreated(search) else ANNEALING_ROUNDS
     for kind in rounds_to_make(rounds, kinds):
         if search.is_enough() or search.stop.is_over():
             break
         match_range = search.nbytes(search.start_of(kind, search.found))[1]
+        if kind.from_best:  # which fits: what is near it may have as many live bytes
+            aim = max(aim, int(min(budget_nbytes, search.found.figures[BEST_NBYTES])))
         search.round(kind, aim, match_range=match_range)
         aim = _settled(search, aim, budget_nbytes)
         cheaper = search.found.figures[BEST_SECONDS] < seconds
@@ -239,7 +242,6 @@ def search(
     rounds: int | None,
     enough_seconds: float = 0.0,
     excess: Excess | None = None,
-    kinds: Sequence[Round] = ROUNDS,
 ) -> Schedule | None:
     """The best schedule found in this many rounds; None if none fits the budget.
 
@@ -263,7 +265,7 @@ def search(
         if budget_nbytes is None:
             lowest(found, rounds)
         else:
-            cheapest(found, budget_nbytes, rounds, kinds)
+            cheapest(found, budget_nbytes, rounds)
     except KeyboardInterrupt:
         found.settle(budget_nbytes or 0)
         if not found.found.figures[BEST_LENGTH]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from memplan.programs.refinement import Proving, Refined
 from memplan.programs.solver import DEFAULT_SOLVER
-from memplan.search.round_kinds import CHAIN_ROUNDS
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
     DEFAULT_GAP,
@@ -37,30 +36,15 @@ TIMES_THE_WORK = 2.0
 # Large graphs in blocks get more: set on residual networks of 5,141 and 10,281 ops.
 TIMES_THE_WORK_OF_SLOW = 6.0
 
-# Part of the work left for schedules to begin a search with, so that as much is left as `search`
-# does; part of the time left for them, and then for a search from nothing. Where time is short,
-# they gain more: set on networks of GluonCV and of benchmarks/gaps.py in 3 and in 10 seconds.
-BEGINNINGS_SHARE, BEGINNINGS_TIME_SHARE, ANEW_SHARE = 0.45, 0.7, 0.4
+# Part of the time and work left for schedules to begin a search with, and of large graphs, where
+# moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
+# gets the last part of the time.
+BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 
-# The same for large graphs, where moves of the search gain more: an unrolled LSTM and a GAN.
-BEGINNINGS_SHARE_OF_LARGE = 0.1
-
-# Where the best is further than this from the bound, in parts of the step, and the search from
-# nothing found none better, this part of what is left goes into other schedules to begin with: how
-# good one is depends on its luck. Set on the zoo's ResNet-50 at 30% of its step.
-FAR, AGAIN_SHARE = 0.015, 0.45
-
-# Where the best costs more than this many forward passes, the last search makes moves of whole
-# chains: little memory is left, and other moves end far from the bound. Set on a small U-Net at 30
-# to 33% of its step, where in between the usual moves find the cheaper plans.
-CHAINS_ABOVE = 1.15
-
-# Where the best is that far from the bound in the end, this part of what is left of the time goes
-# into a higher bound: programs of more moments, for which at first there was no time.
-MORE_PROOF_SHARE = 0.8
-
-# Beginnings take as many seeds in a row as they make searches: others begin after them.
-OTHER_SEED = 100
+# Where the best is further than this from the bound in the end, in parts of the step, this part of
+# what is left of the time goes into a higher bound: programs of more moments, for which at first
+# there was no time. Set on the zoo's ResNet-50 at 30% of its step.
+FAR, MORE_PROOF_SHARE = 0.015, 0.8
 
 # Without a budget, the part of the time that goes into the least memory; the rest makes the
 # schedule of that memory cheaper.
@@ -145,30 +129,29 @@ class _Search:
         self.is_begun = bool(starts)
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
-        # Annealing over flags begins anew by itself, and with its best.
-        self.begins_anew = not (self._is_large or isinstance(problem.space, Flags))
-        # In live bytes of graphs that are not large, a proof begins with nothing, and gives plans.
-        self.has_plans_of_proof = self.begins_anew and not self._in_blocks
+        # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate
+        # in live bytes, where a proof gives plans, too.
+        is_annealed = not (self._is_large or isinstance(problem.space, Flags))
+        self.searches_anew = is_annealed and self._in_blocks
+        self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
         try:
-            if not self.has_plans_of_proof:
+            if not self.is_recreated:
                 self._begin_quickly()
             if not self._is_enough():
                 self._prove()
             if math.isinf(self.bound):
                 return self._outcome()
             if not self._is_enough():
-                self._begin_quickly()
-            if not self._is_enough():
                 self._begin()
-            if self.begins_anew and not self._is_enough() and not self.stop.is_over():
+            if self.searches_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
-            if self._is_far and self.best is not self.anew and not self.stop.is_over():
-                self._begin_again()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
+            if self.best is None:
+                self._begin_quickly()
             if self._is_far and self.problem.effort * self.options.effort >= 1.0:
                 self._prove_more()
         except KeyboardInterrupt:
@@ -208,7 +191,7 @@ class _Search:
     def _is_far(self) -> bool:
         """Is the best far from the bound, of a graph of which more can be proved in time?"""
         far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
-        return self.has_plans_of_proof and not self.problem.is_closed(self.best, far)
+        return self.is_recreated and not self.problem.is_closed(self.best, far)
 
     @property
     def _in_blocks(self) -> bool:
@@ -257,17 +240,7 @@ class _Search:
     def _begin(self) -> None:
         few = self._is_large and not self._in_blocks
         until = self.stop.share(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
-        if not (self._is_large or self._in_blocks):
-            deadline = self.stop.share(BEGINNINGS_TIME_SHARE).deadline
-            until = Stop(deadline, work=until.work_left, part_of=self.stop)
         found = self.problem.space.beginnings(self.problem, until, self.moves)
-        self.best = self.problem.cheapest([self.best, *found])
-
-    def _begin_again(self) -> None:
-        """Other schedules to begin with: what is chosen to be dropped first decides a lot."""
-        moves = dataclasses.replace(self.moves, seed=self.moves.seed + OTHER_SEED)
-        until = self.stop.share(AGAIN_SHARE)
-        found = self.problem.space.beginnings(self.problem, until, moves)
         self.best = self.problem.cheapest([self.best, *found])
 
     def _search_moves(self) -> Moves:
@@ -285,10 +258,8 @@ class _Search:
         graph = self.problem.graph
         moves, start = self._search_moves(), self.best
         more_seconds = 0.0 if start is None else start.seconds - graph.seconds
-        has_chains = self.begins_anew and not self._in_blocks
-        if has_chains and more_seconds > CHAINS_ABOVE * graph.forward_seconds:
-            moves = dataclasses.replace(moves, kinds=CHAIN_ROUNDS)
-        elif more_seconds > graph.forward_seconds and not self._is_large and start is not self.anew:
+        is_costly = more_seconds > graph.forward_seconds and start is not self.anew
+        if is_costly and not (self._is_large or self.is_recreated):
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
             moves = dataclasses.replace(moves, seed=moves.seed + 1)

@@ -27,7 +27,6 @@ from memplan.search.flag_annealing import (
     mirrored_schedule,
 )
 from memplan.search.rematerialize import inner_forward, recomputing_segments
-from memplan.search.round_kinds import ROUNDS, Round
 from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.search.sequence_search import Rules, compile_search, search
 from memplan.step.graph import TrainingGraph
@@ -78,7 +77,7 @@ class Moves:
 
     It ends after ``rounds`` (None: when its work is done). Ops may change their order if
     ``reorder``; backward ops run once unless ``recompute_backward``; mirroring can do neither. One
-    that takes ``enough_seconds`` ends it. A search over sequences makes rounds of these ``kinds``.
+    that takes ``enough_seconds`` ends it.
     """
 
     seed: int = 0
@@ -86,7 +85,6 @@ class Moves:
     reorder: bool = True
     recompute_backward: bool = False
     enough_seconds: float = 0.0
-    kinds: tuple[Round, ...] = ROUNDS
 
     @property
     def of_flags(self) -> int | None:
@@ -383,5 +381,4 @@ def _search(
             rounds=moves.rounds,
             enough_seconds=moves.enough_seconds,
             excess=None if is_counted else problem.memory.excess,
-            kinds=moves.kinds,
         )

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from helpers.graphs import unit_chain
-from helpers.paths import ROOT
 from helpers.replays import replayed
+from helpers.script import printed_by
 from memplan.errors import GraphError
 from memplan.memory import offsets
 from memplan.memory.blocks import allocate
@@ -272,7 +272,4 @@ before = "numba" in sys.modules
 memplan.search.compile.compile_all()
 print(before, "numba" in sys.modules)
 """
-    process = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
-    )
-    assert process.stdout == "False True\n"
+    assert printed_by("-c", code) == "False True\n"

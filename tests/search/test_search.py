@@ -54,9 +54,7 @@ def test_the_compiled_replay_is_that_of_simulator_and_allocator(
     assert cost.allocated_nbytes == allocate(schedule, match_range=match_range).nbytes
 
 
-def walked(
-    graph: TrainingGraph, seed: int, nmoves: int, *, reorder: bool = True, chains: bool = False
-) -> Any:
+def walked(graph: TrainingGraph, seed: int, nmoves: int, *, reorder: bool = True) -> Any:
     """Model and state after random moves, of which every third is taken back."""
     model = sequence_model(graph, repeatable(graph, backward=True), reorder=reorder)
     capacity = 4 * len(graph.ops) + 100
@@ -66,7 +64,7 @@ def walked(
     for move in range(nmoves):
         state.totals[CHANGES] = 0
         before = [array.copy() for array in state[:-3]]
-        propose(model, state, chains)
+        propose(model, state)
         if move % 3 == 0:
             length = state.totals[LENGTH]
             undo(model, state)
@@ -79,11 +77,11 @@ def walked(
 
 
 @examples(100)
-@given(GRAPHS, st.integers(0, 10**6), st.booleans(), st.booleans())
+@given(GRAPHS, st.integers(0, 10**6), st.booleans())
 def test_the_state_after_moves_is_that_of_its_sequence(
-    graph: TrainingGraph, seed: int, reorder: bool, chains: bool
+    graph: TrainingGraph, seed: int, reorder: bool
 ) -> None:
-    model, state, schedule = walked(graph, seed, 60, reorder=reorder, chains=chains)
+    model, state, schedule = walked(graph, seed, 60, reorder=reorder)
     assert validate(schedule).valid
     other = sequence_state(model, len(state.live), 0)
     length = state.totals[LENGTH]
@@ -96,11 +94,9 @@ def test_the_state_after_moves_is_that_of_its_sequence(
 
 
 @examples(100)
-@given(GRAPHS, st.integers(0, 10**6), st.booleans())
-def test_the_live_bytes_are_those_of_the_simulator(
-    graph: TrainingGraph, seed: int, chains: bool
-) -> None:
-    _, state, schedule = walked(without_aliases(graph), seed, 40, chains=chains)
+@given(GRAPHS, st.integers(0, 10**6))
+def test_the_live_bytes_are_those_of_the_simulator(graph: TrainingGraph, seed: int) -> None:
+    _, state, schedule = walked(without_aliases(graph), seed, 40)
     length = state.totals[LENGTH] - 1
     assert tuple(state.live[:length]) == simulate(schedule).live_nbytes
 

@@ -217,34 +217,6 @@ def test_what_is_proved_already_ends_a_search() -> None:
     assert known.within(8 * UNIT).bound_seconds == schedule.seconds
 
 
-def test_other_schedules_begin_a_search_that_stays_far_from_its_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graph = unit_chain(16)
-    problem = Problem(graph, 8 * UNIT, time_limit=NEVER_SECONDS)
-    dear = Auto(effort=0.1).solve(problem.within(5 * UNIT)).schedule
-    cheap = Auto(effort=0.1).solve(problem).schedule
-    assert dear is not None
-    assert cheap is not None
-    assert cheap.seconds < dear.seconds
-    seeds: list[int] = []
-
-    def beginnings(_: spaces.Sequences, __: Problem, ___: Stop, moves: Moves) -> list[Schedule]:
-        seeds.append(moves.seed)
-        return [] if len(seeds) == 1 or cheap is None else [cheap]
-
-    def search(_: Any, __: Any, start: Schedule | None, *___: Any) -> Schedule | None:
-        return start
-
-    monkeypatch.setattr(spaces.Sequences, "beginnings", beginnings)
-    monkeypatch.setattr(spaces.Sequences, "prove", lambda *_: None)
-    monkeypatch.setattr(spaces.Sequences, "improve", search)
-    monkeypatch.setattr(Auto, "quick", lambda *_: dear)
-    schedule = Auto(effort=0.1).solve(problem).schedule
-    assert schedule == cheap
-    assert seeds == [0, auto.OTHER_SEED]
-
-
 @pytest.mark.parametrize(("effort", "asked"), [(1.0, [False, True]), (0.5, [False])])
 def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
     monkeypatch: pytest.MonkeyPatch, effort: float, asked: list[bool]

@@ -72,25 +72,14 @@ def test_without_a_budget_the_least_memory_for_one_more_forward_pass() -> None:
 
 @needs_published
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_unet_at_80_percent(solver: str) -> None:
+@pytest.mark.parametrize(("percent", "optimum"), [(80, 31620.0), (50, 33165.0)])
+def test_unet(percent: int, optimum: float, solver: str) -> None:
     graph = published_graphs.load("unet_b32_train")
-    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 80 // 100
-    outcome = Checkmate(time_limit=20, solver=solver).solve(Problem(graph, budget))
-    assert outcome.status is Status.OPTIMAL
-    assert outcome.schedule is not None
-    assert outcome.schedule.seconds == 31620.0
-    assert validate(outcome.schedule, budget).valid
-
-
-@needs_published
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_unet_at_50_percent(solver: str) -> None:
-    graph = published_graphs.load("unet_b32_train")
-    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 50 // 100
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * percent // 100
     outcome = Checkmate(time_limit=30, solver=solver).solve(Problem(graph, budget))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
-    assert outcome.schedule.seconds == 33165.0
+    assert outcome.schedule.seconds == optimum
     assert validate(outcome.schedule, budget).valid
 
 

@@ -38,8 +38,7 @@ class Task(NamedTuple):
     ``match_range`` is that of the blocks, or LIVE. With ``shrink`` > 0 the budget is lowered by
     that share (and at least a byte) below whatever fits it; with ``least`` the fewest bytes count,
     however many more than the budget they are. Temperatures fall from ``hot`` to
-    ``cold`` over ``moves``; the weight of the excess is looked at every ``review`` moves. With
-    ``chains`` some moves change many runs.
+    ``cold`` over ``moves``; the weight of the excess is looked at every ``review`` moves.
     """
 
     seconds: float
@@ -50,7 +49,6 @@ class Task(NamedTuple):
     cold: float
     moves: int
     review: int
-    chains: bool = False
 
 
 class Best(NamedTuple):
@@ -164,7 +162,7 @@ def anneal(  # type: ignore[no-untyped-def]
             now = state.seconds[0] / task.seconds + weight * over
         control[MADE] += 1
         state.totals[CHANGES] = 0
-        if propose(model, state, task.chains):
+        if propose(model, state):
             heat = task.hot * (task.cold / task.hot) ** (made / task.moves)
             limit = now - heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
             left = limit - state.seconds[0] / task.seconds

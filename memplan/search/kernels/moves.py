@@ -21,14 +21,9 @@ from memplan.util.compiled import compiled
 
 # Shares of the kinds of moves: recompute, do not, exchange the two; the rest moves a run.
 RECOMPUTE, DROP, EXCHANGE = 0.3, 0.25, 0.05
-# And, in some rounds, of moves of whole chains: recompute with all that it takes, do not in a row,
-# nor what then is not read, run where an input is there. Set on a small U-Net in little memory.
-CLOSE, OPEN, ATTACH = 0.01, 0.02, 0.05
 # A recomputed tensor whose own inputs would be carried over this many steps may recompute these.
 FAR = 3
 MOST_CHAINED = 12
-# All that a recomputation takes are at most so many runs, looked for in so many steps.
-MOST_CLOSED, REACH = 60, 240
 
 
 @compiled
@@ -96,54 +91,6 @@ def _recompute(model, state, exchange):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _close(model, state):  # type: ignore[no-untyped-def]
-    """Recompute what a random reader reads, with all inputs that were last read long before."""
-    if len(model.edges) == 0:
-        return False
-    edge = _below(state, len(model.edges))
-    op = model.tensors[WRITER, model.edges[edge, 0]]
-    gap = state.runs[LAST, model.edges[edge, 1]]
-    while gap >= 0 and state.steps[EARLIER, gap] >= 0 and _chance(state, 0.3):
-        gap = state.steps[EARLIER, gap]
-    before = latest(state, op, gap)
-    if before < 0 or gap - before < 2 or state.totals[LENGTH] + MOST_CLOSED >= len(state.live):
-        return False
-    far = FAR
-    while _chance(state, 0.75):
-        far *= 2
-    insert(model, state, op, gap, -1)
-    log_change(state, INSERTED, gap, 0)
-    step, end, rest = gap, gap, MOST_CLOSED
-    while step <= end and rest > 0:
-        source = _far_input(model, state, step, far)
-        if source < 0:
-            step += 1
-            continue
-        insert(model, state, source, step, -1)
-        log_change(state, INSERTED, step, 0)
-        end += 1
-        rest -= 1
-    return True
-
-
-@compiled
-def _far_input(model, state, step, far):  # type: ignore[no-untyped-def]
-    """What writes an input of the run at ``step`` that was last read more than ``far`` steps ago.
-
-    -1 if there is none that may run again.
-    """
-    op = state.steps[OP, step]
-    for i in range(model.start[READ, op], model.start[READ, op + 1]):
-        tensor = model.flat[i]
-        source = model.tensors[WRITER, tensor]
-        if model.repeatable[source]:
-            write = latest(state, source, step)
-            if step - last_read(model, state, tensor, write, step) > far:
-                return source
-    return np.int64(-1)
-
-
-@compiled
 def _random_recomputation(state):  # type: ignore[no-untyped-def]
     """A step that runs an op again, or -1 after some attempts."""
     for _ in range(8):
@@ -172,30 +119,6 @@ def is_read(model, state, step):  # type: ignore[no-untyped-def]
         if last_read(model, state, model.flat[i], step, later) > step:
             return True
     return False
-
-
-@compiled
-def _open(model, state):  # type: ignore[no-untyped-def]
-    """Do not recompute at a random step, nor in the row of recomputations that ends with it.
-
-    And no more what then is not read, in the steps before.
-    """
-    last = _random_recomputation(state)
-    if last < 0:
-        return False
-    rest, in_row = MOST_CLOSED, True
-    for step in range(last, max(-1, last - REACH), -1):
-        is_again = state.steps[EARLIER, step] >= 0
-        in_row &= is_again
-        if not is_again or (not in_row and is_read(model, state, step)):
-            continue
-        op = state.steps[OP, step]
-        remove(model, state, step)
-        log_change(state, REMOVED, op, step)
-        rest -= 1
-        if rest == 0:
-            break
-    return True
 
 
 @compiled
@@ -272,8 +195,8 @@ def reorder(model, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def propose(model, state, chains):  # type: ignore[no-untyped-def]
-    """Make a random move, if ``chains`` also one of a whole chain; False if none was made."""
+def propose(model, state):  # type: ignore[no-untyped-def]
+    """Make a random move; False if none was made."""
     kind = draw(state) / 9007199254740992.0
     if kind < RECOMPUTE:
         return _recompute(model, state, False)
@@ -281,12 +204,4 @@ def propose(model, state, chains):  # type: ignore[no-untyped-def]
         return _drop(model, state)
     if kind < RECOMPUTE + DROP + EXCHANGE:
         return _recompute(model, state, _drop(model, state))
-    if chains:
-        kind -= RECOMPUTE + DROP + EXCHANGE
-        if kind < CLOSE:
-            return _close(model, state)
-        if kind < CLOSE + OPEN:
-            return _open(model, state)
-        if kind < CLOSE + OPEN + ATTACH:
-            return _attach(model, state)
     return _move(model, state)

@@ -300,11 +300,11 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
     steps, runs = state.steps, state.runs
     runs[:] = -1
     state.totals[LENGTH] = length
-    state.totals[EXCESS] = 0
     state.totals[BUDGET] = budget_nbytes
     state.totals[CHANGES] = 0
     state.seconds[0] = 0.0
-    state.live[:length] = 0
+    live, excess, total = state.live, 0, 0
+    live[:length] = 0
     for step in range(length):
         op = sequence[step]
         _link(steps, runs, length, op, step, runs[LAST, op], length)
@@ -312,8 +312,16 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
     for step in range(length):
         op = steps[OP, step]
         for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
-            end = last_read(model, state, model.flat[i], step, steps[LATER, step])
-            add_bytes(state, step, end + 1, model.tensors[NBYTES, model.flat[i]])
+            tensor = model.flat[i]
+            end = last_read(model, state, tensor, step, steps[LATER, step])
+            live[step] += model.tensors[NBYTES, tensor]
+            if end + 1 < length:
+                live[end + 1] -= model.tensors[NBYTES, tensor]
+    for step in range(length):
+        total += live[step]
+        live[step] = total
+        excess += max(total - budget_nbytes, 0)
+    state.totals[EXCESS] = excess
     for step in range(length):
         _renew_discount(model, state, step)
 

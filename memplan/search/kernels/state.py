@@ -9,6 +9,7 @@ import numpy as np
 from memplan.errors import GraphError
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.model import HANDED, NBYTES, SequenceModel
+from memplan.util.compiled import compiled
 
 # Rows of SequenceState.steps: the op, its run before and after this one, and the discount.
 OP, EARLIER, LATER, DISCOUNT = range(4)
@@ -64,3 +65,22 @@ def sequence_state(model: SequenceModel, capacity: int, seed: int) -> SequenceSt
         np.zeros((2, 2 * widest + 2), dtype=np.int64),
         np.array([mixed], dtype=np.uint64),
     )
+
+
+@compiled
+def _copy(row, other, length):  # type: ignore[no-untyped-def]
+    for i in range(length):
+        other[i] = row[i]
+
+
+@compiled
+def copy_state(state, other):  # type: ignore[no-untyped-def]
+    """Make the other one equal, but for changes and random numbers."""
+    length = state.totals[LENGTH]
+    for row in range(len(state.steps)):
+        _copy(state.steps[row], other.steps[row], length)
+    for row in range(len(state.runs)):
+        _copy(state.runs[row], other.runs[row], state.runs.shape[1])
+    _copy(state.live, other.live, length)
+    _copy(state.totals, other.totals, len(state.totals))
+    other.seconds[0] = state.seconds[0]
