@@ -46,7 +46,7 @@ class Additions:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowering:
     """A schedule with anchors and gates; ``origins[i]`` tells what op i of its graph is."""
 
     schedule: Schedule
@@ -87,7 +87,7 @@ class LoweredMemory(Memory):
         return pair[1]
 
 
-def lowered(additions: Additions, schedule: Schedule) -> Lowered:
+def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     """``schedule`` with what MXNet needs, and without copies that nobody reads.
 
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
@@ -103,7 +103,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowered:
     with_anchor = set(_anchored(schedule, steps))
     if len(steps) == len(schedule.ops) and not with_anchor and not additions.gates:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
-        return _with_updates_in_place(additions, Lowered(schedule, origins))
+        return _with_updates_in_place(additions, Lowering(schedule, origins))
     graph = _Extended(schedule.graph)
     for op, gate in additions.gates.items():
         graph.add_gate(op, gate)
@@ -112,7 +112,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowered:
     return _with_updates_in_place(additions, graph.lowered(schedule, steps, with_anchor))
 
 
-def _with_updates_in_place(additions: Additions, lowering: Lowered) -> Lowered:
+def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering:
     """``lowering`` with every update as soon as it may run, wherever the schedule has it.
 
     That is behind the last step that reads the parameter, recomputed ones included: what a schedule
@@ -218,7 +218,7 @@ class _Extended:
         tensor = self._tensor(f"{name}[0]", 8 * ndim, ndim)
         self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (tensor,))
 
-    def lowered(self, schedule: Schedule, steps: Sequence[int], with_anchor: set[int]) -> Lowered:
+    def lowered(self, schedule: Schedule, steps: Sequence[int], with_anchor: set[int]) -> Lowering:
         graph_ops: list[Op] = []
         origins: list[tuple[str, int]] = []
         index_of: dict[int, int] = {}
@@ -259,4 +259,4 @@ class _Extended:
                 ops.append(anchor_of[index])
                 reads.append((step_of[step],))
         heads = tuple(step_of[step] for step in schedule.heads)
-        return Lowered(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))
+        return Lowering(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))

@@ -145,7 +145,7 @@ def cheapest(
     *,
     most_seconds: float = math.inf,
 ) -> Schedule | None:
-    """Of ``schedules``, the one of the fewest seconds within the budget; None if none fits.
+    """The schedule of the fewest seconds, of those within the budget; None if none fits.
 
     Without a budget: the one of the fewest bytes (and, of equal ones, of the fewest seconds).
     Those that take more than ``most_seconds`` do not count.

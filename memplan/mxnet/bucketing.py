@@ -154,9 +154,9 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
 
     def _add(self, key: Any, symbol: mx.sym.Symbol | None = None) -> None:
         """A module for a bucket, not bound yet."""
-        made, data_names, label_names = self._call_sym_gen(key)
+        generated, data_names, label_names = self._call_sym_gen(key)
         self._buckets[key] = Module(
-            made if symbol is None else symbol, data_names, label_names, **self._of_each
+            generated if symbol is None else symbol, data_names, label_names, **self._of_each
         )
         # Others wait for their first training step: a bucket may only be evaluated, and ``prepare``
         # binds the next one while the outputs of the last step are still to be read.

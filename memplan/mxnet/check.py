@@ -11,8 +11,8 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.profile import device_name
 from memplan.mxnet.realise.optimizer_states import optimizer_named
+from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.mxnet.train.updates import refusal
 from memplan.planning.plan import Footprint, Plan

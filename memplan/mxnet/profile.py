@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import platform
-import re
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -30,9 +27,10 @@ from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import annotate, unread_copies
 from memplan.mxnet.realise.packed import Packed, PackedStep
-from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import GradReq
 from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.trace.environment import variable
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.nnvm import Node
@@ -100,7 +98,7 @@ def profile(
 
 
 def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
-    """By how much more than its array, and MXNet's code, a process grows that runs packed steps.
+    """The bytes of workspace: what a process that runs packed steps takes beside array and code.
 
     The schedule is a frugal one, so that a network is measured that does not fit unplanned.
     """
@@ -135,41 +133,11 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
         else:
             seconds = max(_undisturbed(row[place] for row in passes) - overhead, floor)
         costs[graph.ops[op].signature].append(seconds)
-    return {signature: statistics.fmean(found) for signature, found in costs.items()}
-
-
-def device_name(ctx: mx.Context) -> str:
-    """The device behind ``ctx`` as cost tables name it: "cpu(AMD EPYC)", "gpu(Tesla T4)"."""
-    name = _gpu_model(ctx.device_id) if ctx.device_type == "gpu" else _cpu_model()
-    return f"{ctx.device_type}({name})"
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if found := re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE):
-            return found[1]
-    return platform.processor() or platform.machine()
-
-
-def _gpu_model(device_id: int) -> str:
-    """By the driver, which MXNet has loaded: unlike nvidia-smi it honours CUDA_VISIBLE_DEVICES."""
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise CostError(f"mx.gpu({device_id}) cannot be used: {error}") from error
-    if (
-        cuda.cuInit(0)
-        or cuda.cuDeviceGet(ctypes.byref(device), device_id)
-        or cuda.cuDeviceGetName(name, len(name), device)
-    ):
-        raise CostError(f"mx.gpu({device_id}) cannot be used: the driver knows no such device")
-    return name.value.decode()
+    return {signature: statistics.fmean(of_ops) for signature, of_ops in costs.items()}
 
 
 def frugal_schedule(graph: TrainingGraph, space: Space) -> Schedule:
-    """Of a few simple schedules and the unplanned one, the one that MXNet allocates least for."""
+    """The schedule that MXNet allocates least for, of the unplanned one and a few simple ones."""
     schedules = [Schedule.unplanned(graph)]
     for points in (articulation_points(graph), range(graph.nforward)):
         for cut in threshold_cuts(graph, points, at_most=16):
@@ -285,12 +253,12 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
     CostError if it did not.
     """
     # Copies, and the backward ops of flagged ops, carry this in their names.
-    found = [name.replace("_mirror", "") for name in names]
+    stock_names = [name.replace("_mirror", "") for name in names]
     places: dict[int, int | None] = {}
     place = 0
     for op, node in _steps(traced, schedule):
         prefix = node.name.replace("_mirror", "") + "_"
-        outputs = found[place : place + node.noutputs]
+        outputs = stock_names[place : place + node.noutputs]
         if len(outputs) == node.noutputs and all(name.startswith(prefix) for name in outputs):
             places.setdefault(op, place)
             place += node.noutputs
@@ -298,8 +266,8 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
             places[op] = None
         else:
             _disagree(outputs, prefix + "...")
-    if place != len(found):
-        _disagree(found[place:], "nothing more")
+    if place != len(stock_names):
+        _disagree(stock_names[place:], "nothing more")
     return [places[op] for op in range(len(traced.graph.ops))]
 
 
@@ -312,9 +280,9 @@ def _steps(traced: Trace, schedule: Schedule) -> list[tuple[int, Node]]:
     return [(op_of.get(index, -1), lowered.nodes[index]) for index in lowered.schedule.ops]
 
 
-def _disagree(found: Sequence[str], expected: str) -> None:
+def _disagree(outputs: Sequence[str], expected: str) -> None:
     raise CostError(
-        f"MXNet computed {found[0] if found else 'nothing more'!r} where memplan expected "
+        f"MXNet computed {outputs[0] if outputs else 'nothing more'!r} where memplan expected "
         f"{expected!r}: the costs would be those of other ops. Unset MXNET_BACKWARD_DO_MIRROR and "
         f"MXNET_SUBGRAPH_BACKEND if they are set; otherwise please report this network"
     )
@@ -339,7 +307,7 @@ def _callback_seconds(ctx: mx.Context) -> tuple[float, float]:
 
 def _call_seconds(ctx: mx.Context) -> tuple[float, float]:
     """Seconds of the smallest call of a packed step, and what waiting for it adds to it."""
-    memory, array = Memory(8, ctx), mx.nd.zeros((1,), ctx)
+    memory, array = PackedMemory(8, ctx), mx.nd.zeros((1,), ctx)
     arrays = Handles([array])
     calls = [Call("_plus_scalar", {"scalar": "1"}, arrays, arrays) for _ in range(SMALLEST)]
     alone = _seconds_alone(lambda: memory.in_turn(calls))
@@ -362,5 +330,5 @@ def _seconds_alone(run: Callable[[], Any]) -> float:
 
 def _undisturbed(seconds: Iterable[float]) -> float:
     """The lower quartile: on a busy machine most waits take until the next turn, 4 milliseconds."""
-    found = sorted(seconds)
-    return found[len(found) // 4]
+    ranked = sorted(seconds)
+    return ranked[len(ranked) // 4]

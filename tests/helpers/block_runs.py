@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,22 @@ def differences(one: list[Values], other: list[Values]) -> list[str]:
             if not np.array_equal(a[name], b[name])
         ]
     return found
+
+
+def assert_identical_to_autograd(
+    case: Case,
+    way: Callable[[Case, list[TrainStep]], Callable[[Any, Any, list[mx.Context]], Any]],
+) -> None:
+    """Steps by plans, run this ``way``, leave the bits that the loop without plans leaves."""
+    expected = train(case, by_autograd(case))
+    # Packed steps run on one context only.
+    for realisation in ("explicit", "packed") if len(case.contexts) == 1 else ("explicit",):
+        realised = dataclasses.replace(case, options={**case.options, "realisation": realisation})
+        made: list[TrainStep] = []
+        assert not differences(expected, train(realised, way(realised, made))), realisation
+        for planned in made[0].plans.values():
+            assert planned.realisation == realisation
+            assert bool(planned.schedule.recomputed) == case.recomputes
 
 
 def trained(block: Any = None, **options: Any) -> tuple[Any, TrainStep, Any]:

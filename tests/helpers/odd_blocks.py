@@ -182,6 +182,14 @@ class UnevenCond(Named):
         return F.contrib.cond(x.sum() < 1, lambda: x * 2, lambda: F.concat(x, x, dim=1))
 
 
+class AddedCond(Named):
+    """MXNet's executors cannot be bound to it."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.body(x)
+        return self.scores(F.contrib.cond(x.sum() < 1, lambda: x * 2, lambda: x * x) + F.sin(x))
+
+
 class TwoSparse(Named):
     """Two embeddings of the same words."""
 

@@ -41,6 +41,14 @@ def product(parts: Symbol) -> Symbol:
     return parts[0] * parts[1]
 
 
+def anchors(x: Symbol) -> Symbol:
+    return CONTRIB.MultiBoxPrior(x, sizes=(0.5,))
+
+
+def class_scores(x: Symbol) -> Symbol:
+    return S.softmax(S.reshape(half(x), shape=(0, 2, -1)), axis=1)
+
+
 def self_attention(qkv: Symbol) -> Symbol:
     scores = CONTRIB.interleaved_matmul_selfatt_qk(qkv, heads=2)
     return CONTRIB.interleaved_matmul_selfatt_valatt(qkv, scores, heads=2)
@@ -62,6 +70,8 @@ def numpy(call: Callable[[Any], Any]) -> Call:
 IMAGE, MATRIX, SEQUENCE = (2, 4, 8, 8), (4, 6), (5, 3, 4)
 LENGTHS = {"sequence_length": 2 + V("length_label", shape=(3,)), "use_sequence_length": True}
 QKV = {"num_hidden": 24, "flatten": False, "name": "qkv"}
+PROPOSED = {"scales": (1,), "ratios": (1,), "feature_stride": 1, "rpn_min_size": 0}
+PROPOSED |= {"rpn_pre_nms_top_n": 6, "rpn_post_nms_top_n": 3}
 SQUARE_PAD = (0, 0, 0, 0, 1, 1, 1, 1)
 
 ON_IMAGES: dict[str, Call] = {
@@ -180,6 +190,20 @@ ON_IMAGES: dict[str, Call] = {
     "split_v2": lambda x: product(S.split_v2(x, 2, axis=1)),
     "moments": lambda x: product(S.moments(x, axes=(2, 3))),
     "topk, both": lambda x: S.topk(x, k=2, ret_typ="both")[0] * 1.0,
+    "anchors": lambda x: anchors(x),
+    "anchors' targets": lambda x: product(
+        CONTRIB.MultiBoxTarget(anchors(x), V("box_label", shape=(2, 2, 5)), class_scores(x))
+    ),
+    "detection": lambda x: CONTRIB.MultiBoxDetection(class_scores(x), S.flatten(x), anchors(x)),
+    "proposal": lambda x: CONTRIB.Proposal(
+        half(S.sigmoid(half(x, 0, 1))),
+        half(x, 0, 1),
+        V("info_label", shape=(1, 3)),
+        **PROPOSED,
+    ),
+    "proposal, batch": lambda x: CONTRIB.MultiProposal(
+        half(S.sigmoid(x)), x, V("info_label", shape=(2, 3)), **PROPOSED
+    ),
     "roi pooling": lambda x: S.ROIPooling(
         x, V("roi_label", shape=(2, 5)), pooled_size=(2, 2), spatial_scale=1.0
     ),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +16,7 @@ from helpers.explicit import explicit, identical, repeated_before
 from helpers.networks import Network, conv, dense, loss, residual_net, unrolled_lstm, var
 from helpers.paths import ROOT
 from helpers.schedules import random_schedule
+from helpers.script import printed_by
 from helpers.special_networks import (
     fused_rnn,
     gathered,
@@ -311,8 +310,7 @@ def test_9_under_other_settings(variables: dict[str, str]) -> None:
         "    assert_identical_to_mxnet(name, explicit=4)\n"
     )
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    environment = {**os.environ, **variables, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    printed_by("-c", code, **variables, PYTHONPATH=path)
 
 
 def test_10_a_step_does_not_walk_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

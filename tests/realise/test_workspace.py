@@ -66,7 +66,7 @@ def test_a_packed_step_takes_one_workspace() -> None:
 
 def test_few_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_memory, "WAITING", 2)
-    memory, array = packed_memory.Memory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
+    memory, array = packed_memory.PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
     memory.fence.wait_to_read()
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))

@@ -10,7 +10,12 @@ import pytest
 
 from memplan.mxnet.realise import workspace_estimate
 from memplan.mxnet.realise.layout_copies import Copies, copies
-from memplan.mxnet.realise.workspace_estimate import executor_nbytes, largest_nbytes, packed_nbytes
+from memplan.mxnet.realise.workspace_estimate import (
+    copied_back_nbytes,
+    executor_nbytes,
+    largest_nbytes,
+    packed_nbytes,
+)
 from memplan.planning.realisation import load, trace
 
 Symbol = mx.sym.Symbol
@@ -146,6 +151,7 @@ def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     all_copies = copies(traced.graph, traced.nodes)
     copied = max(*all_copies.kept_nbytes, *all_copies.temporary_nbytes)
     temporary = 2 * max(copied, largest_nbytes(traced.nodes))
+    temporary = max(temporary, copied_back_nbytes(traced.graph, traced.nodes))
     return packed_nbytes(traced.graph, traced.nodes) - temporary
 
 
@@ -204,3 +210,14 @@ def test_gradients_of_a_norm_of_volumes_copy_what_they_read(
     found = _copies(_norm(_activation(mx.sym.Variable("data"))), shape)
     assert max(found.temporary_nbytes) == copied * 4 * 2 * 12 * 128
     assert not any(found.kept_nbytes)
+
+
+def test_the_gradient_of_an_activation_is_computed_beside_what_it_overwrites() -> None:
+    """No array of 15 channels is in another layout, for which there would be copies."""
+    beside = []
+    for activation in (_activation, _norm):
+        net = _loss(activation(_norm(_conv(mx.sym.Variable("data"), 15))))
+        traced = trace(net, shapes={"data": (2, 15, 8, 8)}, realisation="packed")
+        beside.append(packed_nbytes(traced.graph, traced.nodes))
+    picture, for_the_loss = 4 * 2 * 15 * 64, 2 * largest_nbytes(traced.nodes)
+    assert beside[0] - beside[1] == picture - for_the_loss

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from helpers.script import printed_by
 
 AMP = """
 import mxnet as mx
@@ -94,12 +95,4 @@ else:
 )
 def test_amp(script: str) -> None:
     """In a process of its own: AMP changes MXNet's operators for good."""
-    process = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
+    printed_by("-c", script, PYTHONPATH=os.pathsep.join(sys.path))

@@ -13,7 +13,16 @@ from mxnet import autograd
 from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
 from helpers.blocks import CPU, SOFTMAX, Case, accumulate, vectors
 from helpers.halves import by_halves
-from helpers.odd_blocks import BLOCKS, Cond, CondInCond, CondInForeach, Counted, UnevenCond, words
+from helpers.odd_blocks import (
+    BLOCKS,
+    AddedCond,
+    Cond,
+    CondInCond,
+    CondInForeach,
+    Counted,
+    UnevenCond,
+    words,
+)
 from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet import Module
 from memplan.mxnet.plan_file import plan_text
@@ -63,6 +72,7 @@ def test_branches_compute_what_they_compute_where_they_are_not_hybridized() -> N
         (UnevenCond, r"shape of 'net__cond0' \(_cond\) is not known"),
         (CondInForeach, r"shape of 'net__foreach0' \(_foreach\) is not known"),
         (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
+        (AddedCond, r"cannot bind the network.*write F\.where for the cond"),
     ],
 )
 def test_branches_that_are_refused(block: Any, message: str) -> None:

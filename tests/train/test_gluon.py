@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import (
     Values,
     assert_equal,
+    assert_identical_to_autograd,
     autograd_gradients,
     by_autograd,
     by_plan,
@@ -40,7 +40,6 @@ from helpers.blocks import (
     two_losses,
 )
 from helpers.strategies import Counting
-from memplan.mxnet.gluon import TrainStep
 
 
 def normal(*shape: int) -> Any:
@@ -49,16 +48,7 @@ def normal(*shape: int) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_identical_to_autograd(name: str) -> None:
-    case = CASES[name]
-    expected = train(case, by_autograd(case))
-    # Packed steps run on one context only.
-    for realisation in ("explicit", "packed") if len(case.contexts) == 1 else ("explicit",):
-        realised = dataclasses.replace(case, options={**case.options, "realisation": realisation})
-        made: list[TrainStep] = []
-        assert not differences(expected, train(realised, by_plan(realised, made))), realisation
-        for planned in made[0].plans.values():
-            assert planned.realisation == realisation
-            assert bool(planned.schedule.recomputed) == case.recomputes
+    assert_identical_to_autograd(CASES[name], by_plan)
 
 
 LOSSES: dict[str, tuple[Any, Callable[[], Any]]] = {

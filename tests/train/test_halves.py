@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import mxnet as mx
@@ -13,6 +12,7 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import (
     assert_equal,
+    assert_identical_to_autograd,
     autograd_gradients,
     by_autograd,
     differences,
@@ -31,16 +31,7 @@ REALISATIONS = pytest.mark.parametrize("realisation", ["explicit", "packed"])
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.loss is not None])
 def test_identical_to_autograd(name: str) -> None:
-    case = CASES[name]
-    expected = train(case, by_autograd(case))
-    # Packed steps run on one context only.
-    for realisation in ("explicit", "packed") if len(case.contexts) == 1 else ("explicit",):
-        realised = dataclasses.replace(case, options={**case.options, "realisation": realisation})
-        made: list[TrainStep] = []
-        assert not differences(expected, train(realised, by_halves(realised, made))), realisation
-        for planned in made[0].plans.values():
-            assert planned.realisation == realisation
-            assert bool(planned.schedule.recomputed) == case.recomputes
+    assert_identical_to_autograd(CASES[name], by_halves)
 
 
 class Nested(gluon.HybridBlock):

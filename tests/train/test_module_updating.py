@@ -143,6 +143,27 @@ def test_what_is_refused_trains_behind_the_step(
     assert gradient.asnumpy().any()
 
 
+def test_a_network_that_is_refused_trains_behind_the_step() -> None:
+    words = mx.sym.Embedding(
+        mx.sym.Variable("data"), input_dim=9, output_dim=4, sparse_grad=True, name="words"
+    )
+    scores = mx.sym.FullyConnected(words, num_hidden=3, name="scores")
+    net = mx.sym.SoftmaxOutput(scores, name="softmax")
+    random = np.random.default_rng(4)
+    data = mx.io.NDArrayIter(random.integers(0, 9, (6, 5)), random.integers(0, 3, 6), batch_size=2)
+
+    def trained(module: mx.mod.Module) -> list[dict[str, Any]]:
+        mx.random.seed(5)
+        adam = {"optimizer": "adam", "initializer": mx.init.Xavier()}
+        module.fit(data, num_epoch=1, **adam, batch_end_callback=wait)
+        data.reset()
+        return [{name: array.asnumpy() for name, array in module.get_params()[0].items()}]
+
+    with pytest.warns(UserWarning, match="the gradient of 'words_weight' is sparse"):
+        ours = trained(Module(net, **OPTIONS))
+    assert not differences(trained(mx.mod.Module(net)), ours)
+
+
 def test_a_plan_that_was_given() -> None:
     plan = memplan.plan(NET, costs="roofline:cpu", **OPTIONS, **SHAPES)
     module = Module(NET, plan=plan)

@@ -65,7 +65,7 @@ class Explicit(Form):
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
     ) -> set[Entry]:
-        """None: gradients are outputs like others."""
+        """No gradient: all of them are tensors of the step, like other outputs."""
         return set()
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
@@ -143,7 +143,7 @@ def step_nodes(lowered: Lowered) -> list[Node]:
     writer = _Writer(lowered)
     for op, reads in zip(lowered.schedule.ops, lowered.schedule.reads, strict=True):
         writer.add(op, reads)
-    return writer.made
+    return writer.nodes
 
 
 def step_attrs(node: Node, *, is_copy: bool) -> dict[str, str]:
@@ -165,11 +165,11 @@ class _Writer:
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
-        self.made: list[Node] = []
+        self.nodes: list[Node] = []
         self.before: Node | None = None
         self.latest: dict[int, Node] = {}
         self.runs = [0] * len(lowered.nodes)
-        self.seen: set[tuple[object, ...]] = set()
+        self.keys: set[tuple[object, ...]] = set()
 
     def add(self, op: int, reads: tuple[int, ...]) -> None:
         """Make the node of the next step, which runs ``op``."""
@@ -179,7 +179,7 @@ class _Writer:
         if self.before is not None and (control or not counts_as_backward(node)):
             # The forward op comes first: MXNet takes shapes and state from it.
             control.append(self.before)
-        made = Node(
+        step_node = Node(
             node.op,
             f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
             self._attrs(node, op, inputs) | ({} if control else PLACED),
@@ -188,10 +188,10 @@ class _Writer:
             node.noutputs,
             node.subgraphs,
         )
-        self.made.append(made)
+        self.nodes.append(step_node)
         if node.op != UPDATE:
-            self.before = made
-        self.latest[op] = made
+            self.before = step_node
+        self.latest[op] = step_node
         self.runs[op] += 1
 
     def _inputs(self, node: Node, reads: tuple[int, ...]) -> list[Entry]:
@@ -204,7 +204,7 @@ class _Writer:
             elif place in ignored:
                 result.append((self._latest(source), k))
             else:
-                result.append((self.made[next(sources)], k))
+                result.append((self.nodes[next(sources)], k))
         return result
 
     def _latest(self, node: Node) -> Node:
@@ -213,7 +213,7 @@ class _Writer:
     def _attrs(self, node: Node, op: int, inputs: list[Entry]) -> dict[str, str]:
         attrs = step_attrs(node, is_copy=self.runs[op] > 0)
         key = (node.op, *sorted(attrs.items()), *inputs)
-        if key in self.seen:
-            attrs[_DISTINCT] = str(len(self.made))
-        self.seen.add(key)
+        if key in self.keys:
+            attrs[_DISTINCT] = str(len(self.nodes))
+        self.keys.add(key)
         return attrs

@@ -111,7 +111,7 @@ class Call:
         self._function: Callable[..., int] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
         if isinstance(op, str):
-            handle, *given = _operator(op, tuple(attrs.items()))
+            handle, *parameters = _operator(op, tuple(attrs.items()))
             self._function = _LIB.MXImperativeInvokeEx
             self._arguments = (
                 handle,
@@ -119,7 +119,7 @@ class Call:
                 inputs.pointer,
                 _number(len(outputs.arrays)),
                 outputs.place,
-                *given,
+                *parameters,
             )
 
     @property
@@ -157,8 +157,8 @@ def _operator(op: str, attrs: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
     check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     names, values = (c_str_array([pair[part] for pair in attrs]) for part in (0, 1))
     types = ctypes.byref(ctypes.POINTER(ctypes.c_int)())
-    given = ctypes.c_void_p.from_param(handle.value)
-    return given, len(attrs), ctypes.byref(names), ctypes.byref(values), types
+    as_argument = ctypes.c_void_p.from_param(handle.value)
+    return as_argument, len(attrs), ctypes.byref(names), ctypes.byref(values), types
 
 
 @functools.cache
@@ -170,8 +170,9 @@ def _number(outputs: int) -> Any:
 class RecordedCall(Call):
     """A call that keeps the operator's state for :class:`BackwardCall`.
 
-    That writes the gradients of the first inputs into ``gradients``, but for those that are None;
-    it adds them to those in ``sums``. ``used`` are those of the first outputs.
+    The backward call writes the gradients of the first inputs into ``gradients`` (None: a gradient
+    that is not computed), or adds to them, if they are among ``sums``. It reads the gradients of
+    the first outputs, which are ``used``.
     """
 
     frees = True  # what autograd kept of the step before
@@ -189,20 +190,20 @@ class RecordedCall(Call):
     ) -> None:
         self.computed = gradients
         self.gradients = [array for array in gradients if array is not None]
-        given = (*inputs, *outputs, *used)
-        self.overwritten = [a for a in given if any(a is gradient for gradient in gradients)]
-        self.touched = [*given, *self.gradients]
+        arrays = (*inputs, *outputs, *used)
+        self.overwritten = [a for a in arrays if any(a is gradient for gradient in gradients)]
+        self.touched = [*arrays, *self.gradients]
         self.used, self._sums = list(used), list(sums)
-        self._given = (op, attrs, inputs, outputs, gradients)
+        self._parts = (op, attrs, inputs, outputs, gradients)
         self.forget()
 
     @property
     def outputs(self) -> Sequence[NDArray | None]:
-        return self._given[3]
+        return self._parts[3]
 
     def forget(self) -> None:
         """Let go of what autograd keeps of a call whose backward op has not run."""
-        op, attrs, inputs, outputs, gradients = self._given
+        op, attrs, inputs, outputs, gradients = self._parts
         # Handles of its own, for autograd marks them.
         inputs = [array.detach() for array in inputs]
         for array, gradient in zip(inputs, gradients, strict=False):

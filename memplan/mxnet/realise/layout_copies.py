@@ -96,7 +96,7 @@ class _Layouts:
         ]
 
     def _in_place(self, index: int) -> dict[int, int]:
-        """For the tensors that an op writes where one lay that it reads: which one."""
+        """For each tensor that an op writes over one that it reads: which one that is."""
         op, inputs_of = self.graph.ops[index], dict[int, int]()
         for place, output, _ in op.handovers:
             tensor = op.inputs[place]

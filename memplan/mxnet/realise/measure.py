@@ -14,6 +14,7 @@ from memplan.mxnet.realise.bind import bind_as_it_stands
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.trace.sizes import check_uninferred
@@ -41,7 +42,7 @@ def _stock_description(
     dtypes: Mapping[str, str],
     grad_req: Mapping[str, str],
 ) -> str:
-    """That of a network whose gradients MXNet derives."""
+    """MXNet's description of a network whose gradients it derives itself."""
     arguments = symbol.list_arguments()
 
     def arrays(names: list[str]) -> dict[str, mx.nd.NDArray]:
@@ -58,12 +59,29 @@ def _stock_description(
         )
     except MXNetError:
         # Sparse arguments or gradients: only MXNet knows which, and makes (and fills) them itself.
-        executor = symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=dict(dtypes), **shapes)
+        types = dict(dtypes)
+        try:
+            executor = symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=types, **shapes)
+        except RuntimeError as error:  # what simple_bind makes of an MXNetError
+            raise TraceError(
+                f"MXNet cannot bind the network to train it, which it must to tell what that "
+                f"takes.{_hint(symbol)} MXNet says: {error}"
+            ) from error
     return executor.debug_str()
 
 
+def _hint(symbol: mx.sym.Symbol) -> str:
+    """What to do about a network that MXNet can run, but not bind."""
+    if f'"{COND}"' not in symbol.tojson():
+        return ""
+    return (
+        " Its executors do not know the shape of what a cond returns, so they cannot add that, or "
+        "its gradient, to another array: write F.where for the cond."
+    )
+
+
 def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
-    """That of a training symbol, whose gradients are outputs."""
+    """MXNet's description of a training symbol, whose gradients are outputs."""
     shapes, dtypes = dict(trace.shapes), dict(trace.dtypes)
     for node in trace.head_grads.values():
         info = node.infos.outputs[0]
@@ -96,10 +114,7 @@ def step_mib(
     check_uninferred(symbol, known_shapes)
     _check_sizes(symbol, known_shapes)
     requests = dict.fromkeys(symbol.list_arguments(), "write")
-    try:
-        return allocated_mib(_stock_description(symbol, known_shapes, dtypes, requests))
-    except RuntimeError as error:  # MXNetError is one, and what simple_bind makes of it
-        raise TraceError(f"MXNet cannot bind the network to train it: {error}") from error
+    return allocated_mib(_stock_description(symbol, known_shapes, dtypes, requests))
 
 
 def _check_sizes(symbol: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> None:

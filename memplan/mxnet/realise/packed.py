@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import mxnet as mx
 
 from memplan.errors import ArgumentError
+from memplan.memory import memory as memories
 from memplan.memory.lowering import LoweredMemory
-from memplan.memory.memory import Packed as PackedMemory
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
@@ -29,7 +29,7 @@ from memplan.mxnet.realise.imperative import (
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
-from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import packed_nbytes
@@ -56,14 +56,14 @@ class Packed(Explicit):
     in_one_array: ClassVar[bool] = True
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
-        """``heads`` as they are called; nothing is refused yet."""
+        """``heads`` as their ops can be called one by one; nothing is refused yet."""
         join_parts(heads)
         return runnable(heads, device_type)
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
     ) -> set[Entry]:
-        """Those that autograd writes sparse, or adds; TraceError for other sparse arrays."""
+        """Gradients that autograd writes sparse, or adds up; TraceError for other sparse arrays."""
         return gradients_outside(heads, noutputs, requests)
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
@@ -71,9 +71,10 @@ class Packed(Explicit):
         return packable(super().finished(graph, nodes), nodes)
 
     def check_context(self, ctx: mx.Context | None) -> None:
-        """Arrays at given addresses of a CPU are on its first context, whatever they are asked for.
+        """ArgumentError for a context of the CPU other than ``cpu(0)``.
 
-        MXNet bundles no calls of several contexts.
+        MXNet says of an array at a given address of a CPU that it is on ``cpu(0)``, whatever was
+        asked for, and it bundles no calls of several contexts.
         """
         if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
             raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
@@ -86,7 +87,7 @@ class Packed(Explicit):
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""
-        return lowered_memory(trace, PackedMemory())
+        return lowered_memory(trace, memories.Packed())
 
     def allocated(
         self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
@@ -118,7 +119,7 @@ class PackedStep:
         *,
         ctx: mx.Context,
         arrays: Mapping[str, NDArray],
-        memory: Memory | None = None,
+        memory: PackedMemory | None = None,
         keeps_operators: bool = True,
         updates: Updates | None = None,
         packing: Packing | None = None,
@@ -137,7 +138,7 @@ class PackedStep:
         else:
             check_packing(lowered.schedule, packing)
         if memory is None or memory.nbytes < packing.nbytes:
-            memory = Memory(packing.nbytes, ctx)
+            memory = PackedMemory(packing.nbytes, ctx)
         self.memory = memory
         self._mode = Mode()
         mode = self._mode if keeps_operators else None
@@ -193,7 +194,7 @@ class PackedStep:
         self._is_unfinished = True
 
     def _run(self, begin: int, end: int) -> None:
-        """Make the calls from ``begin`` on, but for those from ``end`` on."""
+        """Make the calls from ``begin`` to before ``end``."""
         with self._calling():
             # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
             if self._monitor is not None or mx.profiler.dumps():
@@ -252,14 +253,14 @@ class PackedStep:
         return "\n".join(lines) + "\n"
 
     def _nodes(self) -> list[Node]:
-        """Those of the steps, which are made anew: they would take as much as the calls."""
+        """The node of every step; made anew, as they would take as much memory as the calls."""
         return step_nodes(lower(self._trace, self._schedule))
 
 
 def _fences(
-    calls: Iterable[AnyCall], memory: Memory, in_memory: Sequence[NDArray]
+    calls: Iterable[AnyCall], memory: PackedMemory, in_memory: Sequence[NDArray]
 ) -> dict[AnyCall, Any]:
-    """What parts each call of autograd's from the calls in turn."""
+    """For each call of autograd's the markers that keep its place among the calls in turn."""
     return {
         call: memory.fences(call.touched, in_memory)
         for call in calls
@@ -307,9 +308,9 @@ def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
     """``calls`` in the bundles in which the engine gets them; some stand alone."""
     result: list[list[Any]] = []
     for apart, group in groupby(calls, key=lambda call: call.is_alone):
-        found = list(group)
-        while found:
+        rest = list(group)
+        while rest:
             size = 1 if apart else min(2 ** len(result), BUNDLE)
-            result.append(found[:size])
-            del found[:size]
+            result.append(rest[:size])
+            del rest[:size]
     return result

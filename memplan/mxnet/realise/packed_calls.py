@@ -19,7 +19,7 @@ from memplan.mxnet.realise.imperative import (
     Updates,
 )
 from memplan.mxnet.realise.lowering import Lowered
-from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import (
     gradients_read,
     needs_state,
@@ -51,7 +51,7 @@ class Calls:
         self,
         lowered: Lowered,
         offsets: Mapping[tuple[int, int], int],
-        memory: Memory,
+        memory: PackedMemory,
         arrays: Mapping[str, NDArray],
         mode: Mode | None,
         updates: Updates | None,
@@ -71,12 +71,12 @@ class Calls:
         read = self._read(followers.values())
         recorded: dict[int, RecordedCall] = {}
         result: list[AnyCall] = []
-        again: set[int] = set()
+        ops_so_far: set[int] = set()
         for step, op in enumerate(self.lowered.schedule.ops):
             node = self.lowered.nodes[op]
-            seen = step_attrs(node, is_copy=op in again).items()
+            seen = step_attrs(node, is_copy=op in ops_so_far).items()
             attrs = {name: value for name, value in seen if not is_hidden(name)}
-            again.add(op)
+            ops_so_far.add(op)
             if step in recorded:
                 result.append(BackwardCall(recorded[step]))
             elif node.op == UPDATE:
@@ -84,15 +84,15 @@ class Calls:
                 gradient, weight = self._inputs(step)
                 result.append(UpdateCall(self.updates, node.inputs[1][0].name, weight, gradient))
             elif step in followers:
-                made = RecordedCall(
+                call = RecordedCall(
                     self._function(node),
                     attrs,
                     self._inputs(step),
                     self.outputs(step),
                     **self._gradients(followers[step], read),
                 )
-                recorded[followers[step]] = made
-                result.append(made)
+                recorded[followers[step]] = call
+                result.append(call)
             else:
                 result.append(self._call(step, node, attrs))
         return result
@@ -143,7 +143,7 @@ class Calls:
         return self._handles[key]
 
     def _followers(self) -> dict[int, int]:
-        """Of steps that autograd records, the step at which the backward op runs."""
+        """For each step that autograd is to record, the step at which its backward op runs."""
         nodes, ops = self.lowered.nodes, self.lowered.schedule.ops
         on_cpu = self.memory.ctx.device_type == "cpu"
         skipping = {op for op in set(ops) if on_cpu and skips_unread(nodes[op])}
@@ -164,15 +164,15 @@ class Calls:
         return result
 
     def _read(self, steps: Iterable[int]) -> set[tuple[int, int]]:
-        """Those outputs of these ``steps`` that a step reads, or that stay to the end."""
-        wanted, schedule = set(steps), self.lowered.schedule
+        """The outputs of these ``steps`` that some step reads, or that stay to the end."""
+        among, schedule = set(steps), self.lowered.schedule
         position = schedule.graph.position
         heads = zip(schedule.heads, schedule.graph.heads, strict=True)
-        found = {(step, position[tensor]) for step, tensor in heads if step in wanted}
-        for step, sources in enumerate(schedule.reads if wanted else ()):
-            if not wanted.isdisjoint(sources):
-                found.update((s, k) for s, k in self._entries(step) if s in wanted)
-        return found
+        result = {(step, position[tensor]) for step, tensor in heads if step in among}
+        for step, sources in enumerate(schedule.reads if among else ()):
+            if not among.isdisjoint(sources):
+                result.update((s, k) for s, k in self._entries(step) if s in among)
+        return result
 
     def _entries(self, step: int) -> list[tuple[Any, int]]:
         """What a step reads: the step, or the node of the variable, and which of its outputs.
@@ -260,7 +260,7 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
 
 
 def _infos(node: Node) -> tuple[EntryInfo, ...]:
-    """Of the outputs; those of anchors, which ask for a shape, and gates, copies, are not known."""
+    """Shapes and dtypes of the outputs, worked out for anchors and gates, which no trace has."""
     if node.infos.outputs:
         return node.infos.outputs  # type: ignore[return-value]
     source, k = node.inputs[0]

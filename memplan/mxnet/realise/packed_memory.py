@@ -22,8 +22,8 @@ NDArray = Any
 WAITING = 16
 
 
-class Memory:
-    """Memory in which packed steps run in turn: one array, or as few as MXNet has it.
+class PackedMemory:
+    """Memory in which packed steps run in turn: one array, or as few as MXNet can hold it in.
 
     Its engine does not know that arrays share it, and would run calls of which none reads what
     another writes in any order. What is called within ``in_turn`` keeps its order; all of it
@@ -40,10 +40,10 @@ class Memory:
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
         self._fence = Marker([], [self.fence], ctx)
-        # In turn every so many bundles write one of two arrays at their end, for which is waited
-        # before the next does: who is woken once makes ready several.
-        done = [mx.nd.zeros((1,), ctx) for _ in range(2)]
-        self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in done)
+        # Every so many bundles one of two arrays is written, in turn, and waited for before it is
+        # written again: whoever is woken then makes ready several bundles.
+        ends = [mx.nd.zeros((1,), ctx) for _ in range(2)]
+        self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in ends)
         self._nbundles = 0
         self.workspace = OneWorkspace(ctx)
 
@@ -55,19 +55,19 @@ class Memory:
         return array_at(self._segments[segment], offset, shape, dtype)
 
     def fences(self, arrays: Sequence[NDArray], in_memory: Iterable[NDArray]) -> list[Marker]:
-        """What parts that which reads or writes ``arrays`` from what is called in turn.
+        """Markers that keep what reads or writes ``arrays`` in order with what is called in turn.
 
-        No two of those that are ``in_memory`` are the same to MXNet: one marker is for all of them.
-        Each of the others has its own, for two may share memory.
+        One marker is for all arrays that are ``in_memory``, no two of which are the same to MXNet.
+        Each of the others has its own, for two of them may be one array to MXNet.
         """
-        known = {id(array) for array in in_memory}
+        ids = {id(array) for array in in_memory}
         unique = {id(array): array for array in arrays}
-        together = [array for key, array in unique.items() if key in known]
-        apart = [[array] for key, array in unique.items() if key not in known]
+        together = [array for key, array in unique.items() if key in ids]
+        apart = [[array] for key, array in unique.items() if key not in ids]
         return [Marker([], [*part, self.fence], self.ctx) for part in [together, *apart] if part]
 
     def begin(self, left: Sequence[Marker]) -> None:
-        """Begin a step, which will leave what these :meth:`fences` are of."""
+        """Begin a step, after all that reads what the last one left; ``left`` are its fences."""
         hand_over(self._left)
         self._left = left
 

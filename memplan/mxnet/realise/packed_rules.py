@@ -27,7 +27,8 @@ _STATEFUL = frozenset(
     SVMOutput SequenceLast SequenceMask SequenceReverse SliceChannel SpatialTransformer SwapAxis
     _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_PSROIPooling
     _contrib_ModulatedDeformableConvolution _contrib_count_sketch _contrib_fft
-    _contrib_ifft softmax_cross_entropy""".split()
+    _contrib_ifft _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
+    _contrib_MultiProposal _contrib_Proposal softmax_cross_entropy""".split()
 )
 
 # Their state is that of one step.

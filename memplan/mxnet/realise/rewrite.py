@@ -69,8 +69,8 @@ def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[
 def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = None) -> list[Node]:
     """``order`` with every sum of gradients as early as possible; sums are made safe.
 
-    The nodes must have their ``infos``. Those in ``rank_of`` come as early as possible, too: of
-    several that an op was the last to be awaited by, first that of the smallest number.
+    The nodes must have their ``infos``. Those in ``rank_of`` come as early as possible, too; of
+    several that become possible by the same op, the one of the smallest rank comes first.
     """
     rank_of = rank_of or {}
     _make_sums_safe(order)

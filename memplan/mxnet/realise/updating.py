@@ -15,6 +15,7 @@ from memplan.mxnet.realise.rewrite import explicit_order
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Infos, Node, dependencies, depth_first
+from memplan.mxnet.trace.operators import is_sparse_embedding
 from memplan.mxnet.trace.states import states_shared, states_touched
 from memplan.step.graph import UPDATE
 
@@ -51,6 +52,11 @@ class Updating(Packed):
                 raise TraceError(
                     f"the gradient of {name!r} is added up over steps (grad_req='add'), so it "
                     f"cannot be used up within one; use realisation='packed'"
+                )
+            if gradient[0].forward is not None and is_sparse_embedding(gradient[0].forward):
+                raise TraceError(
+                    f"the gradient of {name!r} is sparse, so it is not in packed memory, where it "
+                    f"could be used up; use realisation='packed'"
                 )
             weight = variables[name]
             if any(node is weight for node, _ in heads[:noutputs]):

@@ -23,6 +23,9 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
 
+# Operators of oneDNN that do not compute in place.
+_COPIED_BACK = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
+
 
 def executor_nbytes(
     graph: TrainingGraph, nodes: Sequence[Node], *, leaves_holes: bool
@@ -39,7 +42,7 @@ def executor_nbytes(
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
     for_copies = max(sizes, default=0) + sum(sizes) // 5
-    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2)
+    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back_nbytes(graph, nodes))
     if leaves_holes:
         nbytes += nbytes // 2
     return sum(kept) + nbytes + _scratchpads(nodes), kept
@@ -55,7 +58,24 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """
     all_copies = copies(graph, nodes)
     nbytes = max((*all_copies.kept_nbytes, *all_copies.temporary_nbytes), default=0)
-    return 2 * max(nbytes, largest_nbytes(nodes)) + _scratchpads(nodes)
+    nbytes = 2 * max(nbytes, largest_nbytes(nodes))
+    return max(nbytes, copied_back_nbytes(graph, nodes)) + _scratchpads(nodes)
+
+
+def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
+    """The most that a gradient of an activation function takes that is written over what it reads.
+
+    oneDNN's is computed beside it and copied then: DNNL_VERBOSE=1 shows a reorder that changes
+    nothing.
+    """
+    return max(
+        (
+            graph.tensors[op.outputs[0]].nbytes
+            for op, node in zip(graph.ops, nodes, strict=True)
+            if node.op in _COPIED_BACK and op.handovers
+        ),
+        default=0,
+    )
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
@@ -83,7 +103,7 @@ def _read_and_written(node: Node) -> int:
 
 
 def _scratchpads(nodes: Iterable[Node]) -> int:
-    """Those of oneDNN for the gradients of all convolutions that differ, which are kept."""
+    """oneDNN's scratchpads for the gradients of convolutions: one for each that differs, kept."""
     kinds: Counter[Any] = Counter()
     nbytes_of: dict[Any, int] = {}
     for node in nodes:

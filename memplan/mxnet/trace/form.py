@@ -50,7 +50,7 @@ class Form:
     def ended(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
     ) -> list[Entry]:
-        """``heads`` with what comes behind them, which MXNet knows no operator for.
+        """``heads`` with what is added that MXNet has no operator for, such as updates.
 
         Their shapes are known; behind the ``noutputs`` outputs come the gradients of the arguments
         whose ``requests`` are not "null". TraceError for a request that cannot be met.

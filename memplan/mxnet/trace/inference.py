@@ -86,7 +86,7 @@ def _inferred(
 
 
 def _info(shape: Sequence[int] | None, dtype: Any) -> EntryInfo | None:
-    """That of an entry of which MXNet says this; None where it does not know all of it."""
+    """What MXNet says of an entry; None where it does not know both shape and dtype."""
     if not shape_is_known(shape) or dtype is None:
         return None
     assert shape is not None

@@ -93,7 +93,7 @@ class Attributes:
         return default if text is None else ast.literal_eval({"true": "True"}.get(text, text))
 
     def numbers(self, name: str, *default: float) -> list[Any]:
-        """Of a tuple, which MXNet lets a single number stand for."""
+        """The numbers of a tuple; MXNet takes a single number for a tuple of one, too."""
         value = self.get(name, default)
         return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -159,13 +159,13 @@ def _deconvolved(attrs: Attributes, shapes: Sequence[Shape]) -> int:
 
 
 def _anchors(attrs: Attributes, shapes: Sequence[Shape]) -> int:
-    """Of MultiBoxPrior: four numbers for each of some boxes at every place."""
+    """MultiBoxPrior writes four numbers for each box at every place."""
     boxes = len(attrs.numbers("sizes", 1.0)) + len(attrs.numbers("ratios", 1.0)) - 1
     return math.prod(shapes[0][2:]) * boxes * 4
 
 
 def _columns(attrs: Attributes, shapes: Sequence[Shape]) -> int:
-    """Of im2col: a column for every place, a row for every element of the kernel and channel."""
+    """im2col writes a column for every place, and a row for every element of kernel and channel."""
     batch, channels, *sizes = shapes[0]
     places = (
         (size + 2 * pad - dilate * (k - 1) - 1) // stride + 1

@@ -31,7 +31,7 @@ def reads_states(node: Node, states: Collection[Node]) -> bool:
 
 
 def states_touched(node: Node, states: Collection[Node]) -> list[Node]:
-    """Those of ``states`` that an op reads or writes; a backward op, those of its forward op."""
+    """The ``states`` that an op reads or writes; for a backward op also those of its forward op."""
     touched = [source for source, _ in node.inputs if source in states]
     if node.forward is not None:
         touched += [state for state in states_written(node.forward) if state in states]

@@ -10,7 +10,7 @@ import mxnet as mx
 from memplan.util.heap import give_back_what_is_free
 
 
-class Held:
+class MemoryGrowth:
     """The bytes by which what this process holds on ``ctx`` has grown, at most, since it was made.
 
     On a CPU these are the pages of the process in memory (VmHWM of the Linux kernel: arrays,

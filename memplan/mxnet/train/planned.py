@@ -22,8 +22,8 @@ from mxnet import autograd
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.bound_step import FirstHalf
 from memplan.mxnet.train.nesting import leaves, one_context
-from memplan.mxnet.train.train_step import TrainStep
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
+from memplan.mxnet.train.train_step import TrainStep
 
 Block = Any
 

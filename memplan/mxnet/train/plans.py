@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.train.pool import Need, inference_need
@@ -112,16 +112,26 @@ class Plans:
                 self.plans[request.key] = self._checked(self._given, request)
                 self._planner.adopt(self._given)
             else:
-                self.plans[request.key] = self._planner.plan(
-                    self._net,
-                    shapes=request.shapes,
-                    check=_check_losses,
-                    ctx=request.ctx,
-                    type_dict=request.dtypes,
-                    grad_req=request.grad_req,
-                )
+                self.plans[request.key] = self._planned(request)
             self.realisation = self.plans[request.key].realisation
         return self.plans[request.key]
+
+    def _planned(self, request: Request) -> Plan:
+        """A plan for ``request``, of updates behind the step where they cannot be within."""
+        try:
+            return self._planner.plan(
+                self._net,
+                shapes=request.shapes,
+                check=_check_losses,
+                ctx=request.ctx,
+                type_dict=request.dtypes,
+                grad_req=request.grad_req,
+            )
+        except TraceError as error:
+            if not self.update_within or self.plans:
+                raise
+            self.update_behind(str(error))
+        return self._planned(request)
 
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""

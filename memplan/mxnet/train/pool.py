@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
@@ -43,7 +43,7 @@ class Pool:
         #: The executor that was bound first, to bind others with; None if there is none.
         self.executor: mx.executor.Executor | None = None
         #: The largest memory of packed steps; None if there is none.
-        self.memory: Memory | None = None
+        self.memory: PackedMemory | None = None
         self._blocks: list[int] = []
         self._arrays_nbytes = 0
         self._room = 0
@@ -79,7 +79,7 @@ class Pool:
         return self.nbytes + more <= self._room
 
     def add(
-        self, need: Need, executor: mx.executor.Executor | None, memory: Memory | None = None
+        self, need: Need, executor: mx.executor.Executor | None, memory: PackedMemory | None = None
     ) -> None:
         """An ``executor`` has been bound here, or a packed step that runs in ``memory``."""
         self._blocks += self._lacking(need.blocks)

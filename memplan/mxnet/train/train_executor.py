@@ -19,7 +19,7 @@ from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed import PackedStep
-from memplan.mxnet.realise.packed_memory import Memory
+from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.step.schedule import Schedule
@@ -103,7 +103,7 @@ class TrainExecutor(BoundArrays):
         aux_states: Arrays | None = None,
         pool: mx.executor.Executor | None = None,
         match_range: int | None = None,
-        memory: Memory | None = None,
+        memory: PackedMemory | None = None,
         keeps_operators: bool = True,
         updates: Updates | None = None,
         packing: Packing | None = None,
@@ -195,7 +195,7 @@ class TrainExecutor(BoundArrays):
         return None if isinstance(self._training, PackedStep) else self._training
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> PackedMemory | None:
         """The memory in which packed steps run, and others may."""
         return self._training.memory if isinstance(self._training, PackedStep) else None
 

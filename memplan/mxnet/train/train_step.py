@@ -23,6 +23,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
+from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_network import (
     BlockNetwork,
     cached_graphs,
@@ -48,7 +49,6 @@ from memplan.mxnet.train.nesting import (
     specs_of,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
-from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan
@@ -68,32 +68,31 @@ class TrainStep:
     """Trains ``block`` by a plan: in place of autograd.record() and backward().
 
     ``step(x, y)`` returns the loss and leaves the gradients in the parameters, as
-    ``loss.backward()`` does; then comes ``trainer.step(batch_size)``, unless the step is given the
-    trainer and does that, too. The parameters stay those
-    of ``block``, which serves for inference, saving and exporting as before. Every new combination
-    of input shapes is planned when it is first seen; :attr:`plans` has them all. They share their
-    memory; where that would exceed the budget, they are bound in turn. Parameters may be cast,
-    frozen, moved or set anew in between. Whoever changes what a layer computes, such as the
-    probability of DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
+    ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those of
+    ``block``, which serves for inference, saving and exporting as before. They may be cast, frozen,
+    moved or set anew in between. Whoever changes what a layer computes, such as the probability of
+    DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
 
-    Nothing is planned before the first batch or :meth:`plan`.
+    Every new combination of input shapes is planned when it is first seen, or asked for by
+    :meth:`plan`; :attr:`plans` has them all. They share their memory; where that would exceed the
+    budget, they are bound in turn.
 
-    ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works
-    on Symbols; it may return several losses. A list of losses takes one output and one label
-    each. None: the block itself computes the loss, of the inputs and the labels, or the caller
-    does, between :meth:`forward` and :meth:`backward`, for instance one that works on arrays only.
-
-    ``budget`` (for one context; a share is one of each step), ``strategy``,
-    ``time_limit``, ``costs`` and ``reserve`` are those of :func:`memplan.plan`;
-    ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
-    network. Shapes after the first are planned with a tenth of the work, from a schedule that
-    is known, unless ``unseen`` is "nearest" or "unplanned" (docs/training.md). With
-    ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
-    :attr:`outputs`, for metrics.
-
-    With ``trainer`` a step is ``trainer.step``, too, with its ``ignore_stale_grad``. A packed
-    one updates each parameter as soon as its gradient is complete, and leaves no gradients;
-    where the trainer cannot do that, a warning says why, and it updates behind the step.
+    - ``loss`` is a gluon Loss or any function of the block's outputs and the labels that works on
+      Symbols; it may return several losses. A list of losses takes one output and one label each.
+      None: the block itself computes the loss, of the inputs and the labels; or the caller does,
+      of arrays, between :meth:`forward` and :meth:`backward`.
+    - ``budget`` (for one context; a share is one of each step), ``strategy``, ``time_limit``,
+      ``costs`` and ``reserve`` are those of :func:`memplan.plan`.
+    - ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
+      network.
+    - ``unseen`` says how shapes after the first are planned: with a tenth of the work, from a
+      schedule that is known ("plan"), or as "nearest" or "unplanned" (docs/training.md).
+    - With ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
+      :attr:`outputs`, for metrics.
+    - With ``trainer`` a step does what ``trainer.step`` does, too, with its ``ignore_stale_grad``.
+      A packed step updates each parameter as soon as its gradient is complete, and leaves no
+      gradients; where the trainer cannot do that, a warning says why, and the step calls
+      ``trainer.step`` at its end.
 
     Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
     trainer that is none.

@@ -26,7 +26,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.train.memory_growth import Held
+from memplan.mxnet.train.memory_growth import MemoryGrowth
 from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
@@ -82,7 +82,7 @@ def run_apart(
         "results": None if results is None else str(results),
     }
     path = os.pathsep.join(text for text in sys.path if text)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps(request),
         env=os.environ | {"PYTHONPATH": path},
@@ -90,10 +90,10 @@ def run_apart(
         text=True,
         check=False,
     )
-    if done.returncode:
-        reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
+    if process.returncode:
+        reason = (process.stderr.strip() or f"it ended with {process.returncode}").splitlines()[-1]
         raise CostError(f"a process that trains this network on {ctx} failed: {reason}")
-    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+    return Trial(**json.loads(process.stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -106,14 +106,14 @@ def main() -> None:
     memory = form.memory(traced)
     memory.nbytes(schedule)  # what planning loads is none of the step's, and its packing the plan's
     arguments, states = random_arrays(traced, ctx)
-    given = zero_gradients(traced, ctx)
+    sums = zero_gradients(traced, ctx)
     if traced.form.spells_out_backward:
-        given = {name: array for name, array in given.items() if traced.grad_req[name] == "add"}
-    held = Held(ctx)
+        sums = {name: array for name, array in sums.items() if traced.grad_req[name] == "add"}
+    growth = MemoryGrowth(ctx)
     update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
     trained = wanted(traced.grad_req)
     within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
-    arrays = (arguments, states, given)
+    arrays = (arguments, states, sums)
     options = {"match_range": request["match_range"], "packing": memory.packing(schedule)}
     step, gradients = _bound(traced, schedule, ctx, arrays, within, options)
 
@@ -127,7 +127,7 @@ def main() -> None:
     mx.random.seed(0)
     for _ in range(FIRST_STEPS):
         outputs = train()
-        held.look()
+        growth.look()
     seconds = []
     for _ in range(request["steps"]):
         begin = time.perf_counter()
@@ -135,9 +135,9 @@ def main() -> None:
         seconds.append(time.perf_counter() - begin)
     if request["results"] is not None:
         parameters = {name: arguments[name] for name in trained}
-        found = _results(outputs, gradients, parameters, states, update.states)
-        np.savez(request["results"], **found)
-    print(json.dumps({"grown_nbytes": held.nbytes, "seconds": statistics.median(seconds)}))
+        arrays_left = _results(outputs, gradients, parameters, states, update.states)
+        np.savez(request["results"], **arrays_left)
+    print(json.dumps({"grown_nbytes": growth.nbytes, "seconds": statistics.median(seconds)}))
 
 
 def _bound(
@@ -188,17 +188,17 @@ def _results(
     updated: Mapping[int, Any],
 ) -> Arrays:
     """All that a step leaves, by what it is."""
-    found = {f"output {place}": array for place, array in enumerate(outputs)}
-    found |= {f"gradient of {name}": array for name, array in gradients.items()}
-    found |= {f"parameter {name}": array for name, array in parameters.items()}
-    found |= {f"state {name}": array for name, array in states.items()}
+    result = {f"output {place}": array for place, array in enumerate(outputs)}
+    result |= {f"gradient of {name}": array for name, array in gradients.items()}
+    result |= {f"parameter {name}": array for name, array in parameters.items()}
+    result |= {f"state {name}": array for name, array in states.items()}
     names = list(parameters)
     for place, state in updated.items():
         parts = state if isinstance(state, list | tuple) else [state]
         for number, part in enumerate(parts):
             if isinstance(part, mx.nd.NDArray):
-                found[f"state {number} of the optimizer for {names[place]}"] = part
-    return {name: array.asnumpy() for name, array in found.items()}
+                result[f"state {number} of the optimizer for {names[place]}"] = part
+    return {name: array.asnumpy() for name, array in result.items()}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet import optimizer as known
+from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
 
@@ -21,7 +21,7 @@ NDArray = Any
 
 
 def _classes(names: str) -> set[type]:
-    return {getattr(known, name) for name in names.split()}
+    return {getattr(optimizers, name) for name in names.split()}
 
 
 # Their update is one operator, which reads the gradient and writes the weight and its states.
@@ -32,14 +32,14 @@ _ONE_OPERATOR_IN_HALF = _classes("SGD ccSGD NAG")
 
 # Theirs are several, some of which write into the gradient.
 _SEVERAL_OPERATORS = _classes("AdaGrad AdaDelta Adamax DCASGD LAMB Test")
-_SEVERAL_OPERATORS |= {known.contrib.GroupAdaGrad}
+_SEVERAL_OPERATORS |= {optimizers.contrib.GroupAdaGrad}
 
 # Where the numbers depend on more than one parameter, its gradient and its states.
 _REFUSED = {
-    known.SGLD: "it draws random numbers for one parameter after the other",
-    known.Nadam: "its momentum schedule goes on with every parameter",
-    known.LARS: "it corrects the momentum by the learning rate of the parameters before",
-    known.LBSGD: "it adds up gradients over steps",
+    optimizers.SGLD: "it draws random numbers for one parameter after the other",
+    optimizers.Nadam: "its momentum schedule goes on with every parameter",
+    optimizers.LARS: "it corrects the momentum by the learning rate of the parameters before",
+    optimizers.LBSGD: "it adds up gradients over steps",
 }
 
 ANY_ORDER = "updates_in_any_order"
@@ -113,7 +113,7 @@ class OptimizerUpdates:
 
 
 def _make_states(updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) -> None:
-    """As ``updater`` does at its first updates, in its own order: files are the same then."""
+    """Make the states that ``updater`` would, in its own order, so that saved ones are equal."""
     optimizer = updater.optimizer
     for index, weight in weights.items():
         optimizer._set_current_context(weight.context.device_id)
@@ -154,7 +154,7 @@ def _together(
 ) -> Iterator[Sequence[int]]:
     """The numbers of those weights that ``updater`` has updated, and their rates asked, at once."""
     size = updater.optimizer.aggregate_num
-    if not updater.aggregate_updates or isinstance(updater.optimizer, known.LAMB):
+    if not updater.aggregate_updates or isinstance(updater.optimizer, optimizers.LAMB):
         yield from ([index] for index in weights)
         return
     of_dtype: dict[Any, list[int]] = {}
