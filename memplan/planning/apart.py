@@ -20,7 +20,7 @@ from memplan.errors import MemplanError, PlanningError
 from memplan.memory.packing import Packing
 from memplan.planning import child
 from memplan.planning.job import Job, realise
-from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, packed, receive, send, unpacked
+from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, pickled, receive, send, unpickled
 from memplan.planning.process import PlanningProcess
 from memplan.step.schedule import Schedule
 from memplan.util.heap import give_back_what_is_free
@@ -69,7 +69,7 @@ class _Child:
     def do(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """See :func:`apart`."""
         try:
-            request = packed((function, arguments, options), self._objects, self._modules)
+            request = pickled((function, arguments, options), self._objects, self._modules)
             with_child = IN_A_CHILD and self._has_begun()
         except CANNOT_PICKLE:
             with_child = False
@@ -95,7 +95,7 @@ class _Child:
         """Does the process know the job? It is started if none waits; False if that fails."""
         if self._process is not None:
             return True
-        about = packed((_fields(self._job), LOGGER.getEffectiveLevel()), {})
+        about = pickled((_fields(self._job), LOGGER.getEffectiveLevel()), {})
         process = PlanningProcess.waiting()
         if process is not None:
             with suppress(EOFError, BrokenPipeError):
@@ -118,7 +118,7 @@ class _Child:
     def _answer(self, process: PlanningProcess) -> tuple[Any, ...]:
         """What the child says in the end; before that, it may tell and ask."""
         while True:
-            kind, *rest = unpacked(receive(process.answers), self._objects)
+            kind, *rest = unpickled(receive(process.answers), self._objects)
             if kind == "log":
                 level, text, figures = rest
                 LOGGER.log(level, "%s", text, extra=figures)
@@ -136,9 +136,9 @@ class _Child:
         try:
             network = realise(self._job, schedule, packing)
         except MemplanError as error:
-            return packed(("error", error), self._objects)
+            return pickled(("error", error), self._objects)
         self._objects[f"symbol {len(self._objects)}"] = network.symbol
-        return packed(("made", (network.symbol, network.footprint)), self._objects)
+        return pickled(("made", (network.symbol, network.footprint)), self._objects)
 
     def _interrupt(self) -> None:
         assert self._process is not None

@@ -7,6 +7,7 @@ import math
 import time
 
 from memplan.errors import ArgumentError, BudgetError
+from memplan.planning.apart import Do
 from memplan.planning.job import Job, Realised, realise
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.refusal import refusal
@@ -104,6 +105,19 @@ def plan_of(
         planning_seconds=seconds,
         cut_by_clock=outcome.cut_by_clock,
     )
+
+
+def refused(
+    job: Job, do: Do, attempt: Attempt, strategy: str | Strategy, better: str = ""
+) -> BudgetError:
+    """As :func:`budget_error`, by ``do``; a plan for the bytes that it names is known then."""
+    error: BudgetError = do(budget_error, attempt, strategy, better)
+    job.remember(do(_least))
+    return error
+
+
+def _least(job: Job) -> Schedule:
+    return job.least[0]
 
 
 def budget_error(

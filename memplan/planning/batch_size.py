@@ -184,7 +184,7 @@ class _Sizes:
 def _on(job: Job, schedule: Schedule) -> Schedule | None:
     """``schedule`` on the network with another batch; None where MXNet builds another graph."""
     try:
-        return Schedule.from_json(job.graph, schedule.to_json())
+        return Schedule(job.graph, schedule.ops, schedule.reads, schedule.heads)
     except ScheduleError:
         return None
 
@@ -196,13 +196,13 @@ class _Known:
     schedule: Schedule
 
     def solve(self, problem: Problem) -> Outcome:
-        """That schedule; whether it fits is found out by who asks."""
+        """The known schedule; whoever asks finds out whether it fits."""
         del problem
         return Outcome(Status.FEASIBLE, self.schedule)
 
 
 class _Search:
-    """Halves the interval between a size that fits and one that does not."""
+    """The search for the largest size: it halves the interval in which that must lie."""
 
     def __init__(
         self,
@@ -342,8 +342,8 @@ class _Search:
         return Task(job, self.strategy, self.budget_nbytes, start, bound, since=since)
 
     def _carried_over(self, job: Job, size: int) -> Schedule | None:
-        """Of the least memory and of the plan of the next larger size, on this network: the cheaper
-        one that fits, or the first.
+        """A schedule to begin with, of the least memory or of the next larger size: the cheaper one
+        that fits, else the first that this network can run.
         """
         larger = [n for n in sorted(self.trials) if n > size and self.trials[n].attempt.plan]
         plans = (self.least, *(self.trials[n].attempt.plan for n in larger[:1]))

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states
-    of the optimizer. ``workspace_nbytes``: what operators take beside activations if each runs
-    once, ``workspace_of_run`` what they keep, op by op, of each further run, and
-    ``workspace_source`` how that is known.
+    """What a step holds beside activations, arguments and gradients, whatever the schedule.
+
+    ``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states of
+    the optimizer. ``workspace_nbytes``: what operators take beside activations if each runs once;
+    ``workspace_of_run``: the bytes that they keep for each further run, op by op, or nothing;
+    ``workspace_source``: how these two are known.
     """
 
     reserve_nbytes: int = 0
@@ -33,11 +35,11 @@ class Beside:
 
     @property
     def nbytes(self) -> int:
-        """All of it, for whatever schedule."""
+        """All of it, if each op runs once."""
         return self.reserve_nbytes + self.optimizer_nbytes + self.workspace_nbytes
 
     def parts(self, schedule: Schedule) -> dict[str, Any]:
-        """That of ``schedule``, by the fields of :class:`memplan.planning.plan.Footprint`."""
+        """What ``schedule`` adds to a :class:`memplan.planning.plan.Footprint`, by its fields."""
         return {
             "reserve_nbytes": self.reserve_nbytes,
             "optimizer_nbytes": self.optimizer_nbytes,
@@ -57,7 +59,7 @@ class Beside:
         reserve: int | str | None,
         optimizer: Optimizer | None,
     ) -> Beside:
-        """That of a step of ``traced``.
+        """What a step of ``traced`` holds so.
 
         The workspace is what ``table`` has measured, else an estimate for ``ctx``. ArgumentError
         for a ``reserve`` or an ``optimizer`` that cannot be used.

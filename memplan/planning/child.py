@@ -28,10 +28,10 @@ from memplan.planning.messages import (
     GRAPH,
     TRACE,
     StandIn,
-    packed,
+    pickled,
     receive,
     send,
-    unpacked,
+    unpickled,
 )
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import LIVE
@@ -122,7 +122,7 @@ class _Conversation:
         self._tell("ready")
         while data := receive(self._requests):
             try:
-                function, arguments, options = unpacked(data, self._objects)
+                function, arguments, options = unpickled(data, self._objects)
             except Exception as error:  # what the training process has and nobody else can import
                 self._tell("unknown", f"{type(error).__name__}: {error}")
                 continue
@@ -139,7 +139,7 @@ class _Conversation:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             answer = function(self.job, *arguments, **options)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            return packed(("answer", answer), self._objects)
+            return pickled(("answer", answer), self._objects)
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return self._failure(error)
@@ -147,9 +147,9 @@ class _Conversation:
     def _failure(self, error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
         try:
-            return packed(("error", error, text), self._objects)
+            return pickled(("error", error, text), self._objects)
         except CANNOT_PICKLE:
-            return packed(("error", None, text), self._objects)
+            return pickled(("error", None, text), self._objects)
 
     def _ask(self, schedule: Schedule, packing: Any) -> Any:
         with deferring():
@@ -163,10 +163,10 @@ class _Conversation:
         self._tell("warning", str(message), category, filename, lineno)
 
     def _read(self, objects: dict[str, Any]) -> Any:
-        return unpacked(receive(self._requests), objects)
+        return unpickled(receive(self._requests), objects)
 
     def _tell(self, *message: Any) -> None:
-        data = packed(message, self._objects)
+        data = pickled(message, self._objects)
         with deferring():
             send(self._answers, data)
 

@@ -15,7 +15,7 @@ from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
-from memplan.planning.larger_budgets import with_looser_bounds
+from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
@@ -77,15 +77,13 @@ def plans_of(plans: Plans) -> list[Plan]:
         result = [row.plan for row in plans.rows if row.plan is not None]
     elif isinstance(plans, Frontier):
         result = list(plans.plans)
-    elif isinstance(plans, Iterable):
-        result = list(plans)
     else:
-        raise ArgumentError(f"plans must be a Comparison or several plans, got {plans!r}")
+        result = list(plans) if isinstance(plans, Iterable) else [plans]
     for plan in result:
         if not isinstance(plan, Plan):
             kind = type(plan).__name__
             raise ArgumentError(
-                f"plans must be a Comparison or plans, got an object of type {kind} among them"
+                f"plans must be a Comparison, a Frontier or plans, got an object of type {kind}"
             )
     if not result:
         raise ArgumentError("plans: there is no plan to be drawn")
@@ -216,7 +214,7 @@ class _Curve:
             return attempt.plan.total_nbytes, attempt.plan.overhead
 
         # The first is of another strategy, within the bytes of the unplanned step.
-        attempts = [self.attempts[0], *with_looser_bounds((None, a) for a in self.attempts[1:])]
+        attempts = [self.attempts[0], *with_shared_bounds((None, a) for a in self.attempts[1:])]
         points: list[Attempt] = []
         left_out = [attempt for attempt in attempts if attempt.plan is None]
         for attempt in sorted((a for a in attempts if a.plan is not None), key=rank):

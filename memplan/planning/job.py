@@ -61,6 +61,10 @@ LOWEST_SECONDS = 30.0
 LARGE, LARGE_WORK = 1000, 20e3
 
 
+# The schedule of least memory that the last refusal named, by its graph without names: a plan for
+# its bytes is asked for next, and a search that the clock ends may not find it again.
+_NAMED: dict[Any, Schedule] = {}
+
 # What the unplanned step holds, until it is realised.
 _UNKNOWN = Footprint(0, 0, 0, 0, 0.0, 0)
 
@@ -89,6 +93,7 @@ class Job:
     realising_seconds: float = 0.0
     max_overhead: float | None = None
     effort: float = 1.0
+    known: Schedule | None = None
 
     @classmethod
     def prepare(
@@ -132,8 +137,20 @@ class Job:
         with no_collections():
             stock = traced(STOCK)._with_unplanned()
             if not runs_whole_steps(realisation):
-                return stock
-            return traced(realisation)._compared_with(stock)
+                return stock._with_known()
+            return traced(realisation)._compared_with(stock)._with_known()
+
+    def _with_known(self) -> Job:
+        """With the schedule that the last refusal named, if that was one of this graph."""
+        known = _NAMED.get(_unnamed(self.graph)) if _NAMED else None
+        if known is None:
+            return self
+        return dataclasses.replace(self, known=dataclasses.replace(known, graph=self.graph))
+
+    def remember(self, schedule: Schedule) -> None:
+        """A refusal has named it: it is :attr:`known` to the next job of such a graph."""
+        _NAMED.clear()
+        _NAMED[_unnamed(self.graph)] = schedule
 
     def _with_unplanned(self) -> Job:
         """With the figures of the step that MXNet runs without a plan, and how long that took."""
@@ -146,7 +163,7 @@ class Job:
         """With the unplanned step of ``stock``, the same network without a plan."""
         unplanned = stock.unplanned
         if self.beside.workspace_nbytes > stock.beside.workspace_nbytes:
-            # It runs the same ops: their workspace is the least that it takes.
+            # The unplanned step runs the same ops, so it takes at least the workspace of these.
             schedule = Schedule.unplanned(self.graph)
             unplanned = dataclasses.replace(unplanned, **self.beside.parts(schedule))
         seconds = stock.realising_seconds
@@ -251,6 +268,7 @@ class Job:
         quick = fewest_bytes(
             problem, [s for s in schedules if s.seconds <= most_seconds], by_live=is_large
         )
+        quick = limited.cheapest([quick, self.known]) or quick
         if is_large:
             return quick, realise(self, quick).footprint
         seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
@@ -268,6 +286,15 @@ def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Rea
         if reason is not None:
             raise ScheduleError(f"the strategy's schedule is invalid: {reason}")
         return job.realised(schedule, packing)
+
+
+def _unnamed(graph: TrainingGraph) -> Any:
+    """What a schedule of ``graph`` depends on."""
+    ops = (
+        (op.kind, op.inputs, op.outputs, op.after, op.handovers, op.recomputable)
+        for op in graph.ops
+    )
+    return (*ops, *(tensor.nbytes for tensor in graph.tensors), *graph.heads, graph.nforward)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

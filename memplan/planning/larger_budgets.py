@@ -1,4 +1,4 @@
-"""What is proved for a budget holds for smaller ones: what fits these, fits the larger one."""
+"""A bound that is proved for a budget holds for smaller ones: what fits these, fits that, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memplan.strategies.base import Status
 Kind = TypeVar("Kind", bound=Hashable)
 
 
-def with_looser_bounds(attempts: Iterable[tuple[Kind, Attempt]]) -> list[Attempt]:
+def with_shared_bounds(attempts: Iterable[tuple[Kind, Attempt]]) -> list[Attempt]:
     """The attempts, each with the highest bound that is proved for its budget or a larger one.
 
     Each comes with its kind: a bound holds for attempts of the same kind, those of one strategy on
@@ -26,7 +26,9 @@ def with_looser_bounds(attempts: Iterable[tuple[Kind, Attempt]]) -> list[Attempt
 
 
 def _raised(attempt: Attempt, others: Sequence[Attempt]) -> Attempt:
-    bounds = [_bound(a) for a in others if _is_looser(a, attempt) and _speaks_for(a, attempt)]
+    bounds = [
+        _bound(a) for a in others if _has_larger_budget(a, attempt) and _speaks_for(a, attempt)
+    ]
     highest = max(bounds, default=0.0)
     plan = attempt.plan
     if plan is None:
@@ -48,7 +50,7 @@ def _bound(attempt: Attempt) -> float:
     return math.inf if attempt.status is Status.INFEASIBLE else 0.0
 
 
-def _is_looser(other: Attempt, attempt: Attempt) -> bool:
+def _has_larger_budget(other: Attempt, attempt: Attempt) -> bool:
     if attempt.budget_nbytes is None or other.budget_nbytes is None or other.error is not None:
         return False
     return other.budget_nbytes >= attempt.budget_nbytes

@@ -28,18 +28,18 @@ CANNOT_PICKLE = (pickle.PicklingError, TypeError, AttributeError, RecursionError
 
 @dataclass(frozen=True)
 class StandIn:
-    """In the child, what has this name in the training process."""
+    """Stands, in the child, for what the training process has under this name."""
 
     name: str
 
 
-def packed(message: Any, objects: Mapping[str, Any], modules: set[str] | None = None) -> bytes:
-    """``message`` as bytes, with the names of what ``objects`` holds; one of CANNOT_PICKLE if not.
+def pickled(message: Any, objects: Mapping[str, Any], modules: set[str] | None = None) -> bytes:
+    """``message`` as bytes; what ``objects`` holds is in them by its name.
 
-    The modules of its classes and functions are added to ``modules``.
-
-    What the script of the training process defines itself is refused, which its child would look
-    for elsewhere, and so is a strategy that may keep a state, which would change there only.
+    The modules of its classes and functions are added to ``modules``. Raises one of CANNOT_PICKLE
+    for what cannot be sent. That is also what the script of the training process itself defines,
+    which a child would look for elsewhere, and a strategy that may keep a state, which would change
+    in the child only.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, objects)
@@ -49,8 +49,8 @@ def packed(message: Any, objects: Mapping[str, Any], modules: set[str] | None = 
     return file.getvalue()
 
 
-def unpacked(data: bytes, objects: Mapping[str, Any]) -> Any:
-    """What :func:`packed` wrote; names that are not ``objects`` become stand-ins."""
+def unpickled(data: bytes, objects: Mapping[str, Any]) -> Any:
+    """What :func:`pickled` wrote; names that are not ``objects`` become stand-ins."""
     return _Unpickler(io.BytesIO(data), objects).load()
 
 

@@ -14,7 +14,7 @@ from memplan.planning.plan import Footprint
 from memplan.planning.realisation import load, request_of, trace_again
 
 
-def pack(job: Job) -> str:
+def to_json(job: Job) -> str:
     """All that makes ``job`` again elsewhere, as JSON: the network, how to trace it, its costs."""
     return json.dumps(
         {
@@ -33,8 +33,8 @@ def pack(job: Job) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def unpack(text: str) -> Job:
-    """The job that :func:`pack` wrote; UsageError if it is traced otherwise here."""
+def from_json(text: str) -> Job:
+    """The job that :func:`to_json` wrote; UsageError if it is traced otherwise here."""
     data = json.loads(text)
     traced = trace_again(data["trace"], match_range=data["match_range"])
     if len(traced.graph.ops) == len(data["seconds"]):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.planning.alternative import alternative
 from memplan.planning.apart import apart
-from memplan.planning.attempt import budget_error
+from memplan.planning.attempt import refused
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
-from memplan.planning.larger_budgets import with_looser_bounds
+from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
@@ -83,26 +83,34 @@ def plan(
 ) -> Plan:
     """The plan that ``strategy`` finds for training ``net`` within ``budget``.
 
-    ``shapes`` are the input shapes: ``data=(32, 3, 224, 224)``; ``type_dict`` and ``grad_req``
-    are those of MXNet's ``bind`` (None: as Module does, no gradient for the named inputs and the
-    labels). ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a
-    fraction of the unplanned total; None means the least memory at no more than one extra forward
-    pass. ``max_overhead`` is the most recomputation to accept, as a share of the step's time (None:
-    three times that time with a budget). ``realisation`` says how MXNet is made to run the plan:
-    "mirror", by attributes on the network; "explicit", by a Symbol of the whole step; "packed", by
-    calls of its ops on parts of an array; "updating", so, and with the parameters updated within
-    the step; "auto", packed or, where that refuses the network, explicit.
-    :class:`memplan.mxnet.Module` and ``TrainStep`` train by all but "mirror". A plan that is proved
-    to be within ``gap`` of the cheapest, as a share of the step's time (None: the strategy's own,
-    0.002), ends the search; ``seed`` chooses another search, where the strategy has these options.
-    ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
-    counted. ``reserve`` are bytes to leave for what memplan cannot know. ``costs`` are op times
-    (:func:`memplan.step.costs.with_costs`); None means measured on ``ctx`` if that is a GPU, else a
-    roofline of the CPU if ``ctx`` is one, else of a V100. A search ends after so much work;
-    ``time_limit`` are seconds for tracing and the strategy together that it may take at most
-    (measuring costs is not counted), and a plan says if they cut it: else equal calls give equal
-    plans. ``cache`` is a folder in which plans
-    are kept by all that they depend on; one found there is checked and measured as a new one.
+    ``shapes`` are the input shapes: ``data=(32, 3, 224, 224)``. The other arguments:
+
+    - ``strategy`` is the name of a strategy, with options if any ("auto:effort=4"), or one made by
+      :func:`memplan.strategies.create`.
+    - ``budget`` is for the whole step on the device: bytes, a string such as "4GiB", or a fraction
+      of the unplanned total. None means the least memory at no more than one extra forward pass.
+    - ``realisation`` says how MXNet is made to run the plan. "mirror": by attributes on the
+      network. "explicit": by a Symbol of the whole step. "packed": by calls of its ops on parts of
+      an array. "updating": packed, and the parameters are updated within the step. "auto": packed
+      or, where that refuses the network, explicit. :class:`memplan.mxnet.Module` and ``TrainStep``
+      train by all but "mirror", any script by that.
+    - ``ctx`` is where the network will train.
+    - ``costs`` are the seconds of ops (:func:`memplan.step.costs.with_costs`). None means measured
+      on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
+    - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
+      costs is not counted. A search ends after so much work, so that equal calls give equal plans,
+      and a plan says if ``time_limit`` cut it.
+    - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
+      float32, and a gradient for every argument but the named inputs and the labels.
+    - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
+      counted. ``reserve`` are bytes, or a string, to leave for what memplan cannot know.
+    - ``max_overhead`` is the most recomputation to accept, as a share of the step's time. None:
+      three times that time with a budget.
+    - ``gap`` ends the search when a plan is proved to be this near to the cheapest, as a share of
+      the step's time (None: the strategy's own, 0.002); ``seed`` chooses another search. Both are
+      for strategies that have these options.
+    - ``cache`` is a folder in which plans are kept by all that they depend on; one found there is
+      checked and measured as a new one.
 
     Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
     or the plan (``plan.alternative``) says so.
@@ -149,7 +157,7 @@ def _plan(
         assert attempt is not None  # or run would have raised the interrupt
         better = alternative(job, attempt, net, **options)
         if attempt.plan is None:
-            raise do(budget_error, attempt, task.solver, better)
+            raise refused(job, do, attempt, task.solver, better)
     return dataclasses.replace(attempt.plan, alternative=better)
 
 
@@ -167,9 +175,9 @@ def compare(
     """Plans of every strategy at every budget; print it, or take its ``to_csv()``.
 
     ``options`` are the other arguments of :func:`plan`; ``time_limit`` is that of one plan, and
-    ``gap`` and ``seed`` go to the strategies that have these options. A
-    budget that a strategy cannot meet is a row, not an error, and so is one for which it raises,
-    unless all do. A bound counts at smaller budgets as well. ``executor`` (a process pool, Dask's
+    ``gap`` and ``seed`` go to the strategies that have these options. A budget that a strategy
+    cannot meet is a row, not an error, and so is one for which it raises, unless all do. What is
+    proved for one budget counts for smaller ones as well. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
@@ -188,4 +196,4 @@ def compare(
     rows = run(tasks, executor=executor, cache=folder, go_on=True)
     kinds = [place for _ in limits for place in range(len(solvers))]
     attempts = [(kind, row) for kind, row in zip(kinds, rows, strict=True) if row is not None]
-    return Comparison(tuple(with_looser_bounds(attempts)))
+    return Comparison(tuple(with_shared_bounds(attempts)))

@@ -216,10 +216,10 @@ def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) ->
 
 def device_of(ctx: Context | None) -> str | None:
     """Where costs must come from; only the kind of device, for a GPU not in this machine."""
-    from memplan.mxnet.profile import device_name
-
     if ctx is None:
         return None
+    from memplan.mxnet.trace.device import device_name
+
     try:
         return device_name(ctx)
     except CostError:

@@ -42,6 +42,11 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
     sentences.append(_reached(*job.least, max_overhead))
+    if job.least_stop.cut_by_clock:
+        sentences.append(
+            "The time limit has cut the search for it, so that another process may find a little "
+            "more, or less; this one knows a plan for these bytes"
+        )
     sentences += [better] if better else []
     lowest = job.least[1].total_nbytes
     if budget_nbytes is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
-from memplan.planning.attempt import budget_error, plan_of, try_strategy
+from memplan.planning.attempt import plan_of, refused, try_strategy
 from memplan.planning.job import Job, realise
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
@@ -156,7 +156,7 @@ class ShapePlanner:
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
             attempt = do(try_strategy, solver, self._kept_nbytes, start=start, name=name)
         if attempt.plan is None:
-            raise do(budget_error, attempt, solver)
+            raise refused(job, do, attempt, solver)
         plan: Plan = attempt.plan
         return plan
 

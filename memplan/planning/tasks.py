@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import ArgumentError, MemplanError
-from memplan.planning import record
+from memplan.planning import parcel, record
 from memplan.planning.apart import Do
 from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache, digest
@@ -219,14 +219,12 @@ def _here(tasks: Sequence[Task]) -> Answers:
 
 
 def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
-    from memplan.planning.parcel import pack
-
     futures: list[Future[str]] = []
     try:
-        parcels = {id(task.job): pack(task.job) for task in tasks}
+        texts = {id(task.job): parcel.to_json(task.job) for task in tasks}
         for task in tasks:
             start = None if task.start is None else task.start.to_json()
-            arguments = (parcels[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
+            arguments = (texts[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
             futures.append(executor.submit(_answer, *arguments, task.bound_seconds))
         for task, future in zip(tasks, futures, strict=True):
             try:
@@ -242,7 +240,7 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
 
 
 def _answer(
-    parcel: str,
+    job_text: str,
     name: str,
     solver: Strategy,
     budget_nbytes: int | None,
@@ -253,12 +251,10 @@ def _answer(
     if os.getpid() != _HOME:
         # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            arguments = (parcel, name, solver, budget_nbytes, start, bound_seconds)
+            arguments = (job_text, name, solver, budget_nbytes, start, bound_seconds)
             return fresh.submit(_answer, *arguments).result()
-    from memplan.planning.parcel import unpack
-
     with _ONE_AT_A_TIME, noticing() as interrupt:
-        job = unpack(parcel)
+        job = parcel.from_json(job_text)
         schedule = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
             attempt = try_strategy(

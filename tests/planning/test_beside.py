@@ -111,7 +111,7 @@ def test_a_mirrored_step_pays_for_the_copies_of_each_run() -> None:
     assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + 2 * picture
     assert job.holds(flagged) == parts.total_nbytes
     assert job.holds(everything) == job.unplanned.total_nbytes
-    again_made = parcel.unpack(parcel.pack(job))
+    again_made = parcel.from_json(parcel.to_json(job))
     assert again_made.beside == job.beside
 
 
@@ -209,4 +209,4 @@ def test_it_goes_with_the_plan_and_with_the_job(table: CostTable, tmp_path: Path
     (tmp_path / "plan.json").write_text(plan_text(made), encoding="utf-8")
     assert load_plan(tmp_path / "plan.json").footprint == made.footprint
     prepared = Job.prepare(NET, realisation="packed", **options, **SHAPES)
-    assert parcel.unpack(parcel.pack(prepared)).beside == prepared.beside
+    assert parcel.from_json(parcel.to_json(prepared)).beside == prepared.beside

@@ -9,7 +9,7 @@ import pytest
 
 import memplan
 from helpers.networks import Network, residual_net
-from memplan.planning.larger_budgets import with_looser_bounds
+from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.step.mirroring import flaggable, mirror
 from memplan.strategies import Outcome, Status
@@ -43,11 +43,11 @@ def shares(attempts: list[Attempt]) -> list[float]:
 
 def test_a_bound_counts_at_smaller_budgets_only(plan: Plan) -> None:
     rows = [made(plan, 70, None), made(plan, 90, 0.0), made(plan, 80, 0.5)]
-    assert shares(with_looser_bounds((0, row) for row in rows)) == [0.5, 0.0, 0.5]
+    assert shares(with_shared_bounds((0, row) for row in rows)) == [0.5, 0.0, 0.5]
 
 
 def test_a_plan_that_meets_the_bound_of_a_larger_budget_is_optimal(plan: Plan) -> None:
-    _, tight = with_looser_bounds((0, row) for row in (made(plan, 80, 1.0), made(plan, 70, 0.1)))
+    _, tight = with_shared_bounds((0, row) for row in (made(plan, 80, 1.0), made(plan, 70, 0.1)))
     assert tight.plan is not None
     assert tight.status is tight.plan.status is Status.OPTIMAL
 
@@ -55,11 +55,11 @@ def test_a_plan_that_meets_the_bound_of_a_larger_budget_is_optimal(plan: Plan) -
 def test_other_strategies_and_other_orders_prove_nothing(plan: Plan) -> None:
     """A strategy may search less than another, or prove for schedules in base order alone."""
     rows = [made(plan, 80, 0.5, in_order=True), made(plan, 70, 0.1)]
-    assert shares(with_looser_bounds((0, row) for row in rows)) == [0.5, 0.1]
+    assert shares(with_shared_bounds((0, row) for row in rows)) == [0.5, 0.1]
     rows = [made(plan, 80, 0.5), made(plan, 70, 0.1)]
-    assert shares(with_looser_bounds(enumerate(rows))) == [0.5, 0.1]
+    assert shares(with_shared_bounds(enumerate(rows))) == [0.5, 0.1]
     rows = [made(plan, 80, 0.5), made(plan, 70, 0.1, in_order=True)]
-    assert shares(with_looser_bounds((0, row) for row in rows)) == [0.5, 0.5]
+    assert shares(with_shared_bounds((0, row) for row in rows)) == [0.5, 0.5]
 
 
 def test_where_nothing_fits_nothing_fits_in_less(plan: Plan) -> None:
@@ -67,7 +67,7 @@ def test_where_nothing_fits_nothing_fits_in_less(plan: Plan) -> None:
     less = Attempt("auto", 70, Status.NO_PLAN_FOUND, None, 1.0)
     least = Attempt("auto", None, Status.NO_PLAN_FOUND, None, 1.0)
     more = made(plan, 90, 0.1)
-    statuses = [a.status for a in with_looser_bounds((0, a) for a in (more, nothing, less, least))]
+    statuses = [a.status for a in with_shared_bounds((0, a) for a in (more, nothing, less, least))]
     assert statuses == [Status.FEASIBLE, *[Status.INFEASIBLE] * 2, Status.NO_PLAN_FOUND]
 
 

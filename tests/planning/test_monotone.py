@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import mxnet as mx
 import pytest
 
+import memplan
 from helpers.amounts import long_except
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
+from memplan.planning import job as planning_job
 from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
 from memplan.strategies.base import Problem
+from memplan.strategies.search import Search
 
 
 def _network(seed: int) -> mx.sym.Symbol:
@@ -70,6 +74,26 @@ def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None
     error = budget_error(job, refused, Unlucky())
     assert refused.plan is None
     assert error.lowest_nbytes == lowest
+
+
+def test_what_a_refusal_names_is_a_plan_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"strategy": Unlucky(), "data": (4, 3, 16, 16)}
+    with pytest.raises(BudgetError) as caught:
+        memplan.plan(_network(0), budget=1, **options)
+    lowest = caught.value.lowest_nbytes
+    assert lowest is not None
+    # As where the clock ends a search before it has found anything.
+    monkeypatch.setattr(Search, "solve", Unlucky.solve)
+    monkeypatch.setattr(planning_job, "candidates", lambda problem, _: unplanned(problem))
+    assert memplan.plan(_network(0), budget=lowest, **options).total_nbytes <= lowest
+    with pytest.raises(BudgetError):
+        memplan.plan(_network(1), budget=lowest // 2, **options)
+
+
+def unplanned(problem: Problem) -> list[Schedule]:
+    return [Schedule.unplanned(problem.graph)]
 
 
 @pytest.mark.parametrize("realisation", long_except(REALISATIONS, ["mirror", "packed"]))

@@ -16,6 +16,7 @@ import memplan
 from helpers.amounts import long_except
 from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError
 from memplan.planning.comparison import Comparison
 from memplan.strategies import Outcome, Status
@@ -43,6 +44,7 @@ def compared(realisation: str, executor: Executor | None, **options: Any) -> Com
         "realisation": realisation,
         "costs": "roofline:t4",
         "reserve": 1 << 20,
+        "time_limit": NEVER_SECONDS,  # else a busy machine would cut a bound, there or here
         **options,
     }
     return memplan.compare(net, executor=executor, **given, **shapes)
@@ -64,6 +66,7 @@ def test_shared_shapes_dtypes_and_requests_travel(pool: Executor) -> None:
         "grad_req": {"data": "add", "fc0_weight": "write"},
         "strategies": ("chen_greedy",),
         "budgets": None,
+        "time_limit": NEVER_SECONDS,
     }
     here = memplan.compare(net, **options, **shapes)
     there = memplan.compare(net, executor=pool, **options, **shapes)

@@ -7,8 +7,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -18,9 +16,9 @@ import pytest
 
 import memplan
 from helpers.networks import residual_net
-from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
 from helpers.pressing import Pressing
+from helpers.script import printed_by
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
 from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program, Solved
@@ -63,18 +61,10 @@ for realisation in ("mirror", "explicit"):
 
 @pytest.mark.long
 def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", HIDDEN],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("HIGHS does not start") == 2
-    assert process.stdout.count("pip install 'mip[highs]>=1.17'") == 2
-    assert process.stdout.count("Status.") == 2
+    printed = printed_by("-c", HIDDEN)
+    assert printed.count("HIGHS does not start") == 2
+    assert printed.count("pip install 'mip[highs]>=1.17'") == 2
+    assert printed.count("Status.") == 2
 
 
 def test_a_solver_that_fails_to_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +233,7 @@ def test_mxnet_can_be_imported_after_cbc_has_solved() -> None:
         "assert program.solve(Stop.after(5.0)).values is not None\n"
         "import mxnet\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr
+    printed_by("-c", code)
 
 
 THREADS = """
@@ -283,11 +270,7 @@ def test_highs_works_after_a_fork_and_where_others_asked_for_threads(
 ) -> None:
     """Models of one process must ask for one number of threads; a fork has none but its own."""
     code = THREADS.replace("BEFORE", str(before))
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == printed.split()
+    assert printed_by("-c", code).split() == printed.split()
 
 
 SOLVER_FIELDS = [

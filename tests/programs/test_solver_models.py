@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from helpers.graphs import unit_chain
+from helpers.script import printed_by
 from memplan.programs.solver import SOLVERS, Program
 from memplan.strategies import create
 from memplan.strategies.base import Problem
@@ -58,15 +57,7 @@ print(while_locked)
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_model_may_be_collected_while_cffi_looks_up_a_function(solver: str) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", COLLECTED, solver],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert int(process.stdout) > 0
+    assert int(printed_by("-c", COLLECTED, solver)) > 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
