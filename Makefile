@@ -1,10 +1,12 @@
-# Everything runs in .venv, which the first call makes: a minute, 1.5 GB.
+# Everything runs in .venv, which the first call makes: a minute or two, 1.5 GB.
 BIN := .venv/bin
 STAMP := .venv/installed
 SCRIPTS := .venv/scripts
 
 .PHONY: example test test-all test-cu112 lint docs clean
 
+# Without a line of MXNet's for every network that it binds.
+example: export MXNET_SUBGRAPH_VERBOSE := 0
 example: $(STAMP)
 	$(BIN)/python examples/resnet.py
 

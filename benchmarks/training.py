@@ -23,8 +23,8 @@ import mxnet as mx
 import memplan
 from memplan.errors import DependencyError
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.profile import device_name
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.planning.realisation import trace

@@ -39,7 +39,7 @@ def cli() -> None:
 
     \b
     Examples:
-      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o planned-symbol.json
+      memplan plan model-symbol.json --shape data=32,3,224,224 --budget 4GiB -o plan.json
       memplan compare model-symbol.json --shape data=32,3,224,224 --budgets 75%,50%
       memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60%
     """

@@ -210,7 +210,7 @@ def step_options(function: Command) -> Command:
 
 
 def planning_options(function: Command) -> Command:
-    """The same, and those of every search for a plan."""
+    """Gives a command those of :func:`step_options`, and the options of every search for a plan."""
     return _with((*_STEP, *_PLANNING), function)
 
 

@@ -89,7 +89,7 @@ def _what_next(plan: Plan, output: Path | None, source: str, *, gluon: bool) -> 
         packed += ", trainer=trainer" if plan.trace.form.updates else ""
         lines += [
             "To train the block so:",
-            "  from memplan.mxnet.train.train_step import TrainStep",
+            "  from memplan.mxnet.gluon import TrainStep",
             f"  step = TrainStep(block, loss{budget}, strategy={plan.strategy!r}{packed})",
         ]
         return "\n".join(lines)
@@ -128,7 +128,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
       memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60%
       memplan explain model-symbol.json --shape data=32,3,224,224 --budget 60% stage1_conv1
       memplan explain model-symbol.json --shape data=32,3,224,224 --strategy store_all
-      memplan explain planned.json --json
+      memplan explain plan.json --json
 
     \b
     Keys of --json:

@@ -51,10 +51,10 @@ class Tensor:
 
 
 class Handover(NamedTuple):
-    """Leave to write output ``output`` into the buffer of input ``input`` (positions in the op).
+    """Permission to write output ``output`` into the buffer of input ``input`` (places in the op).
 
-    It is taken when that input dies at this op; with ``alias`` (reshape, identity) the two share
-    the buffer even if the input lives on.
+    It is used when that input dies at this op; with ``alias`` (reshape, identity) the two share the
+    buffer even if the input lives on.
     """
 
     input: int

@@ -9,10 +9,10 @@ from memplan.step.schedule import Schedule
 
 
 def in_halves(graph: TrainingGraph) -> TrainingGraph:
-    """``graph``, all of whose schedules have the outputs before the first backward op.
+    """``graph`` with more dependencies: every schedule computes all outputs before a backward op.
 
-    The outputs are handed over as copies, whose bytes are fixed. An output is not computed again:
-    that first run is what lasts to the end of the step.
+    Whoever computes the loss gets copies of the outputs, whose bytes are fixed. An output is never
+    recomputed, for what its first run writes must last to the end of the step.
     """
     outputs = _outputs(graph)
     producers = tuple(sorted({graph.producer[tensor] for tensor in outputs}))

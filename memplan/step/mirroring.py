@@ -23,8 +23,8 @@ from memplan.util.remember import remembered
 def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
     """The forward ops that may be flagged, in base order: those that may run twice.
 
-    Left out are ops none of whose backward ops depends on them: a flag would change what those
-    read although the copy never runs, so that the schedule could not tell it.
+    An op is left out if none of its backward ops depends on it: a flag would change what those
+    read although the copy never runs, so that no schedule would show the flag.
     """
     idle: set[int | None] = set()
     effective: set[int | None] = set()

@@ -15,7 +15,9 @@ from memplan.util.remember import remembered
 
 
 class Arena:
-    """Where tensors are placed while a schedule is replayed; what it need not know, it ignores.
+    """Where tensors are placed while a schedule is replayed.
+
+    A subclass defines ``request``, and of the other methods those that it needs.
 
     ``step`` is the step of the schedule that runs, ``tensor`` an index into the graph's tensors:
     together they name an output, as names need not differ and an op may run twice.

@@ -1,4 +1,4 @@
-"""Functions that numba compiles, and numba itself not loaded before the first of them is called.
+"""Functions that numba compiles; numba itself is loaded when the first of them is called.
 
 numba and LLVM take 60 MB, which a process that trains by a plan made elsewhere need not have.
 """
@@ -11,15 +11,15 @@ from typing import Any
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """``function``, compiled where it is first called with arguments of these types.
+    """``function``, compiled when it is first called with arguments of these types.
 
-    It makes no arrays: those that it needs are its caller's.
+    It must make no arrays: its caller gives it those that it needs.
     """
     return Compiled(function, makes_arrays=False)
 
 
 def compiled_with_arrays(function: Callable[..., Any]) -> Any:
-    """The same for a function that makes arrays, or calls one that returns them."""
+    """As :func:`compiled`, for a function that makes arrays, or calls one that returns them."""
     return Compiled(function, makes_arrays=True)
 
 
@@ -34,7 +34,7 @@ class Compiled:
 
     @cached_property
     def dispatcher(self) -> Any:
-        """numba's object for it, and for the compiled functions that it may call."""
+        """numba's object for it; those of the compiled functions that it may call are made, too."""
         from memplan.util.dispatcher import dispatcher_of
 
         dispatcher = self.__dict__["dispatcher"] = dispatcher_of(

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Within, Python looks for no garbage that refers to itself.
+    """Within this, Python looks for no garbage that refers to itself.
 
-    It does so whenever there are more objects by some part, and then looks at all of them: a third
-    of the time in which a graph of 100,000 nodes is made, none of which is garbage.
+    It looks whenever the number of objects has grown by a certain share, and then visits all of
+    them. That took a third of the time in which a graph of 100,000 nodes is made, none of which is
+    garbage.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""What the C library does with memory that was freed: it keeps it, unless it is told."""
+"""Tells the C library to return freed memory to the system, which it would keep, or to keep it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LEAST_NBYTES, _MOST_NBYTES = 128 << 10, 32 << 20
 
-# glibc gives back an empty piece of this size, of those that threads but the first allocate, unless
-# it is to keep as much (heap_trim of its malloc/arena.c). An array that is made for an operator and
-# lies alone in a piece would come from the system at every call, page by page: U-Net's steps were
-# seen to take a third longer, in some processes.
+# All threads but the first allocate from pieces of this size, and glibc returns a piece as soon as
+# it is empty, unless M_TOP_PAD is as large (heap_trim of its malloc/arena.c). An array that is made
+# for an operator and lies alone in a piece would come from the system at every call, page by page:
+# U-Net's steps were seen to take a third longer, in some processes.
 _PIECE_NBYTES = 64 << 20
 
-# With one of these in the environment a user has decided.
+# With one of these in the environment the user has decided, and nothing is set here.
 _DECISIONS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -29,13 +29,14 @@ def give_back_what_is_free() -> None:
         _library().malloc_trim(0)
 
 
-@functools.lru_cache(maxsize=1)  # nothing is to be done again
+@functools.lru_cache(maxsize=1)  # what is set already is not set again
 def keep_large(keeps: bool) -> None:
-    """From now on memory of 128 KiB or more goes back to the system when it is freed, or is kept.
+    """Whether memory of 128 KiB or more is kept when it is freed, or returned to the system.
 
-    Going back takes time, but what is made then and kept for good lies close together. What is
-    freed later, and kept to be used again, grows into one piece, where it would lie in holes that
-    are too small for the next. It is kept up to the size to which glibc goes by itself.
+    Returning it takes time, but leaves no holes: what is allocated meanwhile for good, such as
+    workspaces in the first steps of training, lies close together. Keeping it saves that time, and
+    what is kept after those first steps is one piece, not holes too small for the next array. As
+    glibc does by itself, 32 MiB at a time are kept at most.
     """
     if any(os.environ.get(name) for name in _DECISIONS):
         return

@@ -1,4 +1,4 @@
-"""Ctrl-C during a search: was it pressed, although a strategy answered with its best so far?"""
+"""Ctrl-C: noticed by whoever asks, although a strategy answered it; put off; or passed on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @dataclass
 class Interrupt:
-    """Whether there was one."""
+    """Has there been a Ctrl-C?"""
 
     has_come: bool = False
 
@@ -56,7 +56,8 @@ def deferring() -> Iterator[Interrupt]:
 def passing_on(to: Callable[[], Any]) -> Iterator[None]:
     """A SIGINT that comes within calls ``to``, which stops what is waited for here.
 
-    Who was there before is told, too; the KeyboardInterrupt that it raises is not raised here.
+    The handler that was there before is called as well, but the KeyboardInterrupt that it raises
+    goes no further.
     """
 
     def note(number: int, frame: FrameType | None, before: Handler) -> None:
@@ -73,7 +74,7 @@ def passing_on(to: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _handling(note: Callable[[int, FrameType | None, Handler], None]) -> Iterator[None]:
-    """A SIGINT within calls ``note``, with the handler that was there before."""
+    """A SIGINT that comes within calls ``note``, with the handler that was there before."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

@@ -20,7 +20,7 @@ def is_finite(value: Any) -> TypeGuard[float]:
 
 
 def is_amount(value: Any) -> TypeGuard[float]:
-    """Is ``value`` such a number, or infinite?"""
+    """Is ``value`` a number from 0, which may be infinite?"""
     return is_finite(value) or value == math.inf
 
 

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def remembered(owner: Any, what: Hashable, derive: Callable[[], T]) -> T:
-    """What ``derive`` makes of ``owner``, kept with it under the name ``what``.
+    """What ``derive`` makes of ``owner``, kept with ``owner`` under the name ``what``.
 
-    For what the class of ``owner`` cannot have as a cached property, as its module knows nothing of
-    it. ``owner`` is an instance of a frozen dataclass; a copy with other fields begins anew.
+    It does what a cached property does, for modules that the class of ``owner`` knows nothing of.
+    ``owner`` is an instance of a frozen dataclass; a copy with other fields begins anew.
     """
     cache: dict[Hashable, Any] = owner.__dict__.setdefault("_remembered", {})
     if what not in cache:

@@ -33,7 +33,7 @@ class Stop:
         return self.deadline - time.monotonic()
 
     def is_over(self) -> bool:
-        """Must the search end? To be asked where there is more to do: if time is up, it was cut."""
+        """Must the search end? Ask only where work is left: out of time, it counts as cut."""
         if self.work_left <= 0.0:
             return True
         if self.seconds_left > 0.0:
@@ -61,7 +61,7 @@ class Stop:
             self._part_of.cut()
 
     def with_work(self, work: float) -> Stop:
-        """A stop for a part that may do this much, whatever is left of the whole's work."""
+        """A stop for a part of the search that may do this much, whatever is left for the whole."""
         stop = Stop(self.deadline, part_of=self)
         stop.work_left = work
         return stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Sequence
 
-# No terminal's: whoever prints a table may cut it.
+# Columns: wider than any terminal, as whoever prints a table cuts it to his own.
 WIDEST = 10_000
 
 

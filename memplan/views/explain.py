@@ -14,9 +14,12 @@ from memplan.step.simulate import simulate
 from memplan.util.nbytes import format_nbytes
 from memplan.util.tables import text_table
 
+# Tensors that are named where the peak is explained; the others are one line.
+NAMED = 12
 
-def peak(schedule: Schedule, *, rows: int = 12) -> str:
-    """What holds the peak, as text: bytes by role and by kind, the ``rows`` largest tensors."""
+
+def peak(schedule: Schedule) -> str:
+    """What holds the peak, as text: bytes by role and by kind, and the largest tensors."""
     alive = at_peak(schedule)
     if not alive:
         return "Nothing is ever alive."
@@ -33,10 +36,10 @@ def peak(schedule: Schedule, *, rows: int = 12) -> str:
     for sums in (by_role, by_kind):
         shares = [(k, format_nbytes(n), f"{n / total:.1%}") for k, n in sums.most_common()]
         lines += ["", *_indented(text_table(shares, widths=(28, 10, 6)))]
-    lines += ["", *_rows(alive[:rows])]
-    if len(alive) > rows:
-        rest = sum(tensor.nbytes for tensor in alive[rows:])
-        lines.append(f"  and {len(alive) - rows} more, {format_nbytes(rest)} together")
+    lines += ["", *_rows(alive[:NAMED])]
+    if len(alive) > NAMED:
+        rest = sum(tensor.nbytes for tensor in alive[NAMED:])
+        lines.append(f"  and {len(alive) - NAMED} more, {format_nbytes(rest)} together")
     return "\n".join(lines)
 
 
@@ -82,7 +85,7 @@ class Reasons:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._graph = schedule.graph
-        self._turn = first_backward_step(schedule)
+        self._first_backward = first_backward_step(schedule)
         self._read_at = readers(schedule)
         self._runs: dict[int, list[int]] = {}
         for step, op in enumerate(schedule.ops):
@@ -116,7 +119,7 @@ class Reasons:
 
     def _at_first(self, tensor: int, first: int) -> str:
         reads = self._read_at.get((first, tensor), [])
-        late_reads = [step for step in reads if step >= self._turn]
+        late_reads = [step for step in reads if step >= self._first_backward]
         if not reads:
             return "nobody reads what its first run writes."
         if not late_reads:

@@ -79,7 +79,9 @@ def test_what_to_do_next_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mx.mod.Module(mx.sym.load('out.json'))" in said(*NET, *MIRROR, "-o", "out.json")
     packed = said(*NET, "-o", "out.json")
     assert "Module(mx.sym.load('net-symbol.json'), plan=load_plan('out.json'))" in packed
-    assert "TrainStep(block, loss" in said("nets:block", "--shape", "data=2,6")
+    block = said("nets:block", "--shape", "data=2,6")
+    assert "from memplan.mxnet.gluon import TrainStep" in block
+    assert "TrainStep(block, loss" in block
     body = mx.sym.load("net-symbol.json").get_internals()["scores_output"]
     body.save("body.json")
     assert "scores_output is no loss" in said("body.json", *SHAPE, *MIRROR, "-o", "out.json")

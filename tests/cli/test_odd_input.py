@@ -13,6 +13,7 @@ import pytest
 import memplan
 from helpers.command_line import NET, QUICK
 from helpers.paths import ROOT
+from helpers.script import printed_by
 
 EXITING = """
 import sys
@@ -136,10 +137,7 @@ def test_ctrl_c_while_modules_are_imported(module: str) -> None:
 def test_the_command_line_starts_before_anything_is_loaded() -> None:
     """Else an interrupt would find nobody to answer it."""
     code = "import sys, memplan.cli.start; print(sorted({'numpy', 'click'} & set(sys.modules)))"
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert process.stdout == "[]\n"
+    assert printed_by("-c", code) == "[]\n"
 
 
 def test_every_public_name_is_found_where_it_stands() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -17,6 +15,7 @@ import pytest
 from helpers.graphs import unit_chain
 from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
+from helpers.script import printed_by
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Outcome, Status
@@ -30,21 +29,6 @@ def scripts() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(**{name: import_module(name) for name in ("training", "table2")})
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def _run(*arguments: str) -> str:
-    """What a script prints."""
-    process = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 def test_the_ratio_is_that_of_neighbouring_steps(scripts: SimpleNamespace) -> None:
@@ -94,7 +78,7 @@ def test_without_matplotlib_the_extra_is_named(
 @pytest.mark.long
 def test_growth_of_a_process_is_compared_with_its_promise() -> None:
     options = ("--networks", "lstm", "--budgets", "0.9", "--realisations", "packed,mirror")
-    printed = _run("benchmarks/process_memory.py", *options, "--strategy", "auto:effort=0.1")
+    printed = printed_by("benchmarks/process_memory.py", *options, "--strategy", "auto:effort=0.1")
     [row] = [line.strip("| ").split(" | ") for line in printed.splitlines()[2:]]
     assert (row[0], row[3], len(row)) == ("lstm", "90%", 10)
     for ratio in (row[2], row[5], row[8]):
@@ -106,10 +90,10 @@ def test_growth_of_a_process_is_compared_with_its_promise() -> None:
 @pytest.mark.long
 def test_explicit_steps_are_timed() -> None:
     small = ("--size", "32", "--batch", "2", "--pairs", "1", "mobilenet0_25")
-    printed = _run("benchmarks/training.py", "unplanned", *small)
+    printed = printed_by("benchmarks/training.py", "unplanned", *small)
     assert re.search(r"^\| mobilenet0_25 \| \d+\.\d \| \d+\.\d{3} \|", printed, re.MULTILINE)
     planned = ("planned", "--strategy", "store_all", "--shares", "2", "--time-limit", "3")
-    printed = _run("benchmarks/training.py", *planned, *small)
+    printed = printed_by("benchmarks/training.py", *planned, *small)
     assert re.search(r"^\| mobilenet0_25 \| 200% \| \d+ of \d+ \| \d+\.\d%", printed, re.MULTILINE)
 
 
@@ -163,7 +147,7 @@ def test_gaps_between_plans_and_bounds(tmp_path: Path) -> None:
     file = tmp_path / "chain.json"
     file.write_text(graph.to_json(), encoding="utf-8")
     options = ("--budgets", "80,20", "--seconds", "600", "--memory", "live", str(file))
-    lines = _run("benchmarks/gaps.py", *options).splitlines()
+    lines = printed_by("benchmarks/gaps.py", *options).splitlines()
     assert lines[0] == "| network | ops | 80% | 20% |"
     cells = lines[2].strip("| ").split(" | ")
     assert cells[1] == str(len(graph.ops))
@@ -174,7 +158,7 @@ def test_gaps_between_plans_and_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_updates_within_the_step_save_what_they_promise() -> None:
-    printed = _run("benchmarks/updates.py", "--process")
+    printed = printed_by("benchmarks/updates.py", "--process")
     cells = [line.strip("| ").split(" | ") for line in printed.splitlines()[3:]]
     (_, packed, packed_grown), (_, updating, updating_grown) = cells
     saved = int(packed) - int(updating)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import memplan
 from helpers.paths import ROOT
+from helpers.script import printed_by
 
 EXAMPLES = ROOT / "examples"
 LOSS = re.compile(r"loss: ([\d.]+) to ([\d.]+)")
@@ -20,17 +18,7 @@ FITS = re.compile(r"^Fits in (.*): (.*) at (\+[\d.]+%) time \(unplanned: (.*)\)$
 
 def run(name: str, arguments: str) -> str:
     """What the example prints; its checks must hold."""
-    process = subprocess.run(
-        [sys.executable, f"examples/{name}.py", *arguments.split()],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return printed_by(f"examples/{name}.py", *arguments.split())
 
 
 @pytest.mark.long

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import networkx
 import pytest
 
 from helpers.paths import ROOT
+from helpers.script import printed_by
 
 
 def _module(path: Path) -> str:
@@ -192,24 +190,10 @@ def test_no_folder_of_tests_hides_mxnet() -> None:
     assert not (ROOT / "tests" / "mxnet").exists()
 
 
-def _run(code: str, **environment: str) -> str:
-    """What ``code`` prints, run by a Python of its own."""
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
 def test_importing_memplan_does_not_load_mxnet() -> None:
     """Which keeps it quick, and possible where MXNet is missing."""
-    assert _run("import sys, memplan; print('mxnet' in sys.modules)").split() == ["False"]
+    printed = printed_by("-c", "import sys, memplan; print('mxnet' in sys.modules)")
+    assert printed.split() == ["False"]
 
 
 PLAN = """
@@ -224,7 +208,7 @@ except memplan.errors.DependencyError as error:
 
 
 def test_without_mxnet_planning_names_the_extra() -> None:
-    message = _run("import sys; sys.modules['mxnet'] = None\n" + PLAN)
+    message = printed_by("-c", "import sys; sys.modules['mxnet'] = None\n" + PLAN)
     assert "memplan[cpu]" in message
 
 
@@ -241,4 +225,4 @@ def test_with_an_unusable_mxnet_planning_says_why(
 ) -> None:
     (tmp_path / "mxnet").mkdir()
     (tmp_path / "mxnet" / "__init__.py").write_text(source, encoding="utf-8")
-    assert culprit in _run(PLAN, PYTHONPATH=str(tmp_path))
+    assert culprit in printed_by("-c", PLAN, PYTHONPATH=str(tmp_path))

@@ -86,8 +86,9 @@ def test_overhead_against_memory_takes_comparisons_and_plans() -> None:
         assert list(lines[0].get_ydata()) == [plans[0].overhead]
     with pytest.raises(ArgumentError, match="no plan to be drawn"):
         overhead_against_memory(Comparison(tuple(rows[2:])))
-    with pytest.raises(ArgumentError, match="of type int"):
-        overhead_against_memory([3])  # type: ignore[list-item]
+    for wrong in ([3], 3):
+        with pytest.raises(ArgumentError, match="of type int"):
+            overhead_against_memory(wrong)  # type: ignore[arg-type]
 
 
 def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
