@@ -57,6 +57,8 @@ setup(
         "numpy>=1.23.2,<1.24",
         "networkx>=3.0,<4",
         "mip[highs]>=1.17,<3",
+        # highspy 1.16 hides the functions in C that python-mip calls.
+        "highspy>=1.9,<1.16",
         "numba>=0.59,<1",
         # The command line.
         "click>=8.1,<9",
@@ -86,7 +88,7 @@ setup(
             DASK,
             "hypothesis>=6.100,<7",
             "mypy>=2.4,<2.5",
-            "pytest>=8,<10",
+            "pytest>=9,<10",
             "pytest-xdist>=3.6,<4",
             "ruff>=0.17,<0.18",
         ],

@@ -92,7 +92,8 @@ def new_model(solver: str) -> Model:
         model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)
     except Exception as error:  # whatever a missing shared library makes python-mip raise
         raise DependencyError(
-            f"the solver {solver} does not start: {error}; pip install 'mip[highs]>=1.17'"
+            f"the solver {solver} does not start: {error}; "
+            "pip install 'mip[highs]>=1.17' 'highspy<1.16'"
         ) from error
     model.verbose = 0
     # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which
