@@ -117,6 +117,11 @@ def test_without_a_budget_the_least_memory() -> None:
     assert least.schedule.seconds <= graph.seconds + graph.nforward
 
 
+def test_the_search_of_a_graph_of_one_op_ends() -> None:
+    graph = unit_chain(0)
+    assert Auto().solve(Problem(graph, None)).schedule == Schedule.unplanned(graph)
+
+
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -317,7 +317,8 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
         heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, spent / ruins.work)
         length, npeaks = state.totals[LENGTH], _recreate(model, state, room)
         changes = CHANGE_WORK * (state.totals[LENGTH] - length)
-        spent += np.int64(root * (ATTEMPT_WORK + PEAK_WORK * npeaks + changes))
+        # At least 1: attempts without peaks on a graph of one op would go on for ever.
+        spent += max(1, np.int64(root * (ATTEMPT_WORK + PEAK_WORK * npeaks + changes)))
         if state.totals[EXCESS] > 0:
             if state.totals[EXCESS] <= now.totals[EXCESS]:
                 copy_state(state, now)
