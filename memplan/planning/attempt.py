@@ -112,12 +112,16 @@ def refused(
 ) -> BudgetError:
     """As :func:`budget_error`, by ``do``; a plan for the bytes that it names is known then."""
     error: BudgetError = do(budget_error, attempt, strategy, better)
-    job.remember(do(_least))
+    least = do(_lucky_least)
+    if least is not None:
+        job.remember(least)
     return error
 
 
-def _least(job: Job) -> Schedule:
-    return job.least[0]
+def _lucky_least(job: Job) -> Schedule | None:
+    """The schedule of least memory if the clock has cut its search; else it is found again."""
+    schedule, _ = job.least
+    return schedule if job.least_stop.cut_by_clock else None
 
 
 def budget_error(

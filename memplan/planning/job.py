@@ -61,8 +61,8 @@ LOWEST_SECONDS = 30.0
 LARGE, LARGE_WORK = 1000, 20e3
 
 
-# The schedule of least memory that the last refusal named, by its graph without names: a plan for
-# its bytes is asked for next, and a search that the clock ends may not find it again.
+# The schedule of least memory that the last refusal named, by its graph without names, if the clock
+# has cut the search for it: a plan for its bytes is asked for next, and may not be found again.
 _NAMED: dict[Any, Schedule] = {}
 
 # What the unplanned step holds, until it is realised.
