@@ -20,7 +20,9 @@ from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
 from memplan.strategies.base import Problem
+from memplan.strategies.quick import candidates
 from memplan.strategies.search import Search
+from memplan.util.stop import Stop
 
 
 def _network(seed: int) -> mx.sym.Symbol:
@@ -80,17 +82,23 @@ def test_what_a_refusal_names_is_a_plan_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options: dict[str, Any] = {"strategy": Unlucky(), "data": (4, 3, 16, 16)}
-    options["time_limit"] = 1e-3  # the clock cuts the search for the least memory
+    monkeypatch.setattr(planning_job, "candidates", cut_by_the_clock)
     with pytest.raises(BudgetError) as caught:
         memplan.plan(_network(0), budget=1, **options)
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
-    # As where the clock ends a search before it has found anything.
+    # As where it ends a search before it has found anything.
     monkeypatch.setattr(Search, "solve", Unlucky.solve)
     monkeypatch.setattr(planning_job, "candidates", lambda problem, _: unplanned(problem))
     assert memplan.plan(_network(0), budget=lowest, **options).total_nbytes <= lowest
     with pytest.raises(BudgetError):
         memplan.plan(_network(1), budget=lowest // 2, **options)
+
+
+def cut_by_the_clock(problem: Problem, stop: Stop) -> list[Schedule]:
+    schedules = list(candidates(problem, stop))
+    stop.cut()
+    return schedules
 
 
 def unplanned(problem: Problem) -> list[Schedule]:
