@@ -13,9 +13,11 @@ example: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# With the tests marked long, those that train networks of GluonCV and GluonNLP among them, and with examples for the properties that no run has seen.
+# With the tests marked long, those that train networks of GluonCV and GluonNLP among them, and with
+# examples for the properties that no run has seen (EXAMPLES=whole: the same in every run).
+EXAMPLES ?= random
 test-all: $(STAMP) $(SCRIPTS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile random
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" --hypothesis-profile $(EXAMPLES)
 
 # Processes that run the tests. Each has a thread per core, which are not to wait at each other's cost.
 WORKERS ?= 2

@@ -13,6 +13,8 @@ pytest.register_assert_rewrite("helpers", "oracles")
 
 # make test tries the same examples in every run: a failure is a change's fault, never chance.
 settings.register_profile("memplan", deadline=None, derandomize=True, max_examples=50)
+# .ci/run tries more, and the same ones, too.
+settings.register_profile("whole", deadline=None, derandomize=True, max_examples=200)
 # make test-all looks for new ones, by --hypothesis-profile, and prints how to see a failure again.
 settings.register_profile("random", deadline=None, max_examples=200, print_blob=True)
 settings.load_profile("memplan")
