@@ -309,11 +309,11 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
     while spent < end and best.figures[BEST_SECONDS] > ruins.enough_seconds:
         copy_state(now, state)
         _ruin(model, state)
-        if _unit(state) < REORDERING:
+        reordering = REORDERING
+        while _unit(state) < reordering:
+            state.totals[CHANGES] = 0  # nothing is undone
             reorder(model, state)
-            while _unit(state) < ONE_MORE:
-                state.totals[CHANGES] = 0  # nothing is undone
-                reorder(model, state)
+            reordering = ONE_MORE
         heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, spent / ruins.work)
         length, npeaks = state.totals[LENGTH], _recreate(model, state, room)
         changes = CHANGE_WORK * (state.totals[LENGTH] - length)
