@@ -54,7 +54,7 @@ MOST_PAIRS = 8_000_000
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """``offsets[i]`` of buffer i, within ``nbytes``; no placement takes less than ``bound``."""
+    """``offsets[i]`` of buffer i, within ``nbytes``; none takes less than ``bound_nbytes``."""
 
     offsets: Array
     nbytes: int
@@ -142,7 +142,7 @@ def _lowest(
 
 
 def _ranks(buffers: Buffers, name: str, noise: np.random.Generator | None = None) -> Array:
-    """The place of every buffer in an order; see SEARCHED."""
+    """The place of every buffer in an order; see SEARCHED and PASSES."""
     width = buffers.last - buffers.first + 1
     keys = {
         "T": buffers.totals,
