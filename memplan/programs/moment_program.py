@@ -31,13 +31,15 @@ class Bound:
 class MomentProgram:
     """What is there at some moments, what runs again between them, at the least cost.
 
-    Built in ``program``. ``ops`` are the ops whose first executions are the moments, each an
-    ancestor of the next.
+    Built in ``program``. ``ops`` are the ops whose first executions are the moments, in the order
+    in which they come: none an ancestor of one before it. Where the graph leaves their order open,
+    the program holds for the schedules that have this one.
     has_run[k, q]: op q, neither an ancestor nor a descendant of moment k, has run before it.
     present[k, c]: buffer c is held at moment k.
     runs[k, p]: op p, which has run before moment k, runs again after it, and before moment k + 1 if
-    there is one. runs_later[k, p]: it runs again after moment k at any time. Integer answers need
-    none; without them a relaxation may spread a run over many intervals, and read a little in each.
+    there is one. runs_until[k, last, p]: it runs again between moments k and ``last + 1``, once at
+    least. Integer answers need none; without them a relaxation may spread a run over many
+    intervals, and read a little in each.
     """
 
     def __init__(
@@ -52,6 +54,10 @@ class MomentProgram:
         self.scale = SCALE / (self.graph.seconds or 1.0)
         self.program = program
         sets = [moments.before_and_after(t) for t in ops]
+        for k in range(1, len(ops)):  # what has run before a moment, has before all later ones
+            sets[k][0].update(sets[k - 1][0])
+        for k in range(len(ops) - 1, 0, -1):  # what cannot have run yet, could not before, either
+            sets[k - 1][1].update({ops[k]}, sets[k][1])
         self.before = [ancestors for ancestors, _ in sets]
         self.after = [descendants for _, descendants in sets]
         self.crossings = [moments.crossings(*pair) for pair in sets]
@@ -60,16 +66,15 @@ class MomentProgram:
             for t in ops
         ]
         self.present: dict[tuple[int, int], int] = {}
-        self.runs_later: dict[tuple[int, int], int] = {}
+        self.runs_until: dict[tuple[int, int, int], int] = {}
         self.has_run: dict[tuple[int, int], int] = {}
         self.runs: dict[tuple[int, int], int] = {}
         for k in range(len(ops)):
             self._order(k)
         for k in range(len(ops)):
             self._read(k)
-            self._recompute(k)
-        for k in range(len(ops) - 1):  # of the last moment, runs says it
-            self._recompute_later(k)
+            for last in range(len(ops) - 1, k - 1, -1):  # what is read until last, is before it
+                self._recompute(k, last)
         for k in range(len(ops) - 1, 0, -1):  # what may be there at k, may be there before
             self._carry(k)
         for k in range(len(ops)):
@@ -104,14 +109,23 @@ class MomentProgram:
             self.present[k, c] = self.program.variable(integer=True)
         return self.present[k, c]
 
-    def _available(self, k: int, a: int, until: int) -> dict[int, float] | None:
-        """present[k, a] + runs[k, p] + ... + runs[until, p]; None if a is there in any case."""
-        presence = self._is_there(k, a)
+    def _available(self, k: int, a: int, last: int) -> dict[int, float] | None:
+        """present[k, a] + runs_until[k, last, p] for a's producer p; None if a is there anyway."""
+        presence, p = self._is_there(k, a), self.graph.producer[a]
         if presence is None:
             return None
-        producer = self.graph.producer[a]
-        numbers = (self.runs.get((j, producer)) for j in range(k, until + 1))
-        return {presence: 1.0, **{run: 1.0 for run in numbers if run is not None}}
+        if (k, p) not in self.runs:
+            return {presence: 1.0}
+        return {presence: 1.0, self._runs_until(k, last, p): 1.0}
+
+    def _runs_until(self, k: int, last: int, p: int) -> int:
+        if last == k:
+            return self.runs[k, p]
+        if (k, last, p) not in self.runs_until:
+            self.runs_until[k, last, p] = number = self.program.variable()
+            before = self._runs_until(k, last - 1, p)
+            self.program.at_most({number: 1.0, before: -1.0, self.runs[last, p]: -1.0}, 0.0)
+        return self.runs_until[k, last, p]
 
     def _demand(self, terms: Mapping[int, float], *, at_least: float) -> None:
         self.program.at_most({v: -factor for v, factor in terms.items()}, -at_least)
@@ -121,14 +135,16 @@ class MomentProgram:
             self._demand(terms | {condition: -1.0}, at_least=0.0)
 
     def _read(self, k: int) -> None:
-        """What is written before moment k and read after it is there, or runs again after it.
-
-        What an op before the next moment reads, before that.
-        """
-        last = len(self.ops) - 1
+        """What is written before moment k and read after it is there, or runs again in time."""
         for a, reader in self._waiting(k):
-            is_soon = reader is not None and self._comes_soon(k, reader)
-            self._demand_read(k, a, reader, self._available(k, a, k if is_soon else last))
+            self._demand_read(k, a, reader, self._available(k, a, self._interval(k, reader)))
+
+    def _interval(self, k: int, reader: int | None) -> int:
+        """The last interval after moment k in which ``reader`` may first run."""
+        last = len(self.ops) - 1
+        if reader is None:
+            return last
+        return next((j for j in range(k, last) if reader in self.before[j + 1]), last)
 
     def _waiting(self, k: int) -> Iterator[tuple[int, int | None]]:
         """Tensors that may be written before moment k, and who reads them later (None: the end).
@@ -141,7 +157,7 @@ class MomentProgram:
                 continue
             readers = self.graph.readers[a]
             sure = [r for r in readers if r in self.after[k]]
-            sure.sort(key=lambda r: not self._comes_soon(k, r))
+            sure.sort(key=lambda r: self._interval(k, r))
             if sure or a in heads:
                 yield a, next(iter(sure), None)
             is_settled = bool(sure) or a in heads
@@ -165,33 +181,13 @@ class MomentProgram:
             terms = terms | {self.has_run[k, reader]: 1.0}
         self._demand(terms, at_least=at_least)
 
-    def _recompute(self, k: int) -> None:
-        """What an op reads that runs again is there, or runs again in the same interval."""
-        for p, op in enumerate(self.graph.ops):
-            for b in dict.fromkeys(op.inputs if (k, p) in self.runs else ()):
-                self._demand_if(self.runs[k, p], self._available(k, b, k))
-
-    def _recompute_later(self, k: int) -> None:
-        """What is read after moment k is there or runs again after it, with all that it reads."""
-        for a, reader in self._waiting(k):
-            self._demand_read(k, a, reader, self._available_later(k, a))
+    def _recompute(self, k: int, last: int) -> None:
+        """What an op reads that runs again after moment k is there, or runs again as soon."""
         for p in range(len(self.graph.ops) - 1, -1, -1):  # a producer comes before its readers
-            for b in dict.fromkeys(self.graph.ops[p].inputs if (k, p) in self.runs_later else ()):
-                self._demand_if(self.runs_later[k, p], self._available_later(k, b))
-
-    def _available_later(self, k: int, a: int) -> dict[int, float] | None:
-        """present[k, a] + runs_later[k, p] for a's producer p; None if a is there in any case."""
-        presence, p = self._is_there(k, a), self.graph.producer[a]
-        if presence is None:
-            return None
-        if (k, p) not in self.runs:
-            return {presence: 1.0}
-        if (k, p) not in self.runs_later:
-            self.runs_later[k, p] = number = self.program.variable()
-            numbers = (self.runs.get((j, p)) for j in range(k, len(self.ops)))
-            runs = {run: -1.0 for run in numbers if run is not None}
-            self.program.at_most({number: 1.0, **runs}, 0.0)
-        return {presence: 1.0, self.runs_later[k, p]: 1.0}
+            number = self.runs.get((k, p)) if last == k else self.runs_until.get((k, last, p))
+            if number is not None:
+                for b in dict.fromkeys(self.graph.ops[p].inputs):
+                    self._demand_if(number, self._available(k, b, last))
 
     def _carry(self, k: int) -> None:
         """What is there at moment k was there at the one before, or has run in between."""
@@ -221,6 +217,13 @@ class MomentProgram:
             if moment == k
         }
         self.program.at_most(sizes, unit * room)
+
+    def demand_less(self, seconds: float) -> None:
+        """Allow no answer of more than ``seconds``, which may be infinite."""
+        if math.isfinite(seconds):
+            most = self.scale * (seconds - self.graph.seconds) + SCALE * TOLERANCE
+            costs = {v: self.scale * self.graph.ops[p].seconds for (_, p), v in self.runs.items()}
+            self.program.at_most(costs, most)
 
     def bound(
         self,

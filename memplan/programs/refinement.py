@@ -67,8 +67,8 @@ class Proving:
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
     time goes into a better first schedule. ``effort`` times the usual work is done, which may end
     where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
-    one; others are added while ops times moments are at most ``size``. With ``only_bound`` nothing
-    is done for schedules of other memory than live bytes.
+    one; others are added while ops times moments are at most ``size``. With ``enough_seconds``
+    nothing is done for schedules: the bound alone is raised, as far as that.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -79,7 +79,7 @@ class Proving:
     gap_seconds: float = 0.0
     nmoments: int = 8
     size: float = math.inf
-    only_bound: bool = False
+    enough_seconds: float | None = None
 
     @property
     def program_gap(self) -> float:
@@ -118,7 +118,7 @@ def refine(
         if highest == float("inf"):
             yield Refined(None, highest)
             return
-        drops = _drops(bound, evictions)
+        drops = drops_of(bound, evictions)
         stages = evictions.stages(drops)
         fit = evictions.fit(drops, stop)
         best = cheapest_of(_schedules(moments, bound, fit), budget_nbytes, Live())
@@ -160,7 +160,7 @@ def _as_answered(moments: Moments, bound: Bound) -> Schedule:
     return rematerialize(moments.graph, keep)
 
 
-def _drops(bound: Bound, evictions: Evictions) -> set[Drop]:
+def drops_of(bound: Bound, evictions: Evictions) -> set[Drop]:
     """What is dropped at the moments of a bound, each until it is read next."""
     return {
         (a, evictions.next_read(a, t) or t)
@@ -187,13 +187,13 @@ def _next(
     def is_new(t: int) -> bool:
         return t not in bound.ops and all(t in before or t in after for before, after in ordered)
 
-    ops_over = list(filter(is_new, _over(moments.graph, stages, budget_nbytes, bound.ops)))
+    over = list(filter(is_new, ops_over(moments.graph, stages, budget_nbytes, bound.ops)))
     others = list(filter(is_new, promising[: CANDIDATES * len(ordered) + CANDIDATES]))
-    candidates = list(dict.fromkeys([*ops_over[:CANDIDATES], *others[:CANDIDATES]]))
+    candidates = list(dict.fromkeys([*over[:CANDIDATES], *others[:CANDIDATES]]))
     size = len(stages) * (len(ordered) + 1)
     if size * len(candidates) > CANDIDATES_SIZE:
-        return ops_over[0] if ops_over else None
-    best, highest = ops_over[0] if ops_over else None, bound.seconds
+        return over[0] if over else None
+    best, highest = over[0] if over else None, bound.seconds
     for t in candidates:
         if stop.is_over():
             break
@@ -205,7 +205,7 @@ def _next(
     return best
 
 
-def _over(
+def ops_over(
     graph: TrainingGraph,
     stages: Sequence[Sequence[int]],
     budget_nbytes: int,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from memplan.errors import ScheduleError
 from memplan.programs.flag_refinement import refine_flags
+from memplan.programs.order_tree import raise_bound
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.choosing import Choosing
@@ -311,8 +312,9 @@ class Sequences(Space):
         if is_large and in_blocks:
             facts.append(next(refine(graph, budget_nbytes, stop, options)))
             return
-        if options.only_bound:
-            facts.extend(refine(graph, budget_nbytes, stop, options))
+        if options.enough_seconds is not None:
+            enough = options.enough_seconds
+            facts.extend(raise_bound(graph, budget_nbytes, stop, options, enough_seconds=enough))
             return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)

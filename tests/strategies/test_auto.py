@@ -229,7 +229,7 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
     only_bounds = []
 
     def prove(*arguments: Any) -> None:
-        only_bounds.append(arguments[3].only_bound)
+        only_bounds.append(arguments[3].enough_seconds is not None)
         arguments[4].append(Refined(None, 25.0 + len(only_bounds)))
 
     monkeypatch.setattr(Sequences, "prove", prove)
@@ -244,7 +244,9 @@ def test_what_is_proved_in_the_end_may_be_that_there_is_no_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prove(*arguments: Any) -> None:
-        arguments[4].append(Refined(None, math.inf if arguments[3].only_bound else 25.0))
+        arguments[4].append(
+            Refined(None, 25.0 if arguments[3].enough_seconds is None else math.inf)
+        )
 
     monkeypatch.setattr(Sequences, "prove", prove)
     problem = Problem(unit_chain(12), 2 * UNIT, time_limit=NEVER_SECONDS)

@@ -1,0 +1,183 @@
+"""A higher bound: moments that the graph does not order, in each of their orders.
+
+Of two moments one comes first in every schedule. So no schedule takes less than the least of the
+bounds of all the orders that the graph leaves open, each of which is imposed on a program of its
+own (:mod:`memplan.programs.moment_program`). The leaves of a tree are these orders: the lowest leaf
+gets one moment more, in each of its places.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+from memplan.programs.moment_program import Bound, MomentProgram
+from memplan.programs.moment_ranking import relatives
+from memplan.programs.moments import Moments
+from memplan.programs.refinement import Proving, Refined, drops_of, ops_over
+from memplan.programs.solver import Program
+from memplan.search.eviction import Evictions
+from memplan.step.graph import TrainingGraph
+from memplan.util.stop import Stop
+
+# Of the ops that may become moments, relaxations tell which says most: of so many that are over the
+# budget at this leaf, of so many of those with several places that read and write most, and of
+# those that were looked at before, so many at once. Set on high_resolution and dense_blocks of
+# benchmarks/gaps.py, and on its small_unet and ssd.
+FULLEST, UNORDERED, TRIALS = 2, 4, 8
+
+# Where the best of them raises the relaxation by less than this part of the step's time, the
+# integer program of the leaf is solved, with this part of the usual effort. Set on the same.
+LITTLE, INTEGER_EFFORT = 0.005, 0.1
+
+# Relaxations and integer programs that are solved at most, times the effort.
+SOLVES = 300
+
+
+@dataclass(frozen=True, order=True)
+class _Leaf:
+    """Moments in one order, in which no schedule takes less than ``seconds``.
+
+    ``relaxed_seconds`` is what their relaxation says alone, which has the answer ``bound``. With
+    ``is_solved`` the integer program has been solved, too.
+    """
+
+    seconds: float
+    relaxed_seconds: float
+    number: int
+    bound: Bound = field(compare=False)
+    is_solved: bool = field(default=False, compare=False)
+
+
+def raise_bound(
+    graph: TrainingGraph,
+    budget_nbytes: int,
+    stop: Stop,
+    options: Proving,
+    *,
+    enough_seconds: float = math.inf,
+) -> Iterator[Refined]:
+    """What is proved as the tree grows, until that is ``enough_seconds``."""
+    tree = OrderTree(graph, budget_nbytes, stop, options, enough_seconds)
+    while tree.seconds < enough_seconds and tree.grow():
+        yield Refined(None, tree.seconds)
+
+
+class OrderTree:
+    """The leaves: every schedule has the moments of one of them in its order."""
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        budget_nbytes: int,
+        stop: Stop,
+        options: Proving,
+        enough_seconds: float,
+    ) -> None:
+        self.graph, self.budget_nbytes, self.options = graph, budget_nbytes, options
+        self.stop, self.enough_seconds = stop, enough_seconds
+        backward = options.recompute_backward
+        self.moments = Moments(graph, recompute_backward=backward)
+        self.evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
+        self.ancestors, _ = relatives(graph)
+        self.promising = self.moments.promising(budget_nbytes)
+        working_nbytes = [self.moments.working_nbytes(t) for t in range(len(graph.ops))]
+        self.largest = sorted(range(len(graph.ops)), key=lambda t: -working_nbytes[t])
+        # By how much each op that was looked at raised a relaxation last: mostly less at each leaf.
+        self.gains: dict[int, float] = {}
+        self.numbers = count()
+        nothing = Bound(graph.seconds, (), ())
+        self.leaves = [_Leaf(graph.seconds, graph.seconds, next(self.numbers), nothing)]
+        self.nsolved = 0
+
+    @property
+    def seconds(self) -> float:
+        """No schedule takes less, in any order: what holds for the lowest leaf holds for all."""
+        return self.leaves[0].seconds
+
+    def grow(self) -> bool:
+        """Raise the lowest leaf by another moment or by its integer program; False at the end."""
+        leaf = self.leaves[0]
+        children = self._best_children(leaf)
+        if children is None:
+            return False
+        lowest = min((child.seconds for child in children), default=-math.inf)
+        is_little = lowest < leaf.relaxed_seconds + LITTLE * self.graph.seconds
+        if is_little and leaf.bound.ops and not leaf.is_solved:
+            heapq.heapreplace(self.leaves, self._solved(leaf))
+            return True
+        if children:
+            heapq.heappop(self.leaves)
+        for child in children:
+            seconds = max(leaf.seconds, child.seconds)
+            heapq.heappush(self.leaves, _Leaf(seconds, child.seconds, next(self.numbers), child))
+        return bool(children)
+
+    def _best_children(self, leaf: _Leaf) -> list[Bound] | None:
+        """Relaxations with one moment more in all its places, the lowest being the highest found.
+
+        None if time or work is over before all of them are known.
+        """
+        ops = leaf.bound.ops
+        for t in self._candidates(leaf.bound):
+            self.gains.setdefault(t, math.inf)
+        best: list[Bound] = []
+        highest = -math.inf
+        untried = self.gains.keys() - ops
+        for t in sorted(untried, key=lambda t: (-self.gains[t], t))[:TRIALS]:
+            if self.gains[t] <= highest:
+                break
+            children: list[Bound] = []
+            gain = math.inf
+            for order in self._orders(ops, t):
+                if self._is_over():
+                    return None
+                children.append(self._relaxation(order))
+                gain = min(gain, children[-1].seconds - leaf.relaxed_seconds)
+                if gain <= highest:
+                    break
+            else:  # in every one of its places
+                best, highest = children, gain
+            self.gains[t] = gain
+        return best
+
+    def _candidates(self, bound: Bound) -> Iterator[int]:
+        """Ops that are over the budget by this answer, and ops that the moments do not order."""
+        stages = self.evictions.stages(drops_of(bound, self.evictions))
+        fullest = ops_over(self.graph, stages, self.budget_nbytes, bound.ops)
+        yield from islice((t for t in fullest if t not in bound.ops), FULLEST)
+        unordered = (t for t in self.largest if len(self._orders(bound.ops, t)) > 1)
+        others = unordered if bound.ops else self.promising
+        yield from islice((t for t in others if t not in bound.ops), UNORDERED)
+
+    def _orders(self, ops: tuple[int, ...], t: int) -> list[tuple[int, ...]]:
+        """``ops`` with t in each of the places that the graph leaves it."""
+        first = max((i + 1 for i, op in enumerate(ops) if self.ancestors[t] >> op & 1), default=0)
+        last = min((i for i, op in enumerate(ops) if self.ancestors[op] >> t & 1), default=len(ops))
+        return [(*ops[:i], t, *ops[i:]) for i in range(first, last + 1)]
+
+    def _is_over(self) -> bool:
+        return self.nsolved >= self.options.effort * SOLVES or self.stop.is_over()
+
+    def _relaxation(self, ops: tuple[int, ...]) -> Bound:
+        self.nsolved += 1
+        with Program(self.options.solver) as program:
+            moments = MomentProgram(self.moments, ops, self.budget_nbytes, program)
+            return moments.bound(self.stop, relax=True)
+
+    def _solved(self, leaf: _Leaf) -> _Leaf:
+        """The leaf with what its integer program says.
+
+        Only answers that take less than what is enough are asked for: without one, all take that.
+        """
+        self.nsolved += 1
+        with Program(self.options.solver) as program:
+            moments = MomentProgram(self.moments, leaf.bound.ops, self.budget_nbytes, program)
+            moments.demand_less(self.enough_seconds)
+            effort, gap = INTEGER_EFFORT * self.options.effort, self.options.program_gap
+            solved = moments.bound(self.stop, effort=effort, gap_seconds=gap)
+        seconds = max(leaf.seconds, min(solved.seconds, self.enough_seconds))
+        return _Leaf(seconds, leaf.relaxed_seconds, next(self.numbers), leaf.bound, is_solved=True)

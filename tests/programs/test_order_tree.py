@@ -1,0 +1,182 @@
+"""Bounds of moments in imposed orders, against all orders and all schedules of small graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.amounts import examples
+from helpers.branches import taking
+from memplan.programs.moment_program import Bound, MomentProgram
+from memplan.programs.moments import Moments
+from memplan.programs.order_tree import OrderTree, raise_bound
+from memplan.programs.refinement import Proving
+from memplan.programs.solver import Program
+from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.strategies.base import Problem
+from memplan.util.stop import Stop
+from oracles.sequences import BruteForceSequences
+
+
+@st.composite
+def branching_graphs(draw: st.DrawFn) -> TrainingGraph:
+    """Branches that are joined, and for each a backward op, which the graph does not order."""
+    lengths = draw(st.sampled_from([(1, 2), (2, 2), (1, 1, 1)]))
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+
+    def add(name: str, *inputs: int, again: bool = True) -> int:
+        size = draw(st.integers(2, 5) if again else st.integers(1, 2))
+        tensors.append(Tensor(name, size, size))
+        seconds = float(draw(st.integers(1, 4)))
+        ops.append(Op(name, "op", inputs, (len(ops),), seconds, recomputable=again))
+        return len(ops) - 1
+
+    source = add("source")
+    branches: list[list[int]] = []
+    for number, length in enumerate(lengths):
+        branch = [source]
+        for place in range(length):
+            branch.append(add(f"branch{number}.{place}", branch[-1]))
+        branches.append(branch)
+    loss = add("loss", *(branch[-1] for branch in branches), again=False)
+    backward = []
+    for number, branch in enumerate(branches):
+        saved = draw(st.lists(st.sampled_from(branch), min_size=1, unique=True))
+        backward.append(add(f"backward{number}", loss, *saved, again=False))
+    return TrainingGraph(tuple(ops), tuple(tensors), tuple(backward), len(ops))
+
+
+def orders(graph: TrainingGraph, begun: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every order of the ops in which each comes after those that it depends on."""
+    if len(begun) == len(graph.ops):
+        yield begun
+    for t in set(range(len(graph.ops))).difference(begun):
+        if set(begun).issuperset(graph.dependencies[t]):
+            yield from orders(graph, (*begun, t))
+
+
+def reordered(
+    graph: TrainingGraph, order: Sequence[int], imposed: Sequence[int] = ()
+) -> TrainingGraph:
+    """The graph with its ops in this order; those ``imposed`` depend on each other in turn."""
+    ops = list(graph.ops)
+    for before, t in pairwise(imposed):
+        ops[t] = dataclasses.replace(ops[t], after=(before,))
+    number_of = {t: number for number, t in enumerate(order)}
+    return dataclasses.replace(graph, ops=tuple(ops[t].renumbered(number_of) for t in order))
+
+
+def optimum(graph: TrainingGraph, budget_nbytes: int) -> float:
+    """The seconds of the cheapest schedule in this order; infinite if there is none."""
+    oracle = BruteForceSequences(any_order=True)
+    schedule = oracle.solve(Problem(graph, budget_nbytes)).schedule
+    return math.inf if schedule is None else schedule.seconds
+
+
+def seconds_of(
+    graph: TrainingGraph, ops: Sequence[int], budget_nbytes: int, *, relax: bool
+) -> float:
+    with Program() as program:
+        moments = MomentProgram(Moments(graph), ops, budget_nbytes, program)
+        return moments.bound(Stop(math.inf), relax=relax).seconds
+
+
+@taking(unordered=10, dearer=5, equal=5)
+@examples(300, quick=100)
+@given(st.data())
+def test_an_imposed_order_says_what_the_graph_with_that_order_says(
+    taken: Counter[str], data: st.DataObject
+) -> None:
+    """Neither less nor more, and no more than a schedule in that order takes."""
+    graph = data.draw(branching_graphs())
+    order = data.draw(st.sampled_from(list(orders(graph))))
+    ops = [t for t in order if data.draw(st.integers(0, 2))]
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    budget = peak - data.draw(st.integers(1, 8))
+    imposed = reordered(graph, order, ops)
+    numbers = [order.index(t) for t in ops]
+    for relax in (True, False):
+        seconds = seconds_of(graph, ops, budget, relax=relax)
+        assert seconds == pytest.approx(seconds_of(imposed, numbers, budget, relax=relax), rel=1e-5)
+    least = optimum(reordered(graph, order), budget)
+    assert seconds <= least + 1e-5 * graph.seconds
+    taken["dearer"] += graph.seconds < seconds < math.inf
+    taken["equal"] += graph.seconds < least < seconds + 1e-4 * graph.seconds
+    taken["unordered"] += imposed.dependencies != reordered(graph, order).dependencies
+
+
+@taking(proved=5, dearer=5, impossible=1)
+@examples(200, quick=60)
+@given(st.data())
+def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
+    taken: Counter[str], data: st.DataObject
+) -> None:
+    graph = data.draw(branching_graphs())
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    budget = peak - data.draw(st.integers(1, 6))
+    least = min(optimum(reordered(graph, order), budget) for order in orders(graph))
+    enough = least + data.draw(st.sampled_from([math.inf, 0.0, -0.5]))
+    highest = graph.seconds
+    options = Proving(effort=0.2)
+    for refined in raise_bound(graph, budget, Stop(math.inf), options, enough_seconds=enough):
+        assert highest <= refined.bound_seconds
+        highest = refined.bound_seconds
+    assert highest <= least + 1e-5 * graph.seconds
+    taken["dearer"] += graph.seconds < least < math.inf
+    taken["impossible"] += least == math.inf
+    taken["proved"] += highest >= least - 1e-4 * graph.seconds > graph.seconds
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_order_is_that_of_one_leaf(seed: int) -> None:
+    """Whatever relaxations say, and so wherever the look at a moment's places ends."""
+    branches = [Op(f"branch{a}", "op", (0,), (a,), 1.0) for a in range(1, 5)]
+    ops = (Op("source", "op", (), (0,), 1.0), *branches, Op("last", "op", (1, 2, 3, 4), (5,), 1.0))
+    graph = TrainingGraph(ops, tuple(Tensor(f"t{a}", 2, 2) for a in range(6)), (5,), 6)
+    tree = OrderTree(graph, 9, Stop(math.inf), Proving(), math.inf)
+
+    def relaxation(ops: tuple[int, ...]) -> Bound:
+        seconds = graph.seconds + random.Random(f"{seed} {ops}").randrange(4)
+        return Bound(seconds, ops, ((),) * len(ops))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_relaxation", relaxation)
+        for _ in range(8):
+            tree.grow()
+    for order in orders(graph):
+        places = [[order.index(t) for t in leaf.bound.ops] for leaf in tree.leaves]
+        assert sum(place == sorted(place) for place in places) == 1
+
+
+@pytest.mark.parametrize("is_read_between", [False, True])
+def test_what_two_full_moments_leave_no_room_for_runs_again_before_each_read(
+    *, is_read_between: bool
+) -> None:
+    """At m0 and m1 there is room for s alone: p2, and p1 for it, run again after m1."""
+    ops = [
+        Op("s", "op", (), (0,), 1.0, recomputable=False),
+        Op("p1", "op", (0,), (1,), 2.0),
+        Op("p2", "op", (1,), (2,), 3.0),
+        Op("m0", "op", (0,), (3, 4), 1.0, recomputable=False, after=(2,)),
+        Op("between", "op", (2, 3) if is_read_between else (3,), (5,), 1.0, recomputable=False),
+        Op("m1", "op", (5,), (6, 7), 1.0, recomputable=False),
+        Op("last", "op", (2, 6), (8,), 1.0, recomputable=False),
+    ]
+    sizes = (1, 3, 3, 1, 7, 1, 1, 6, 1)
+    tensors = tuple(Tensor(f"t{a}", size, size) for a, size in enumerate(sizes))
+    graph = TrainingGraph(tuple(ops), tensors, (8,), len(ops))
+    expected = graph.seconds + (10.0 if is_read_between else 5.0)
+    assert optimum(graph, 9) == expected
+    for relax in (True, False):
+        assert seconds_of(graph, (3, 5), 9, relax=relax) == pytest.approx(expected, rel=1e-4)
