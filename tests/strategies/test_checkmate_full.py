@@ -44,7 +44,7 @@ needs_published = pytest.mark.skipif(
 def test_the_unit_chain_of_checkmates_paper(solver: str) -> None:
     """With free variables that may free what is not there, it would be 22."""
     graph = unit_chain(8)
-    outcome = Checkmate(solver=solver).solve(Problem(graph, 4 * UNIT))
+    outcome = Checkmate(solver=solver, gap=0.0).solve(Problem(graph, 4 * UNIT))
     assert outcome.status is Status.OPTIMAL
     assert outcome.schedule is not None
     assert outcome.schedule.seconds == 26.0
