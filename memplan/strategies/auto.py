@@ -44,7 +44,7 @@ BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 # Where the best is further than this from the bound in the end, in parts of the step, this part of
 # what is left of the time goes into a higher bound: a tree of orders of moments. Set on the zoo's
 # ResNet-50 and on dense_blocks, small_unet and ssd of benchmarks/gaps.py, at 30% of the step.
-FAR, MORE_PROOF_SHARE = 0.005, 0.9
+FAR, MORE_PROOF_SHARE = 0.01, 0.9
 
 # Without a budget, the part of the time that goes into the least memory; the rest makes the
 # schedule of that memory cheaper.
