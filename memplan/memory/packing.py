@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -25,8 +24,8 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 
 
 # The complete search may place this many buffers, times the sections that their lives span in
-# all: some tenths of a second at most. Where that is less than a placement for every buffer, as
-# on graphs of many thousand ops, it is not tried.
+# all: two seconds at most. Where that is less than a placement for every buffer, as on graphs of
+# many thousand ops, it is not tried.
 WORK = 400_000_000
 
 # And while a schedule is searched for, where most that are looked at do not fit.
@@ -155,18 +154,19 @@ def packed_quickly(schedule: Schedule, budget_nbytes: int) -> int:
     It ends with the quick placements where these are within the budget.
     """
     for work in (0, QUICK_WORK):
-        key = (packed_quickly, work)
-        nbytes = remembered(schedule, key, partial(_placed_nbytes, schedule, work))
+        nbytes = _placed(schedule, SEGMENT_NBYTES, work).nbytes
         if nbytes <= budget_nbytes:
             break
     return nbytes
 
 
-def _placed_nbytes(schedule: Schedule, work: int) -> int:
-    return _placed(schedule, SEGMENT_NBYTES, work).nbytes
-
-
 def _placed(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
+    """What a search of so much work finds, which is made once."""
+    key = (_placed, segment_nbytes, work)
+    return remembered(schedule, key, lambda: _searched(schedule, segment_nbytes, work))
+
+
+def _searched(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:
