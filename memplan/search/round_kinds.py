@@ -34,14 +34,12 @@ ANNEALING_ROUNDS = (
     Round(True, 0.1, 1.0),
 )
 # In live bytes: set on the zoo's ResNet-50, a U-Net and a high-resolution network at 30 and 40%.
-# Moves of single ops from the first sequence find more in layered random graphs.
 FIRST_RECREATED = Round(False, 2.0, 0.3, recreates=True)
 ROUNDS = (
     Round(True, 1.0, 0.3, recreates=True),
-    Round(True, 0.3, 0.5),
+    Round(True, 0.1, 0.3),
     Round(False, 2.0, 0.5, recreates=True),
-    Round(True, 0.1, 0.5),
-    Round(False, 0.3, 0.5),
+    Round(True, 0.1, 0.3),
 )
 # In larger graphs one attempt to recreate looks at too much: set on an LSTM and a GAN of 4,800 ops.
 MOST_RECREATED = 3000
