@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import (
@@ -169,6 +169,24 @@ def test_an_imported_block_can_be_trained(tmp_path: Path) -> None:
         parameter.grad_req = net.collect_params()[name].grad_req
     train_step(imported)(x, y)
     assert_equal(expected, gradients(imported))
+
+
+def test_an_imported_parameter_keeps_the_shape_that_it_was_saved_with(tmp_path: Path) -> None:
+    """MXNet infers a slope for every channel where it is not told that all share one."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), nn.PReLU(), nn.Dense(2))
+    net.initialize()
+    net.hybridize()
+    x, y = normal(2, 3, 6, 6), mx.nd.arange(2)
+    net(x)
+    net.export(str(tmp_path / "net"))
+    files = (str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    expected, imported = gluon.SymbolBlock.imports(*files), gluon.SymbolBlock.imports(*files)
+    with autograd.record():
+        loss = SOFTMAX(expected(x), y)
+    loss.backward()
+    train_step(imported)(x, y)
+    assert_equal(gradients(expected), gradients(imported))
 
 
 def test_trainer_sees_which_gradients_are_fresh() -> None:

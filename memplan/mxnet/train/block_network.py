@@ -189,6 +189,15 @@ def _declared(
         if parameter is not None:
             attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
             attrs.pop("__shape__", None)
-            if parameter.shape is not None:
-                attrs["__shape__"] = str(tuple(parameter.shape))
+            shape = _shape(parameter)
+            if shape is not None:
+                attrs["__shape__"] = str(shape)
     return symbol_json.load(data)
+
+
+def _shape(parameter: Parameter) -> tuple[int, ...] | None:
+    """The shape of ``parameter``, also where only its array knows it, as in an imported block."""
+    known = parameter.shape
+    if known is None and parameter._data is not None:
+        known = parameter._data[0].shape
+    return None if known is None else tuple(known)
