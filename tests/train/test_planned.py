@@ -17,6 +17,7 @@ from helpers.blocks import CASES, CPU, SOFTMAX, conv_net, dropout_net, images
 from helpers.halves import by_planned
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import planned
+from memplan.mxnet.train.bound_step import FirstHalf
 
 QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 
@@ -149,6 +150,29 @@ def test_a_backward_that_fails_leaves_nothing_behind() -> None:
         loss = (another * 3).sum()
     loss.backward()
     assert another.grad.asnumpy().tolist() == [3, 3]
+
+
+def test_the_step_after_an_interrupted_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook goes on after Ctrl-C, wherever that came."""
+    results = []
+    for interrupt in (False, True):
+        net, (x, y) = started()
+        if interrupt:
+            with autograd.record():
+                loss = SOFTMAX(net(x), y)
+            with monkeypatch.context() as patch:
+                patch.setattr(FirstHalf, "finish", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    loss.backward()
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        loss.backward()
+        results.append(gradients(net))
+    assert not differences(results[:1], results[1:])
+
+
+def interrupted(half: FirstHalf) -> None:
+    raise KeyboardInterrupt
 
 
 def test_autograd_s_grad_of_a_parameter_is_an_error() -> None:

@@ -154,11 +154,11 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             blocks = list(_ALL)
             try:
                 backward(*args, **options)
-            except Exception:
+                for block in blocks:
+                    block.after_backward()
+            except BaseException:  # Ctrl-C, too, after which a notebook may go on
                 for block in blocks:
                     block.after_failure()
                 raise
-            for block in blocks:
-                block.after_backward()
 
     return wrapped
