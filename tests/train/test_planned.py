@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -55,6 +56,20 @@ def test_the_rest_of_the_block_is_as_before() -> None:
     assert not net.planned_step.plans
     with pytest.raises(ArgumentError, match="planned already"):
         planned(net)
+
+
+def test_a_hybridized_block_can_be_exported_after_training(tmp_path: Path) -> None:
+    """As without a plan: a call of the block in training is enough."""
+    net, (x, y) = started()
+    net.hybridize()
+    for _ in range(2):
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        loss.backward()
+    assert len(net.planned_step.plans) == 1
+    net.export(str(tmp_path / "net"))
+    files = (str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    assert np.array_equal(gluon.SymbolBlock.imports(*files)(x).asnumpy(), net(x).asnumpy())
 
 
 def test_hooks_run() -> None:

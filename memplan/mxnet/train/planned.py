@@ -65,6 +65,10 @@ class _Forward:
 
     name: str
     planned_step: TrainStep
+    #: Those of HybridBlock: is it hybridized, and its graph, if there is one.
+    _active: bool
+    _cached_graph: Any
+    _build_cache: Callable[..., None]
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
 
@@ -81,7 +85,19 @@ class _Forward:
         ctx = one_context(args)
         with TURN:
             self._leave(ctx)
-            return self.planned_step.first_half(args).outputs
+            outputs = self.planned_step.first_half(args).outputs
+            self._cache_graph(args)
+            return outputs
+
+    def _cache_graph(self, args: tuple[Any, ...]) -> None:
+        """Leave the graph that the first call of a hybridized block leaves, for ``export``.
+
+        It is that of inference, which does not make it anew. MXNet hands it to whatever saves the
+        network: ``export``, and the CheckpointHandler of its Estimator.
+        """
+        if self._active and not self._cached_graph:
+            with autograd.pause(train_mode=False):
+                self._build_cache(*args)
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""
