@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,24 @@ class FirstHalf:
                     gradient[:] = 0
             self.forget()
             self.bound.second_half()
+
+
+@contextlib.contextmanager
+def overwriting(halves: Iterable[FirstHalf]) -> Iterator[None]:
+    """Around a ``backward``: where it finishes steps it overwrites gradients, as MXNet's does.
+
+    Whatever autograd wrote before, of a penalty or of another block, is not added to theirs.
+    """
+    written = [(half, half.bound.written()) for half in halves]
+    for _, arrays in written:
+        for array in arrays:
+            array._fresh_grad = False
+    try:
+        yield
+    finally:
+        for half, arrays in written:
+            for array in [] if half.is_finished else arrays:
+                array._fresh_grad = True
 
 
 class BoundStep:
@@ -130,6 +149,12 @@ class BoundStep:
                 self.places, self.data, self.grads, strict=True
             )
         )
+
+    def written(self) -> list[NDArray]:
+        """The parameters whose gradients autograd has written and would overwrite."""
+        requests = [request for _, _, request in self.places]
+        pairs = zip(requests, self.data, strict=True)
+        return [data for request, data in pairs if request == "write" and data._fresh_grad]
 
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""

@@ -14,13 +14,13 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.train.bound_step import FirstHalf
+from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.nesting import leaves, one_context
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -56,7 +56,7 @@ def planned(block: Block, **options: Any) -> Block:
     block.__class__ = type(kind.__name__, (_Forward, kind), {"__module__": kind.__module__})
     block.planned_step, block._past = step, {}
     _wrap()
-    _ALL.add(block)
+    _ALL[block] = None
     return block
 
 
@@ -115,6 +115,11 @@ class _Forward:
             )
         past.append(self.planned_step.unfinished.pop(ctx))
 
+    def begun(self) -> list[FirstHalf]:
+        """The steps that this thread may finish."""
+        halves = self.planned_step.unfinished.values()
+        return [half for half in halves if not half.belongs_elsewhere()]
+
     def after_failure(self) -> None:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
@@ -127,8 +132,8 @@ class _Forward:
     def _past_reached(self) -> list[FirstHalf]:
         return [half for halves in self._past.values() for half in halves if half.is_reached()]
 
-    def after_backward(self) -> None:
-        """Run the rest of every step through whose outputs autograd has gone."""
+    def after_backward(self) -> list[FirstHalf]:
+        """The steps through whose outputs autograd has gone, of which the rest is to run."""
         halves, gone = self._pop_reached(), self._past_reached()
         if gone:
             # Steps that were not reached, of other threads perhaps, can still be finished.
@@ -141,10 +146,11 @@ class _Forward:
             )
         for half in halves:
             self._past[half.bound.executor.ctx].append(half)
-            half.finish()
+        return halves
 
 
-_ALL: WeakSet[_Forward] = WeakSet()
+#: In the order in which they were planned, in which the rest of their steps runs.
+_ALL: WeakKeyDictionary[_Forward, None] = WeakKeyDictionary()
 
 
 @functools.cache
@@ -169,9 +175,12 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
         with TURN:
             blocks = list(_ALL)
             try:
-                backward(*args, **options)
-                for block in blocks:
-                    block.after_backward()
+                begun = [half for block in blocks for half in block.begun()]
+                with overwriting(begun):
+                    backward(*args, **options)
+                    halves = [half for block in blocks for half in block.after_backward()]
+                    for half in halves:
+                        half.finish()
             except BaseException:  # Ctrl-C, too, after which a notebook may go on
                 for block in blocks:
                     block.after_failure()

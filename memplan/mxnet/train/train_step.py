@@ -36,6 +36,7 @@ from memplan.mxnet.train.bound_step import (
     check_mode,
     contexts_of_params,
     gradient_request,
+    overwriting,
     place_of,
 )
 from memplan.mxnet.train.nesting import (
@@ -244,21 +245,22 @@ class TrainStep:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
         heads = list(leaves(loss))
         grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
-        try:
-            autograd.backward(heads, [grads] if isinstance(grads, mx.nd.NDArray) else grads)
-        except mx.MXNetError as error:
-            raise ArgumentError(
-                "the loss cannot be differentiated; compute it under autograd.record() from what "
-                f"forward() returned: {error}"
-            ) from error
-        unread = [str(ctx) for ctx, half in self.unfinished.items() if not half.is_reached()]
-        if unread:
-            raise ArgumentError(
-                f"the loss does not depend on what the last forward() returned on "
-                f"{', '.join(unread)}"
-            )
-        for half in self.unfinished.values():
-            half.finish()
+        with overwriting(self.unfinished.values()):
+            try:
+                autograd.backward(heads, [grads] if isinstance(grads, mx.nd.NDArray) else grads)
+            except mx.MXNetError as error:
+                raise ArgumentError(
+                    "the loss cannot be differentiated; compute it under autograd.record() from "
+                    f"what forward() returned: {error}"
+                ) from error
+            unread = [str(ctx) for ctx, half in self.unfinished.items() if not half.is_reached()]
+            if unread:
+                raise ArgumentError(
+                    f"the loss does not depend on what the last forward() returned on "
+                    f"{', '.join(unread)}"
+                )
+            for half in self.unfinished.values():
+                half.finish()
         self.unfinished.clear()
         self._trainer.finish()
 
