@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, SOFTMAX
+from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
 
@@ -119,3 +120,21 @@ def test_a_step_that_is_not_reached_keeps_what_autograd_wrote() -> None:
     other.backward()
     assert weight.data()._fresh_grad
     assert np.array_equal(weight.grad().asnumpy(), 2 * weight.data().asnumpy())
+
+
+def test_statistics_that_are_shared() -> None:
+    """MXNet updates them in the order of the graph; with a backward for each there is one."""
+    with pytest.raises(UsageError, match=r"share 'trunk_batchnorm0_running_mean'.*grad_req='add'"):
+        left_by(in_one_loss, plan=True, norm=True)
+
+    def as_the_error_says(nets: list[Any]) -> None:
+        for net in nets:
+            for parameter in net[0].collect_params().values():
+                if parameter.grad_req != "null":
+                    parameter.grad_req = "add"
+        for net in nets:
+            [loss] = losses_of([net])
+            loss.backward()
+
+    results = [left_by(as_the_error_says, plan=plan, norm=True) for plan in (False, True)]
+    assert not differences(*results)

@@ -18,6 +18,7 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
@@ -155,6 +156,12 @@ class BoundStep:
         requests = [request for _, _, request in self.places]
         pairs = zip(requests, self.data, strict=True)
         return [data for request, data in pairs if request == "write" and data._fresh_grad]
+
+    def statistics(self) -> list[Parameter]:
+        """The parameters that the step itself writes, such as the statistics of a BatchNorm."""
+        nodes = self.executor.trace.nodes
+        names = {state.name for node in nodes for state in states_written(node)}
+        return [p for p, _, _ in self.places if p.name in names]
 
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""

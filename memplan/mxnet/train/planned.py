@@ -149,6 +149,22 @@ class _Forward:
         return halves
 
 
+def _check_statistics(halves: list[FirstHalf]) -> None:
+    """UsageError where ``halves`` write the same statistics, in an order that only MXNet knows."""
+    written: set[tuple[mx.Context, int]] = set()
+    for half in halves if len(halves) > 1 else []:
+        ctx = half.bound.executor.ctx
+        for parameter in half.bound.statistics():
+            if (ctx, id(parameter)) in written:
+                raise UsageError(
+                    f"planned blocks that share {parameter.name!r} were differentiated by one "
+                    f"backward, and MXNet would update it in the order in which the graph of the "
+                    f"loss has them, which memplan does not know; make one block of them, or call "
+                    f"backward for each before the next is called, with grad_req='add'"
+                )
+            written.add((ctx, id(parameter)))
+
+
 #: In the order in which they were planned, in which the rest of their steps runs.
 _ALL: WeakKeyDictionary[_Forward, None] = WeakKeyDictionary()
 
@@ -179,6 +195,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 with overwriting(begun):
                     backward(*args, **options)
                     halves = [half for block in blocks for half in block.after_backward()]
+                    _check_statistics(halves)
                     for half in halves:
                         half.finish()
             except BaseException:  # Ctrl-C, too, after which a notebook may go on
