@@ -104,6 +104,42 @@ def test_a_step_may_be_left_out(block: Any) -> None:
     assert not differences(results[:1], results[1:])
 
 
+def test_a_gradient_attached_to_an_output_ends_there() -> None:
+    """As in MXNet, for Grad-CAM say: the block is no part of what is differentiated."""
+    net, (x, _) = started()
+    before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    with autograd.record():
+        outputs = net(x)
+        outputs.attach_grad()
+        loss = (outputs**2).sum()
+    loss.backward()
+    assert np.array_equal(outputs.grad.asnumpy(), 2 * outputs.asnumpy())
+    assert not any(p.data()._fresh_grad for p in net.collect_params().values())
+    mx.nd.waitall()
+    after = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    assert not differences([before], [after])
+
+
+def test_an_output_may_be_sparse() -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4), nn.HybridLambda(lambda f, x: f.cast_storage(x, "row_sparse")))
+        net.initialize()
+        net.hybridize()
+        net(mx.nd.ones((2, 3)))
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="explicit")
+        with autograd.record():
+            outputs = net(mx.nd.ones((2, 3)))
+            loss = (outputs.tostype("default") ** 2).sum()
+        loss.backward()
+        assert outputs.stype == "row_sparse"
+        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
+    assert not differences(results[:1], results[1:])
+
+
 def test_other_networks_are_let_alone() -> None:
     net, (x, y) = started()
     other = nn.Dense(10, in_units=192)

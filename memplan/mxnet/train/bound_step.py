@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from mxnet import autograd
 
 # MXNet's own, whoever wraps the function of that module later.
 from mxnet.autograd import backward as backward_of_mxnet
+from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import ArgumentError
@@ -185,14 +187,16 @@ class BoundStep:
         """
         self._lend_gradients()
         outputs_of_step = self.executor.forward_half(**self._values(batch))
-        arrays = [of_semantics(array.copy()) for array in outputs_of_step]
+        arrays = [array.copy() for array in outputs_of_step]
         head_grads = self.executor.head_grads
         # Of an output without any, nothing that is trained depends on it.
         names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
         pairs = [(array, head_grads[name]) for name, array in names if name in head_grads]
         if pairs:
             autograd.mark_variables(*zip(*pairs, strict=True))
-        outputs, _ = regrouped(self.network.form, iter(arrays))
+        # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
+        others = (of_semantics(_other_handle(array)) for array in arrays)
+        outputs, _ = regrouped(self.network.form, others)
         return FirstHalf(self, outputs, pairs)
 
     def second_half(self) -> None:
@@ -247,6 +251,13 @@ class BoundStep:
                 # Backward of autograd, if it is used beside this step, must write there too.
                 autograd.mark_variables([data], [grad], [request])
             data._fresh_grad = True
+
+
+def _other_handle(array: NDArray) -> NDArray:
+    """The same array, of which autograd knows the same."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return type(array)(handle, writable=array.writable)
 
 
 def _without_memory(like: NDArray) -> NDArray:
