@@ -35,19 +35,20 @@ Parameter = Any
 class FirstHalf:
     """A step whose first half has run: its outputs, nested as the block returns them.
 
-    ``pairs`` are outputs of which gradients are wanted, with the arrays for these. ``thread`` is
-    that in which it has run.
+    ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
+    of loss operators, which need none. ``thread`` is that in which it has run.
     """
 
     bound: BoundStep
     outputs: Arrays
     pairs: list[tuple[NDArray, NDArray]]
+    losses: list[NDArray]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
-        return any(array._fresh_grad for array, _ in self.pairs)
+        return any(array._fresh_grad for array in self._variables())
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -55,8 +56,11 @@ class FirstHalf:
 
     def forget(self) -> None:
         """Let it be as if autograd had written nothing."""
-        for array, _ in self.pairs:
+        for array in self._variables():
             array._fresh_grad = False
+
+    def _variables(self) -> list[NDArray]:
+        return [array for array, _ in self.pairs] + self.losses
 
     def finish(self) -> None:
         """Run the second half; what autograd has not written is zeros."""
@@ -139,6 +143,12 @@ class BoundStep:
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
         self.grads = [grads.get(p.name) for p in parameters]
         self.scale = 1.0
+        differentiated = {node.forward for node in trace.nodes}
+        outputs = trace.heads[: len(self.executor.outputs)]
+        self._are_losses = [
+            node in differentiated and place not in trace.head_grads
+            for place, (node, _) in enumerate(outputs)
+        ]
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
@@ -189,15 +199,17 @@ class BoundStep:
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
         head_grads = self.executor.head_grads
-        # Of an output without any, nothing that is trained depends on it.
+        # Of an output without any, nothing that is trained depends on it, or it is a loss.
         names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
         pairs = [(array, head_grads[name]) for name, array in names if name in head_grads]
-        if pairs:
-            autograd.mark_variables(*zip(*pairs, strict=True))
+        losses = [array for array, is_loss in zip(arrays, self._are_losses, strict=True) if is_loss]
+        marked = pairs + [(array, _without_memory(array)) for array in losses]
+        if marked:
+            autograd.mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
         others = (of_semantics(_other_handle(array)) for array in arrays)
         outputs, _ = regrouped(self.network.form, others)
-        return FirstHalf(self, outputs, pairs)
+        return FirstHalf(self, outputs, pairs, losses)
 
     def second_half(self) -> None:
         """Run the second half of a step."""
