@@ -192,6 +192,32 @@ def test_parameters_shared_with_another_module() -> None:
     assert np.array_equal(expected, found)
 
 
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_an_ordinary_module_evaluates_on_its_parameters(realisation: str) -> None:
+    """Between a step and its update, too."""
+    network = NETWORKS["noisy"]
+
+    def run(make: Make) -> list[Any]:
+        first, second = make(network[0]), mx.mod.Module(network[0])
+        data, outputs = batches(network, 4), []
+        first.bind(data.provide_data, data.provide_label)
+        seed()
+        first.init_params(mx.init.Xavier())
+        first.init_optimizer()
+        second.bind(data.provide_data, for_training=False, shared_module=first)
+        for batch in data:
+            first.forward_backward(batch)
+            second.forward(batch, is_train=False)
+            first.update()
+            outputs += [array.asnumpy() for array in second.get_outputs()]
+        return [state(first), *outputs]
+
+    ours = run(lambda net: planned(net, realisation=realisation))
+    (stock, *expected), (found, *others) = run(mx.mod.Module), ours
+    assert not differing(stock, found)
+    assert all(map(np.array_equal, expected, others))
+
+
 def test_several_losses_and_labels() -> None:
     net, shapes = two_headed_net(batch=8)
     net = mx.sym.Group([net[0], net[1], mx.sym.BlockGrad(net[2])])

@@ -106,12 +106,24 @@ class Executor(BoundArrays):
         self.grad_arrays = [self._added.get(name) for name in self._arguments]
         self._training: TrainExecutor | None = None
         self._inference: mx.executor.Executor | None = None
+        self._shared: mx.executor.Executor | None = None
         self._outputs: list[NDArray] | None = None
 
     @property
     def pool(self) -> mx.executor.Executor | None:
         """The executor of MXNet's whose memory others on this device share."""
         return self.device.pool.executor
+
+    @property
+    def handle(self) -> Any:
+        """MXNet's executor that a Module of MXNet's own shares by ``shared_module``.
+
+        It has memory of its own: what that Module infers overwrites nothing of a step.
+        """
+        if self._shared is None:
+            ctx = self._request.ctx
+            self._shared = bind_inference(self._symbol, ctx, self.arg_dict, self.aux_dict)
+        return self._shared.handle
 
     @property
     def plan(self) -> Plan | None:
