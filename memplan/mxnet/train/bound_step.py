@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,21 @@ from mxnet import autograd
 
 # MXNet's own, whoever wraps the function of that module later.
 from mxnet.autograd import backward as backward_of_mxnet
-from mxnet.base import _LIB, NDArrayHandle, check_call
-from mxnet.ndarray.ndarray import _new_alloc_handle
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.gradients import (
+    Gradients,
+    Held,
+    Late,
+    ReadByLoss,
+    is_read,
+    other_handle,
+    without_memory,
+)
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -45,10 +51,15 @@ class FirstHalf:
     losses: list[NDArray]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
+    late: Late | None = None
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
         return any(array._fresh_grad for array in self._variables())
+
+    def is_read_by(self, read: ReadByLoss) -> bool:
+        """Will autograd reach an output by a loss?"""
+        return any(is_read(array, read) for array in self._variables())
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -70,7 +81,7 @@ class FirstHalf:
                 if not array._fresh_grad:
                     gradient[:] = 0
             self.forget()
-            self.bound.second_half()
+            self.late = self.bound.second_half()
 
 
 @contextlib.contextmanager
@@ -79,7 +90,7 @@ def overwriting(halves: Iterable[FirstHalf]) -> Iterator[None]:
 
     Whatever autograd wrote before, of a penalty or of another block, is not added to theirs.
     """
-    written = [(half, half.bound.written()) for half in halves]
+    written = [(half, half.bound.gradients.written()) for half in halves]
     for _, arrays in written:
         for array in arrays:
             array._fresh_grad = False
@@ -141,7 +152,19 @@ class BoundStep:
         )
         self.data = [data[p.name] for p in parameters]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
-        self.grads = [grads.get(p.name) for p in parameters]
+        self.gradients = Gradients(
+            [
+                Held(
+                    p,
+                    place,
+                    request,
+                    data[p.name],
+                    p._grad[place] if request == "add" else grads[p.name],
+                )
+                for p, place, request in self.places
+                if p.name in grads
+            ]
+        )
         self.scale = 1.0
         differentiated = {node.forward for node in trace.nodes}
         outputs = trace.heads[: len(self.executor.outputs)]
@@ -152,28 +175,37 @@ class BoundStep:
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
-        return not self.is_outdated and all(
-            p._data is not None
-            and len(p._data) > place
-            and p._data[place] is data
-            and p.grad_req == request
-            and (request != "add" or p._grad[place] is grad)
-            for (p, place, request), data, grad in zip(
-                self.places, self.data, self.grads, strict=True
+        return (
+            not self.is_outdated
+            and all(
+                p._data is not None
+                and len(p._data) > place
+                and p._data[place] is data
+                and p.grad_req == request
+                for (p, place, request), data in zip(self.places, self.data, strict=True)
             )
+            and self.gradients.are_current()
         )
-
-    def written(self) -> list[NDArray]:
-        """The parameters whose gradients autograd has written and would overwrite."""
-        requests = [request for _, _, request in self.places]
-        pairs = zip(requests, self.data, strict=True)
-        return [data for request, data in pairs if request == "write" and data._fresh_grad]
 
     def statistics(self) -> list[Parameter]:
         """The parameters that the step itself writes, such as the statistics of a BatchNorm."""
         nodes = self.executor.trace.nodes
         names = {state.name for node in nodes for state in states_written(node)}
         return [p for p, _, _ in self.places if p.name in names]
+
+    def check(self, half: FirstHalf, read: ReadByLoss) -> None:
+        """UsageError for a loss that reads ``half`` and parameters as no step can serve them."""
+        self.gradients.check(read)
+        if not (self.gradients.reads(read) and half.is_read_by(read)):
+            return
+        for parameter in self.statistics():
+            if is_read(parameter.data(self.executor.ctx), read):
+                raise UsageError(
+                    f"the loss calls a layer of a planned block past the block, too, and MXNet "
+                    f"would update {parameter.name!r} in the order in which the graph of the loss "
+                    f"has both calls, which memplan does not know; record and differentiate the "
+                    f"two one after the other, with grad_req='add', or train the block unplanned"
+                )
 
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""
@@ -195,7 +227,7 @@ class BoundStep:
         Until the second half the parameters have gradients that are not there yet: what autograd
         writes into them comes from elsewhere than through the outputs, and is added.
         """
-        self._lend_gradients()
+        self.gradients.lend()
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
         head_grads = self.executor.head_grads
@@ -203,24 +235,25 @@ class BoundStep:
         names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
         pairs = [(array, head_grads[name]) for name, array in names if name in head_grads]
         losses = [array for array, is_loss in zip(arrays, self._are_losses, strict=True) if is_loss]
-        marked = pairs + [(array, _without_memory(array)) for array in losses]
+        marked = pairs + [(array, without_memory(array)) for array in losses]
         if marked:
             autograd.mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
-        others = (of_semantics(_other_handle(array)) for array in arrays)
+        others = (of_semantics(other_handle(array)) for array in arrays)
         outputs, _ = regrouped(self.network.form, others)
         return FirstHalf(self, outputs, pairs, losses)
 
-    def second_half(self) -> None:
-        """Run the second half of a step."""
+    def second_half(self) -> Late:
+        """Run the second half of a step; where the gradients of what was recorded since go."""
         more = {
             p.name: p._grad[place].as_nd_ndarray()
             for (p, place, request), data in zip(self.places, self.data, strict=True)
             if p._grad is not None and request == "write" and data._fresh_grad
         }
         self.executor.backward_half(more)
-        self.hand_over_gradients()
+        late = self.hand_over_gradients()
         self._pass_on()
+        return late
 
     def _pass_on(self) -> None:
         """Let autograd take the gradients of what was computed from parameters to these."""
@@ -239,44 +272,12 @@ class BoundStep:
         arrays = self.executor.arg_dict
         return self._read | {name: value for name, value in values.items() if name in arrays}
 
-    def _lend_gradients(self) -> None:
-        """Give the parameters arrays for gradients, of which none has memory before it is used."""
-        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
-            if grad is None:
-                continue
-            if request == "write":
-                p._grad[place] = of_semantics(_without_memory(grad))
-                autograd.mark_variables([data], [p._grad[place]], [request])
-            data._fresh_grad = False
-
-    def hand_over_gradients(self) -> None:
+    def hand_over_gradients(self) -> Late:
         """Make the arrays in which the gradients will be those of the parameters, if any will."""
-        for (p, place, request), data, grad in zip(self.places, self.data, self.grads, strict=True):
-            if self.executor.trace.form.updates:
-                _give_up_gradient(p, data.context)
-            if grad is None:
-                continue
-            if p._grad is None:  # it was given up, on the one context where it was
-                p._grad = [None]
-            if p._grad[place] is not grad:
-                p._grad[place] = grad
-                # Backward of autograd, if it is used beside this step, must write there too.
-                autograd.mark_variables([data], [grad], [request])
-            data._fresh_grad = True
-
-
-def _other_handle(array: NDArray) -> NDArray:
-    """The same array, of which autograd knows the same."""
-    handle = NDArrayHandle()
-    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
-    return type(array)(handle, writable=array.writable)
-
-
-def _without_memory(like: NDArray) -> NDArray:
-    """An array of this kind, which gets memory when something is written into it."""
-    if like.stype != "default":
-        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
-    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
+        if self.executor.trace.form.updates:
+            for parameter, _, _ in self.places:
+                _give_up_gradient(parameter, self.executor.ctx)
+        return self.gradients.hand_over()
 
 
 def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:

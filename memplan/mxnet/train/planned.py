@@ -21,6 +21,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
+from memplan.mxnet.train.gradients import ReadByLoss, passed_on
 from memplan.mxnet.train.nesting import leaves, one_context
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -120,6 +121,10 @@ class _Forward:
         halves = self.planned_step.unfinished.values()
         return [half for half in halves if not half.belongs_elsewhere()]
 
+    def finished(self) -> list[FirstHalf]:
+        """The last steps that are finished, of which what was recorded beside may not be."""
+        return [half for halves in self._past.values() for half in halves if half.is_finished]
+
     def after_failure(self) -> None:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
@@ -192,8 +197,15 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             blocks = list(_ALL)
             try:
                 begun = [half for block in blocks for half in block.begun()]
+                finished = [half for block in blocks for half in block.finished()]
+                read = ReadByLoss(leaves([*args[:1], options.get("heads")]))
+                for half in begun:
+                    half.bound.check(half, read)
+                for half in finished:
+                    half.bound.gradients.check(read)
                 with overwriting(begun):
-                    backward(*args, **options)
+                    with passed_on([half.late for half in finished if half.late], read):
+                        backward(*args, **options)
                     halves = [half for block in blocks for half in block.after_backward()]
                     _check_statistics(halves)
                     for half in halves:

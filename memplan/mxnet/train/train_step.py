@@ -39,6 +39,7 @@ from memplan.mxnet.train.bound_step import (
     overwriting,
     place_of,
 )
+from memplan.mxnet.train.gradients import ReadByLoss
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -244,6 +245,9 @@ class TrainStep:
         if not self.unfinished:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
         heads = list(leaves(loss))
+        read = ReadByLoss(heads)
+        for half in self.unfinished.values():
+            half.bound.check(half, read)
         grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
         with overwriting(self.unfinished.values()):
             try:

@@ -1,0 +1,224 @@
+"""The gradients of parameters around a step, which autograd may write into beside it.
+
+Every step marks the parameters anew, twice: its gradients have memory after the second half only.
+A loss reads a parameter as it was marked when that was recorded, and there autograd writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import _LIB, NDArrayHandle, check_call
+from mxnet.ndarray.ndarray import _new_alloc_handle
+
+from memplan.errors import UsageError
+from memplan.mxnet.train.nesting import of_semantics
+
+NDArray = Any
+Parameter = Any
+
+# Of so many sequences of numbers by which autograd knew the parameters, three for every step, it is
+# known that no loss must read them.
+REMEMBERED = 24
+
+
+@dataclass
+class Held:
+    """The gradient of a parameter on one context, where the plan computes one.
+
+    ``ours`` is the handle that this gave to the parameter's array; another one is of others.
+    """
+
+    parameter: Parameter
+    place: int
+    request: str
+    data: NDArray
+    array: NDArray
+    ours: Any = None
+
+    def is_ours(self) -> bool:
+        arrays = self.parameter._grad
+        current = None if arrays is None else arrays[self.place]
+        return current is not None and current.handle is self.ours
+
+    def give(self, array: NDArray) -> NDArray | None:
+        """Make ``array`` what the parameter's gradient is; what it was.
+
+        The Python object stays: who asked for the gradient before the loop may hold it.
+        """
+        other = other_handle(array)
+        if self.parameter._grad is None:  # it was given up, on the one context where it was
+            self.parameter._grad = [None]
+        current = self.parameter._grad[self.place]
+        if current is None or current.stype != array.stype:
+            self.parameter._grad[self.place] = of_semantics(other)
+            self.ours = self.parameter._grad[self.place].handle
+            return current
+        self.ours = other.handle
+        current.handle, other.handle = other.handle, current.handle
+        return other
+
+
+class Gradients:
+    """The gradients of the parameters to which a plan is bound, on one context."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._written = [h for h in held if h.request == "write"]
+        self._added = [h for h in held if h.request == "add"]
+        # By which autograd knows the parameters: now, in the step that ran last, and before.
+        self._numbers: Sequence[int] = []
+        self._lent: Sequence[int] = []
+        self._earlier: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
+        self._is_lent = False
+
+    def are_current(self) -> bool:
+        """Are those to which steps add still the parameters' own?"""
+        return all(h.parameter._grad[h.place] is h.array for h in self._added)
+
+    def written(self) -> list[NDArray]:
+        """The parameters whose gradients autograd has written and would overwrite."""
+        return [h.data for h in self._written if h.data._fresh_grad]
+
+    def lend(self) -> None:
+        """Give the parameters arrays for gradients, of which none has memory before it is used."""
+        foreign = [number_of(h.data) for h in self._written if not h.is_ours()]
+        self._earlier += [self._lent, self._numbers, foreign]
+        self._mark([without_memory(h.array) for h in self._written])
+        self._lent, self._is_lent = self._numbers, True
+        for held in self._added:
+            held.data._fresh_grad = False
+
+    def hand_over(self) -> Late:
+        """Make the arrays in which the gradients will be those of the parameters.
+
+        What these were before is where a loss that was recorded until now writes.
+        """
+        late = Late([], [])
+        if not self._is_lent and not all(h.is_ours() for h in self._written):
+            self._earlier += [self._numbers, [number_of(h.data) for h in self._written]]
+            self._mark([h.array for h in self._written])
+        elif self._is_lent:
+            # Backward of autograd, if it is used beside this step, must write there too.
+            before = self._mark([h.array for h in self._written])
+            late = Late(self._lent, list(zip(self._written, before, strict=True)))
+        self._is_lent = False
+        for held in (*self._written, *self._added):
+            held.data._fresh_grad = True
+        return late
+
+    def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
+        """Let autograd write gradients to these ``arrays``; those that the parameters had."""
+        before = [held.give(array) for held, array in zip(self._written, arrays, strict=True)]
+        data = [held.data for held in self._written]
+        if data:
+            gradients = [held.parameter._grad[held.place] for held in self._written]
+            autograd.mark_variables(data, gradients, "write")
+            first = number_of(data[0])
+            self._numbers = range(first, first + len(data))
+            if number_of(data[-1]) != self._numbers[-1]:  # another thread marked some meanwhile
+                self._numbers = list(map(number_of, data))
+        return before
+
+    def reads(self, read: ReadByLoss) -> bool:
+        """Does a loss read the parameters as they are marked now?"""
+        return any(number in self._numbers for number in read.variables)
+
+    def check(self, read: ReadByLoss) -> None:
+        """UsageError for a loss that reads parameters as they were before the step began."""
+        for number in read.variables:
+            if any(number in numbers for numbers in self._earlier):
+                raise UsageError(
+                    "the loss reads a parameter of a planned block past the block, and did so "
+                    "before the block was called, where its gradient has no memory now; call the "
+                    "block first, and then compute the penalty, or whatever it is, from p.data()"
+                )
+
+
+@dataclass
+class Late:
+    """Where autograd writes the gradients of what was recorded between the halves of a step."""
+
+    numbers: Sequence[int]
+    before: list[tuple[Held, NDArray | None]]
+
+    def written_by(self, read: ReadByLoss) -> list[tuple[Held, NDArray]]:
+        """The gradients that a loss would write there, of parameters that are still the same."""
+        if not self.numbers:
+            return []
+        places = [self.numbers.index(n) for n in read.variables if n in self.numbers]
+        found = [self.before[place] for place in places]
+        return [(held, array) for held, array in found if array is not None and held.is_ours()]
+
+
+@contextlib.contextmanager
+def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
+    """Around a ``backward``: gradients of what was recorded before reach the parameters."""
+    pairs = [pair for one in late for pair in one.written_by(read)]
+    fresh = [held.data._fresh_grad for held, _ in pairs]
+    for held, _ in pairs:
+        held.data._fresh_grad = False
+    try:
+        yield
+    except BaseException:
+        for (held, _), was_fresh in zip(pairs, fresh, strict=True):
+            held.data._fresh_grad = was_fresh
+        raise
+    with autograd.pause():
+        for held, array in pairs:
+            gradient = held.parameter._grad[held.place]
+            if held.data._fresh_grad:
+                gradient += array
+            else:
+                array.copyto(gradient)
+            held.data._fresh_grad = True
+
+
+class ReadByLoss:
+    """What the graph of a loss begins with, by autograd's names: numbers of what is marked."""
+
+    def __init__(self, heads: Iterable[NDArray]) -> None:
+        names = [name for head in heads for name in _inputs(head)]
+        self.names = frozenset(names)
+        self.variables = [int(name[3:]) for name in self.names if name.startswith("var")]
+
+
+def _inputs(head: NDArray) -> list[str]:
+    try:
+        names: list[str] = autograd.get_symbol(head).list_inputs()
+    except (mx.MXNetError, AssertionError):  # MXNet says itself what is wrong with it
+        return []
+    return names
+
+
+def is_read(array: NDArray, read: ReadByLoss) -> bool:
+    """Is the array, one that a recorded operator may have read or not, what a loss begins with?"""
+    try:
+        return autograd.get_symbol(array).name in read.names
+    except mx.MXNetError:  # autograd does not know it
+        return False
+
+
+def number_of(array: NDArray) -> int:
+    """By which autograd knows an array that is marked."""
+    return int(autograd.get_symbol(array).name[3:])
+
+
+def other_handle(array: NDArray) -> NDArray:
+    """The same array, of which autograd knows the same."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return type(array)(handle, writable=array.writable)
+
+
+def without_memory(like: NDArray) -> NDArray:
+    """An array of this kind, which gets memory when something is written into it."""
+    if like.stype != "default":
+        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
+    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
