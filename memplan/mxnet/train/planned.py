@@ -70,6 +70,11 @@ class _Forward:
     _active: bool
     _cached_graph: Any
     _build_cache: Callable[..., None]
+    _clear_cached_op: Callable[[], None]
+    #: What the graph is called with, which hybridize() makes anew.
+    _cached_op_args: list[Any]
+    #: That for which there is no graph of inference.
+    _has_none: list[Any] | None = None
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
 
@@ -94,11 +99,17 @@ class _Forward:
         """Leave the graph that the first call of a hybridized block leaves, for ``export``.
 
         It is that of inference, which does not make it anew. MXNet hands it to whatever saves the
-        network: ``export``, and the CheckpointHandler of its Estimator.
+        network: ``export``, and the CheckpointHandler of its Estimator. A block that cannot be
+        called so is trained without one; after hybridize() it is tried again.
         """
-        if self._active and not self._cached_graph:
+        if not self._active or self._cached_graph or self._has_none is self._cached_op_args:
+            return
+        try:
             with autograd.pause(train_mode=False):
                 self._build_cache(*args)
+        except Exception:  # the user's code raises whatever it likes
+            self._clear_cached_op()
+            self._has_none = self._cached_op_args
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""
