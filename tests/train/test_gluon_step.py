@@ -20,7 +20,9 @@ REALISATIONS = pytest.mark.parametrize("realisation", ["explicit", "packed"])
 @REALISATIONS
 def test_shapes_are_planned_once_and_share_memory(realisation: str) -> None:
     net, step, large = trained(realisation=realisation)
-    before = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
+    trained_parameters = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    # Views of the memory: the arrays themselves stay the gradients.
+    before = [p.grad().reshape(-1) for p in trained_parameters]
     first = [array.asnumpy() for array in before]
     step(*images(8, batch=2))
     mx.nd.waitall()
@@ -107,6 +109,32 @@ def test_autograd_still_works_beside_it(realisation: str) -> None:
     assert any(grad.any() for grad in expected.values())
     for name, grad in gradients(net).items():  # not hybridized: equal but for rounding
         np.testing.assert_allclose(grad, expected[name], rtol=1e-3, atol=1e-5)
+
+
+@REALISATIONS
+@pytest.mark.parametrize("place", [mx.Context("cpu_shared", 0), mx.cpu_pinned(0)])
+def test_batches_as_a_data_loader_hands_them_over(realisation: str, place: mx.Context) -> None:
+    """Shared between processes, or pinned: they are copied, as MXNet's operators take them."""
+    net, step, (x, y) = trained(realisation=realisation)
+    losses = [step(*batch) for batch in ((x, y), [array.as_in_context(place) for array in (x, y)])]
+    assert np.array_equal(*(loss.asnumpy() for loss in losses))
+    assert losses[1].ctx == CPU
+    assert_equal(autograd_gradients(net, (x, y)), gradients(net))
+    assert len(step.plans) == 1
+
+
+def test_a_loss_of_two_labels() -> None:
+    """They arrive as one argument."""
+    net, _, (x, y) = trained()
+    pair = [y, mx.nd.ones_like(y) * 2]
+
+    def loss(scores: Any, one: Any, other: Any) -> Any:
+        return SOFTMAX(scores, one) * other
+
+    step = train_step(net, lambda scores, labels: loss(scores, *labels))
+    with autograd.pause(train_mode=True):
+        expected = SOFTMAX(net(x), y) * 2
+    assert np.array_equal(step(x, pair).asnumpy(), expected.asnumpy())
 
 
 @REALISATIONS

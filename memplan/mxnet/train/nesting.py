@@ -15,6 +15,8 @@ from memplan.errors import ArgumentError
 
 NDArray = Any
 
+HANDED_OVER = ("cpu_shared", "cpu_pinned")
+
 # An array, None, or a tuple or list of such.
 Arrays = Any
 
@@ -148,7 +150,13 @@ def variables(specs: Specs, name: str) -> Any:
 
 
 def contexts_of(value: Arrays) -> set[mx.Context]:
-    return {array.ctx for array in leaves(value) if isinstance(array, mx.nd.NDArray)}
+    """Where a step on these arrays runs.
+
+    That is cpu(0) for the memory in which DataLoaders hand over batches, shared or pinned: MXNet's
+    operators compute there from such arrays, and a step copies them.
+    """
+    found = {array.ctx for array in leaves(value) if isinstance(array, mx.nd.NDArray)}
+    return {mx.cpu() if ctx.device_type in HANDED_OVER else ctx for ctx in found}
 
 
 def one_context(batch: Arrays) -> mx.Context:
