@@ -153,17 +153,7 @@ class BoundStep:
         self.data = [data[p.name] for p in parameters]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
         self.gradients = Gradients(
-            [
-                Held(
-                    p,
-                    place,
-                    request,
-                    data[p.name],
-                    p._grad[place] if request == "add" else grads[p.name],
-                )
-                for p, place, request in self.places
-                if p.name in grads
-            ]
+            [_held(p, i, r, data[p.name], grads) for p, i, r in self.places if p.name in grads]
         )
         self.scale = 1.0
         differentiated = {node.forward for node in trace.nodes}
@@ -278,6 +268,14 @@ class BoundStep:
             for parameter, _, _ in self.places:
                 _give_up_gradient(parameter, self.executor.ctx)
         return self.gradients.hand_over()
+
+
+def _held(
+    parameter: Parameter, place: int, request: str, data: NDArray, grads: Mapping[str, NDArray]
+) -> Held:
+    """The gradient of a parameter: where it is added to, the parameter's own array."""
+    array = parameter._grad[place] if request == "add" else grads[parameter.name]
+    return Held(parameter, place, request, data, array)
 
 
 def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:

@@ -48,6 +48,11 @@ class Held:
         current = None if arrays is None else arrays[self.place]
         return current is not None and current.handle is self.ours
 
+    def is_of_parameter(self) -> bool:
+        """Has the parameter still this array, and a gradient?"""
+        parameter, place = self.parameter, self.place
+        return parameter._grad is not None and parameter._data[place] is self.data
+
     def give(self, array: NDArray) -> NDArray | None:
         """Make ``array`` what the parameter's gradient is; what it was.
 
@@ -90,8 +95,9 @@ class Gradients:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
         foreign = [number_of(h.data) for h in self._written if not h.is_ours()]
         self._earlier += [self._lent, self._numbers, foreign]
+        self._is_lent = True  # Ctrl-C may come within what follows
         self._mark([without_memory(h.array) for h in self._written])
-        self._lent, self._is_lent = self._numbers, True
+        self._lent = self._numbers
         for held in self._added:
             held.data._fresh_grad = False
 
@@ -154,7 +160,7 @@ class Late:
             return []
         places = [self.numbers.index(n) for n in read.variables if n in self.numbers]
         found = [self.before[place] for place in places]
-        return [(held, array) for held, array in found if array is not None and held.is_ours()]
+        return [(held, a) for held, a in found if a is not None and held.is_of_parameter()]
 
 
 @contextlib.contextmanager
