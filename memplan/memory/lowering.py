@@ -70,8 +70,8 @@ class LoweredMemory(Memory):
     def at_least(self, schedule: Schedule) -> int:
         return self.memory.at_least(self._lowered(schedule))
 
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        return self.memory.excess(self._lowered(schedule), budget_nbytes)
+    def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return self.memory.excess(self._lowered(schedule), budget_nbytes, roughly=roughly)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         return self.memory.packing(self._lowered(schedule))

@@ -45,9 +45,19 @@ class Memory:
         """A bound below :meth:`nbytes` that takes little time."""
         return simulate(schedule).peak_nbytes
 
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        """By how many bytes ``schedule`` is over the budget: 0 if it fits."""
+    def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        """By how many bytes ``schedule`` is over the budget: 0 if it fits.
+
+        ``roughly`` it takes no time where bytes are hard to count, and may be more.
+        """
+        del roughly
         return max(0, self.nbytes(schedule) - budget_nbytes)
+
+    def is_within(self, schedule: Schedule, budget_nbytes: int) -> bool:
+        """Are the bytes of ``schedule`` within the budget? What is far from it takes no time."""
+        if self.at_least(schedule) > budget_nbytes:
+            return False
+        return not self.excess(schedule, budget_nbytes) or self.nbytes(schedule) <= budget_nbytes
 
     def packing(self, schedule: Schedule) -> Packing | None:
         """Where the tensors of ``schedule`` lie, if that is in one array."""
@@ -94,8 +104,9 @@ class Packed(Memory):
     def nbytes(self, schedule: Schedule) -> int:
         return pack(schedule).nbytes
 
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        return max(0, packed_quickly(schedule, budget_nbytes) - budget_nbytes)
+    def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        nbytes = packed_quickly(schedule, budget_nbytes, roughly=roughly)
+        return max(0, nbytes - budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing:
         return pack(schedule)
@@ -122,9 +133,9 @@ class WithRuns(Memory):
     def at_least(self, schedule: Schedule) -> int:
         return self.memory.at_least(schedule) + further_runs(schedule, self.nbytes_of_run)
 
-    def excess(self, schedule: Schedule, budget_nbytes: int) -> int:
-        nbytes_of_runs = further_runs(schedule, self.nbytes_of_run)
-        return self.memory.excess(schedule, budget_nbytes - nbytes_of_runs)
+    def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        limit = budget_nbytes - further_runs(schedule, self.nbytes_of_run)
+        return self.memory.excess(schedule, limit, roughly=roughly)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         return self.memory.packing(schedule)

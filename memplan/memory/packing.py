@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from memplan.errors import ScheduleError
 from memplan.memory.offsets.buffers import Buffers
-from memplan.memory.offsets.placement import place
+from memplan.memory.offsets.placement import MOST_SQUARES, place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
@@ -23,13 +24,21 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 """No tensor lies across a multiple of it: an array of MXNet's has fewer than 2^31 elements."""
 
 
-# The complete search may place this many buffers, times the sections that their lives span in
-# all: two seconds at most. Where that is less than a placement for every buffer, as on graphs of
-# many thousand ops, it is not tried.
-WORK = 400_000_000
+class _Work(NamedTuple):
+    """What a placement may take: squares of the number of buffers, a nanosecond each, for passes in
+    disturbed orders; then buffers that a complete search places, times the sections that their
+    lives span in all. Where these are less than a placement for every buffer, as on graphs of many
+    thousand ops, there is none.
+    """
 
-# And while a schedule is searched for, where most that are looked at do not fit.
-QUICK_WORK = 100_000_000
+    nsquares: int
+    nplaced: int
+
+
+# Two seconds at most; less while a schedule is searched for, where most that are looked at do not
+# fit, and a tenth of a second before any is known that does.
+LONG = _Work(MOST_SQUARES, 400_000_000)
+QUICK, ROUGH, AT_ONCE = _Work(400_000_000, 100_000_000), _Work(100_000_000, 0), _Work(0, 0)
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     """Offsets for ``schedule`` in the fewest bytes that a bounded search finds, and a bound.
 
     Quick placements come first; where they take more than the peak of the live bytes, a complete
-    search follows, :data:`WORK` placements long (:mod:`memplan.memory.offsets.placement`). The
+    search follows, two seconds long at most (:mod:`memplan.memory.offsets.placement`). The
     same schedule is always packed the same way. Tensors must not be larger than
     ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
@@ -142,31 +151,31 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
 
 def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
     # More work looks at other sizes, and may end in more bytes: so what a short search says holds.
-    quick = _placed(schedule, segment_nbytes, QUICK_WORK)
+    quick = _placed(schedule, segment_nbytes, QUICK)
     if quick.proved:
         return quick
-    return min(quick, _placed(schedule, segment_nbytes, WORK), key=lambda packing: packing.nbytes)
+    return min(quick, _placed(schedule, segment_nbytes, LONG), key=lambda packing: packing.nbytes)
 
 
-def packed_quickly(schedule: Schedule, budget_nbytes: int) -> int:
+def packed_quickly(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
     """The bytes of a shorter search, no fewer than those of :func:`pack`, for the same decisions.
 
     It ends with the quick placements where these are within the budget.
     """
-    for work in (0, QUICK_WORK):
+    for work in (AT_ONCE, ROUGH if roughly else QUICK):
         nbytes = _placed(schedule, SEGMENT_NBYTES, work).nbytes
         if nbytes <= budget_nbytes:
             break
     return nbytes
 
 
-def _placed(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
+def _placed(schedule: Schedule, segment_nbytes: int, work: _Work) -> Packing:
     """What a search of so much work finds, which is made once."""
     key = (_placed, segment_nbytes, work)
     return remembered(schedule, key, lambda: _searched(schedule, segment_nbytes, work))
 
 
-def _searched(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
+def _searched(schedule: Schedule, segment_nbytes: int, work: _Work) -> Packing:
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
     if not lifetimes.sizes:
@@ -176,10 +185,11 @@ def _searched(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
         for values in (lifetimes.sizes, lifetimes.first, lifetimes.last)
     )
     buffers = Buffers.from_lifetimes(sizes, first, last + 1)
-    nnodes = work // int((buffers.last - buffers.first + 1).sum())
+    nnodes = work.nplaced // int((buffers.last - buffers.first + 1).sum())
     placement = place(
         buffers,
         segment_nbytes=segment_nbytes,
+        nsquares=work.nsquares,
         nnodes=nnodes if nnodes >= len(buffers) else 0,
     )
     offsets = placement.offsets.tolist()

@@ -169,7 +169,7 @@ class _Trial:
         if takes_start:
             quick = self._start(limit)
             self.problem = dataclasses.replace(self.problem, start=quick)
-            if limit is not None and self.problem.memory.nbytes(quick) <= limit:
+            if limit is not None and self.problem.memory.is_within(quick, limit):
                 unplanned = self.job.graph.seconds
                 tell("start", incumbent_seconds=quick.seconds, unplanned_seconds=unplanned)
         best = self._least() if limit is None else self._within(limit)
@@ -232,7 +232,7 @@ class _Trial:
         return aim_lower(
             solve,
             limit,
-            lambda schedule, budget: max(0, self._dependent_nbytes(schedule) - budget),
+            self._excess,
             self.stop,
             share=SHARE_OF_TIME,
         )
@@ -274,11 +274,16 @@ class _Trial:
         for schedule in schedules:
             if (
                 schedule.seconds <= self.problem.most_seconds
-                and self.problem.memory.nbytes(schedule) <= limit
+                and self.problem.memory.is_within(schedule, limit)
                 and self._dependent_nbytes(schedule) <= limit
             ):
                 return schedule
         return None
+
+    def _excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        """By how many bytes, once realised, it is over: never roughly, as it has the last word."""
+        del roughly
+        return max(0, self._dependent_nbytes(schedule) - budget_nbytes)
 
     def _dependent_nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule`` that must be within a problem's budget: what depends on it."""

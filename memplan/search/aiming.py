@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
+
+class Excess(Protocol):
+    """By how many bytes a schedule is over a budget; ``roughly`` in no time, if by more."""
+
+    def __call__(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int: ...
+
+
 # How often at most.
 TRIES = 7
 
-# After this many tries the aim is lowered by this share of it at least, and more each time, where
-# the same schedule comes back.
-EXACT_TRIES, LARGER_STEP = 4, 0.02
+# From the second try on the aim is lowered by this share of it at least, and more each time: what
+# is over by less may be found again, in nearly the same memory.
+LEAST_STEP = 0.004
 
 # What part of the time that is left a try gets, but for the last.
 SHARE_OF_TIME = 0.6
@@ -21,7 +29,7 @@ SHARE_OF_TIME = 0.6
 def aim_lower(
     solve: Callable[[int, Stop], Schedule | None],
     budget_nbytes: int,
-    excess: Callable[[Schedule, int], int],
+    excess: Excess,
     stop: Stop,
     *,
     share: float = SHARE_OF_TIME,
@@ -29,20 +37,18 @@ def aim_lower(
     """A schedule that ``excess`` says is over the budget by no bytes, or None.
 
     ``solve(aim, until)`` looks for a schedule in ``aim`` bytes, as it counts them. First the budget
-    is aimed at; where what is found is over it, the aim is lowered by the excess, and by more where
-    the same comes back. A try gets this ``share`` of the time that is left.
+    is aimed at; where what is found is over it, the aim is lowered by the excess, later by more. A
+    try gets this ``share`` of the time that is left, and the last one all of it.
     """
-    aim, before = budget_nbytes, -1
+    aim = budget_nbytes
     for tries in range(TRIES):
         if aim < 0 or (tries and stop.is_over()):
             return None
         schedule = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
         if schedule is None:
             return None
-        step = excess_nbytes = excess(schedule, budget_nbytes)
-        if not excess_nbytes:
+        over = excess(schedule, budget_nbytes, roughly=tries < TRIES - 1)
+        if not over:
             return schedule
-        if excess_nbytes == before:  # the same schedule, which fitted the lower aim, too
-            step = max(step, int(LARGER_STEP * max(0, tries + 1 - EXACT_TRIES) * aim))
-        aim, before = aim - step, excess_nbytes
+        aim -= max(over, int(LEAST_STEP * tries * aim))
     return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from memplan.search.aiming import Excess
 from memplan.search.eager import reordered
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.annealing import (
@@ -60,10 +61,6 @@ BLOCKS_WORK = 0.33
 SMALL_SHARE = 2e-4
 # After this many moves it is looked whether what was found is enough.
 LOOK_MOVES = 4096
-
-
-# By how many bytes a schedule is over a budget.
-Excess = Callable[[Schedule, int], int]
 
 
 class Rules(NamedTuple):
@@ -198,11 +195,11 @@ class Rounds:
             self.found.sequence[: len(sequence)] = sequence
             figures[:] = len(sequence), seconds, nbytes
 
-    def settle(self, budget_nbytes: int) -> int:
+    def settle(self, budget_nbytes: int, *, roughly: bool = False) -> int:
         """By how many bytes the best is over the budget in the memory that counts.
 
-        If it is, the best is again what it was when it last was not, and rounds begin with what
-        was too large.
+        ``roughly`` in no time, and so if time is up and something fits. If the best is over, it is
+        again what it was when it last was not, and rounds begin with what was too large.
         """
         if self.excess is None:
             return 0
@@ -210,8 +207,9 @@ class Rounds:
         if self.found.figures[BEST_SECONDS] == self.settled.figures[BEST_SECONDS]:
             return 0
         schedule = self.schedule(sequence)
-        over = self.excess(schedule, budget_nbytes)
-        self.stop.spend((FAILING_WORK if over else PACKING_WORK) * self.nops)
+        roughly |= self.stop.is_over() and self.fitting is not None
+        over = self.excess(schedule, budget_nbytes, roughly=roughly)
+        self.stop.spend((FAILING_WORK if over and not roughly else PACKING_WORK) * self.nops)
         if over:
             self.first = sequence
             copy_best(self.settled, self.found)

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from memplan.search.aiming import Excess
 from memplan.search.chain import compile_chain
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
@@ -25,7 +26,7 @@ from memplan.search.round_kinds import (
     Round,
     rounds_to_make,
 )
-from memplan.search.rounds import Excess, Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, Rules, best_sequence
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -56,28 +57,31 @@ FAR_COST = 2.0
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
 # in blocks and of large graphs of the second.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
-MENDINGS = 4
+MENDINGS, MENDING_STEP = 4, 0.005
 # A search without a number of rounds ends after so many that found nothing cheaper: four of each.
 PATIENCE = 4 * len(ROUNDS)
 
 
 def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
     """Look for the cheapest sequence within the budget."""
-    if not search.found.figures[BEST_LENGTH]:
+    is_begun = bool(search.found.figures[BEST_LENGTH])
+    if not is_begun:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
         elif _is_recreated(search):
             search.round(FIRST_RECREATED, budget_nbytes)
         if not search.match_ranges and not search.found.figures[BEST_LENGTH]:
             _greedy_start(search, budget_nbytes)
-    aim = _settled(search, budget_nbytes, budget_nbytes)
+    # First something that fits; only then time goes into whether the best does.
+    aim = _settled(search, budget_nbytes, budget_nbytes, roughly=not is_begun)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
     kinds = ROUNDS if _is_recreated(search) else ANNEALING_ROUNDS
     for kind in rounds_to_make(rounds, kinds):
         if search.is_enough() or search.stop.is_over():
             break
         match_range = search.nbytes(search.start_of(kind, search.found))[1]
-        if kind.from_best:  # which fits: what is near it may have as many live bytes
+        if kind.from_best and search.found.figures[BEST_LENGTH]:
+            # It fits: what is near it may have as many live bytes.
             aim = max(aim, int(min(budget_nbytes, search.found.figures[BEST_NBYTES])))
         search.round(kind, aim, match_range=match_range)
         aim = _settled(search, aim, budget_nbytes)
@@ -91,21 +95,29 @@ def _is_recreated(search: Rounds) -> bool:
     return not search.match_ranges and search.nops <= MOST_RECREATED
 
 
-def _settled(search: Rounds, aim: int, budget_nbytes: int) -> int:
+def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = False) -> int:
     """The live bytes to aim at, where the best was too large for the memory that counts.
 
     Short rounds mend it, each in fewer bytes than the one before; what then fits leaves room for
     a higher aim.
     """
     kind = MENDING if _is_recreated(search) else MENDING_ANNEALED
-    for _ in range(MENDINGS):
-        over = search.settle(budget_nbytes)
+    first_aim = aim
+    for tries in range(1, MENDINGS + 1):
+        is_lost = aim < first_aim and not search.found.figures[BEST_LENGTH]
+        if roughly and (is_lost or search.stop.is_over()):
+            # What was over the budget by a rough count may be all that there is.
+            search.offer(search.first, budget_nbytes)
+            aim, roughly = first_aim, False
+        over = search.settle(budget_nbytes, roughly=roughly)
         if not over:
             return (aim + budget_nbytes + 1) // 2
-        aim -= over
-        if search.stop.is_over():
+        # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
+        aim -= over if search.fitting is None else min(over, int(tries * MENDING_STEP * aim))
+        if not search.stop.is_over():
+            search.round(kind, aim, start=search.first)
+        elif not roughly:
             return aim
-        search.round(kind, aim, start=search.first)
     search.settle(budget_nbytes)
     return aim
 

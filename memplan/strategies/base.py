@@ -141,7 +141,7 @@ class Problem:
     def unplanned(self) -> Outcome | None:
         """The step without a plan if that fits, which is optimal; else None."""
         unplanned = Schedule.unplanned(self.graph)
-        if self.memory.nbytes(unplanned) > (self.budget_nbytes or 0):
+        if not self.memory.is_within(unplanned, self.budget_nbytes or 0):
             return None
         return Outcome(Status.OPTIMAL, unplanned, self.graph.seconds)
 
@@ -181,10 +181,16 @@ class Problem:
         """A schedule of ``solve(aim, until)``, which counts live bytes, that keeps the budget.
 
         Where live bytes are not what counts, a try gets this ``share`` of the time that is left.
+        What takes too many seconds is nothing, and its bytes are not counted.
         """
         assert self.budget_nbytes is not None
         share = 1.0 if self.counts_live else share
-        return aim_lower(solve, self.budget_nbytes, self.memory.excess, stop, share=share)
+
+        def affordable(aim: int, until: Stop) -> Schedule | None:
+            schedule = solve(aim, until)
+            return None if schedule is None or schedule.seconds > self.most_seconds else schedule
+
+        return aim_lower(affordable, self.budget_nbytes, self.memory.excess, stop, share=share)
 
     def starts(self, *others: Schedule | None) -> list[Schedule]:
         """What to begin from: the known schedule and ``others``, as far as MXNet can run them."""

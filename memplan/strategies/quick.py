@@ -122,8 +122,9 @@ def _cheapest(problem: Problem, schedules: list[Schedule]) -> Schedule | None:
 def fewest_bytes(problem: Problem, schedules: list[Schedule], *, by_live: bool = False) -> Schedule:
     """Of ``schedules``, the one that takes about the fewest bytes.
 
-    ``by_live`` and where memory takes long to count, of those with the fewest live bytes.
+    ``by_live`` and where memory takes long to count, of those with the fewest live bytes, and
+    roughly.
     """
     if by_live or not problem.memory.is_exact:
         schedules = sorted(schedules, key=Live().nbytes)[:COUNTED]
-    return min(schedules, key=problem.memory.nbytes)
+    return min(schedules, key=lambda schedule: problem.memory.excess(schedule, 0, roughly=True))

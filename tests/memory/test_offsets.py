@@ -163,7 +163,7 @@ def test_the_least_sum_survives_the_bounds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_rectangles_cut_into_many_buffers_are_put_together_again(seed: int) -> None:
     buffers = cut(seed, 50, 60, 100)
-    assert place(arrays(buffers), nnodes=0).nbytes > 100, "too easy to tell"
+    assert place(arrays(buffers), nsquares=0, nnodes=0).nbytes > 100, "too easy to tell"
     placement = place(arrays(buffers))
     assert placement.nbytes == placement.bound_nbytes == 100
     assert flaw(buffers, placement.offsets.tolist(), 100) is None
@@ -191,7 +191,7 @@ def test_a_capacity_that_is_too_small_is_proved_so() -> None:
 
 
 def test_without_placements_to_spend_nothing_is_proved() -> None:
-    placement = place(arrays(WITH_GAP), nnodes=0)
+    placement = place(arrays(WITH_GAP), nsquares=0, nnodes=0)
     assert (placement.nbytes, placement.bound_nbytes) == (8, 7)
 
 

@@ -22,12 +22,15 @@ from helpers.special_networks import transformer, unet
 from memplan.errors import ScheduleError
 from memplan.memory import packing
 from memplan.memory.memory import Packed
+from memplan.memory.offsets.buffers import Buffers
+from memplan.memory.offsets.placement import Placement, place
 from memplan.memory.packing import ALIGNMENT, Packing, check_packing, pack
 from memplan.planning.realisation import trace
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import _shared, _uses
+from memplan.strategies.base import Problem
 
 
 def enlarged(graph: TrainingGraph, factor: int) -> TrainingGraph:
@@ -119,14 +122,44 @@ def crowded(seed: int) -> Schedule:
 def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [crowded(seed) for seed in range(8)]
     best = [pack(schedule) for schedule in made]
-    for name in ("WORK", "QUICK_WORK"):
-        monkeypatch.setattr(packing, name, 0)
+    for name in ("LONG", "QUICK"):
+        monkeypatch.setattr(packing, name, packing.AT_ONCE)
     first = [pack(crowded(seed)) for seed in range(8)]
     peaks = [simulate(schedule).peak_nbytes for schedule in made]
     assert [found.nbytes for found in best] == peaks
     assert all(found.proved for found in best)
     assert [found.proved for found in first].count(False) >= 3
     assert [found.bound_nbytes for found in first] == peaks
+
+
+def test_roughly_no_complete_search_is_made_and_disturbed_orders_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def noted(buffers: Buffers, **options: int) -> Placement:
+        asked.append((options["nsquares"], options["nnodes"]))
+        return place(buffers, **options)
+
+    monkeypatch.setattr(packing, "place", noted)
+    nbytes = [
+        Packed().excess(crowded(0), 1, roughly=True),
+        Packed().excess(crowded(0), 1),
+        Packed().nbytes(crowded(0)) - 1,
+    ]
+    assert nbytes == sorted(nbytes, reverse=True)
+    (_, no_passes), rough, *_ = [(nnodes, nsquares) for nsquares, nnodes in asked]
+    assert no_passes == 0 == rough[0] < rough[1]
+    assert any(nnodes for _, nnodes in asked)
+
+
+def test_what_is_far_over_the_budget_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = crowded(0)
+    peak = simulate(schedule).peak_nbytes
+    assert Packed().is_within(schedule, Packed().nbytes(schedule))
+    monkeypatch.setattr(packing, "place", lambda *_, **__: pytest.fail("it is packed"))
+    assert not Packed().is_within(crowded(0), peak - 1)
+    assert Problem(schedule.graph, peak - 1, memory=Packed()).unplanned() is None
 
 
 def test_what_fits_by_the_shorter_search_fits() -> None:
@@ -216,8 +249,8 @@ def test_a_packing_of_another_schedule_is_refused() -> None:
 def test_more_work_never_ends_in_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a short search says within a budget is the packing that a plan gets."""
 
-    def placed(schedule: Schedule, segment_nbytes: int, work: int) -> Packing:
-        return Packing(10 if work == packing.QUICK_WORK else 12, {}, 8)
+    def placed(schedule: Schedule, segment_nbytes: int, work: object) -> Packing:
+        return Packing(10 if work == packing.QUICK else 12, {}, 8)
 
     monkeypatch.setattr(packing, "_placed", placed)
     schedule = Schedule.unplanned(unit_chain(3))

@@ -20,10 +20,23 @@ def test_a_schedule_that_fits_a_slightly_lower_aim_again_is_left_behind() -> Non
         aims.append(aim)
         return UNPLANNED if aim >= 950 else OTHER
 
-    schedule = aim_lower(solve, 1000, lambda s, _: 1 if s is UNPLANNED else 0, Stop.after(1e6))
+    schedule = aim_lower(
+        solve, 1000, lambda s, _, **__: 1 if s is UNPLANNED else 0, Stop.after(1e6)
+    )
     assert schedule is OTHER
-    assert aims[:4] == [1000, 999, 998, 997]
+    assert aims[:3] == [1000, 999, 996]
 
 
 def test_nothing_in_the_first_aim_is_nothing_at_all() -> None:
-    assert aim_lower(lambda *_: None, 10, lambda *_: 0, Stop.after(1e6)) is None
+    assert aim_lower(lambda *_: None, 10, lambda *_, **__: 0, Stop.after(1e6)) is None
+
+
+def test_only_the_last_try_is_counted_closely() -> None:
+    counted = []
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        counted.append(roughly)
+        return int(roughly)
+
+    assert aim_lower(lambda *_: UNPLANNED, 1000, excess, Stop.after(1e6)) is UNPLANNED
+    assert counted == [True] * (len(counted) - 1) + [False]

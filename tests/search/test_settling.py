@@ -9,8 +9,9 @@ from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
 from memplan.search.eviction import Evictions, Start, improve_best
+from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds
-from memplan.search.sequence_search import Rules, cheapest, search
+from memplan.search.sequence_search import Rules, _settled, cheapest, search
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -58,7 +59,7 @@ def test_what_fits_takes_less_work_to_pack_than_what_does_not() -> None:
     spent = []
     for over in (0, 1):
         stop = Stop.after(1e6, work=1e6)
-        rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=lambda *_, over=over: over)
+        rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=lambda *_, over=over, **__: over)
         rounds.offer(rounds.unplanned, budget)
         assert rounds.settle(budget) == over
         spent.append((1e6 - stop.work_left) / len(graph.ops))
@@ -73,9 +74,48 @@ def test_where_nothing_fits_the_memory_that_counts_nothing_is_found() -> None:
         seed=0,
         stop=Stop.after(1e6, work=1e5),
         rounds=3,
-        excess=lambda schedule, budget_nbytes: 1,
+        excess=lambda *_, **__: 1,
     )
     assert found is None
+
+
+def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely() -> None:
+    graph, budget, asked = unit_chain(16), 7 * UNIT, []
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        asked.append(roughly)
+        return Larger().excess(schedule, budget_nbytes)
+
+    stop = Stop.after(1e6, work=2e5)
+    found = search(
+        *(graph, budget), rules=RULES, starts=[], seed=0, stop=stop, rounds=6, excess=excess
+    )
+    assert found is not None
+    first_close = asked.index(False)
+    assert all(asked[:first_close])
+    assert first_close > 1
+    begun = asked.copy()
+    asked.clear()
+    search(
+        *(graph, budget), rules=RULES, starts=[found], seed=0, stop=stop, rounds=1, excess=excess
+    )
+    assert begun[0]
+    assert not asked[0]
+
+
+def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
+    """In so much less memory no round finds anything."""
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return 5 * UNIT if roughly else Live().excess(schedule, budget_nbytes)
+
+    graph, budget = unit_chain(16), 7 * UNIT
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=excess)
+    rounds.round(Round(False, 2.0, 0.3, recreates=True), budget)
+    _settled(rounds, budget, budget, roughly=True)
+    best = rounds.best()
+    assert best is not None
+    assert simulate(best).peak_nbytes <= budget
 
 
 def test_the_better_of_several_searches_goes_on() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from helpers.graphs import unit_chain
-from memplan.memory.memory import Blocks
+from memplan.memory import packing
+from memplan.memory.memory import Blocks, Packed
 from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import keep_more
 from memplan.search.online import online_schedules
@@ -95,3 +96,12 @@ def test_as_many_ops_are_kept_as_fit(share: float) -> None:
     assert memory.nbytes(mirror(graph, flags)) <= budget
     kept = everything - flags
     assert min(graph.ops[op].seconds for op in kept) >= max(graph.ops[op].seconds for op in flags)
+
+
+def test_what_takes_too_many_seconds_is_nothing_and_not_counted() -> None:
+    graph = unit_chain(6)
+    twice = Schedule.sequence(graph, [*range(4), *range(4), *range(4, len(graph.ops))])
+    problem = Problem(graph, 100, memory=Packed(), max_overhead=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "place", lambda *_, **__: pytest.fail("it is packed"))
+        assert problem.aim_lower(lambda *_: twice, Stop.after(1e6)) is None

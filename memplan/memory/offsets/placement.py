@@ -38,11 +38,10 @@ FIRST_NNODES = 500
 RESTART_NNODES = 2000
 NOISE = 0.3
 
-# Before the complete search so many passes in disturbed orders are made, each for as many of its
-# placements as cost as much, and of many buffers fewer, as a pass takes time by the square of their
-# number. Set on DenseNet-121 in its least memory: 1.086 of the peak without, 1.008 in a fifth of a
-# second.
-MOST_DISTURBED, NNODES_OF_PASS, MOST_SQUARES = 100, 32, 5_000_000_000
+# Before the complete search so many passes in disturbed orders are made, and of many buffers fewer,
+# as a pass takes time by the square of their number. Set on DenseNet-121 in its least memory: 1.086
+# of the peak without, 1.008 in a fifth of a second.
+MOST_DISTURBED, MOST_SQUARES = 100, 5_000_000_000
 
 # Sizes that are tried after the first, and the part of its placements that each one gets.
 MOST_SIZES = 6
@@ -75,19 +74,21 @@ def place(
     *,
     capacity_nbytes: int | None = None,
     segment_nbytes: int = NO_SEGMENTS,
+    nsquares: int = MOST_SQUARES,
     nnodes: int = 1_000_000,
 ) -> Placement:
     """Offsets within ``capacity_nbytes``, by default in the fewest bytes; always the same ones.
 
-    No buffer lies across a multiple of ``segment_nbytes``. The complete search places ``nnodes``
-    buffers at most for the capacity or, without one, for the peak of the bytes alive; where it
-    then still does not know, a part (SHARE) of that for each larger size that it tries. So the
-    placement may need more than is asked for; ``bound_nbytes`` says whether that is proved.
+    No buffer lies across a multiple of ``segment_nbytes``. Passes in disturbed orders are made as
+    long as the squares of the number of buffers add up to ``nsquares``. The complete search places
+    ``nnodes`` buffers at most for the capacity or, without one, for the peak of the bytes alive;
+    where it then still does not know, a part (SHARE) of that for each larger size that it tries. So
+    the placement may need more than is asked for; ``bound_nbytes`` says whether that is proved.
     """
     bound = buffers.peak_nbytes
     target = bound if capacity_nbytes is None else max(bound, capacity_nbytes)
     best = _quick(buffers, segment_nbytes, target)
-    orders = _disturbed_orders(buffers, nnodes // NNODES_OF_PASS)
+    orders = _disturbed_orders(buffers, nsquares)
     best = _lowest(buffers, best, orders, segment_nbytes, target)
     if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
         return best
@@ -122,10 +123,10 @@ def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
     return _lowest(buffers, first, orders, segment_nbytes, enough)
 
 
-def _disturbed_orders(buffers: Buffers, norders: int) -> Iterator[Array]:
-    """Orders of passes, at the most so many, and fewer of many buffers."""
+def _disturbed_orders(buffers: Buffers, nsquares: int) -> Iterator[Array]:
+    """Orders of passes, fewer of many buffers."""
     noise = np.random.default_rng(0)
-    most = min(MOST_DISTURBED, norders, MOST_SQUARES // max(1, len(buffers) ** 2))
+    most = min(MOST_DISTURBED, nsquares // max(1, len(buffers) ** 2))
     for name in islice(cycle(SEARCHED), most):
         yield np.argsort(_ranks(buffers, name, noise))
 
