@@ -29,7 +29,7 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.validate import first_violation
 from memplan.strategies import Outcome, Status, configured, create, options_of
-from memplan.strategies.base import SEQUENCES, Problem
+from memplan.strategies.base import MOST_OVERHEAD, SEQUENCES, Problem
 
 MEMORIES = {"packed": Packed(), "live": Live(), "blocks": Blocks()}
 
@@ -119,7 +119,13 @@ def answer(step: Step, percent: float, strategy: str, options: argparse.Namespac
     limit = step.limit(percent)
     if limit < 0:
         return Outcome(Status.INFEASIBLE)
-    problem = Problem(step.graph, limit, memory=step.memory, time_limit=options.seconds)
+    problem = Problem(
+        step.graph,
+        limit,
+        memory=step.memory,
+        max_overhead=MOST_OVERHEAD,
+        time_limit=options.seconds,
+    )
     outcome = solver.solve(problem)
     if outcome.schedule is not None:
         reason = first_violation(outcome.schedule)
