@@ -11,7 +11,7 @@ import numpy as np
 
 from memplan.errors import ScheduleError
 from memplan.memory.offsets.buffers import Buffers
-from memplan.memory.offsets.placement import MOST_SQUARES, place
+from memplan.memory.offsets.placement import place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
@@ -35,9 +35,9 @@ class _Work(NamedTuple):
     nplaced: int
 
 
-# Two seconds at most; less while a schedule is searched for, where most that are looked at do not
+# Three seconds at most; less while a schedule is searched for, where most that are looked at do not
 # fit, and a tenth of a second before any is known that does.
-LONG = _Work(MOST_SQUARES, 400_000_000)
+LONG = _Work(1_000_000_000, 400_000_000)
 QUICK, ROUGH, AT_ONCE = _Work(400_000_000, 100_000_000), _Work(100_000_000, 0), _Work(0, 0)
 
 
@@ -142,7 +142,7 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     """Offsets for ``schedule`` in the fewest bytes that a bounded search finds, and a bound.
 
     Quick placements come first; where they take more than the peak of the live bytes, a complete
-    search follows, two seconds long at most (:mod:`memplan.memory.offsets.placement`). The
+    search follows, three seconds long at most (:mod:`memplan.memory.offsets.placement`). The
     same schedule is always packed the same way. Tensors must not be larger than
     ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
     """
