@@ -18,9 +18,9 @@ class Excess(Protocol):
 # How often at most.
 TRIES = 7
 
-# From the second try on the aim is lowered by this share of it at least, and more each time: what
-# is over by less may be found again, in nearly the same memory.
-LEAST_STEP = 0.004
+# From the third try on the aim is lowered by this share of it at least, and more each time: what is
+# over by less may be found again, in nearly the same memory.
+LEAST_STEP = 0.006
 
 # What part of the time that is left a try gets, but for the last.
 SHARE_OF_TIME = 0.6
@@ -50,5 +50,5 @@ def aim_lower(
         over = excess(schedule, budget_nbytes, roughly=tries < TRIES - 1)
         if not over:
             return schedule
-        aim -= max(over, int(LEAST_STEP * tries * aim))
+        aim -= max(over, int(LEAST_STEP * max(0, tries - 1) * aim))
     return None

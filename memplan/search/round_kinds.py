@@ -34,7 +34,9 @@ ANNEALING_ROUNDS = (
     Round(True, 0.1, 1.0),
 )
 # In live bytes: set on the zoo's ResNet-50, a U-Net and a high-resolution network at 30 and 40%.
-FIRST_RECREATED = Round(False, 2.0, 0.1, recreates=True)
+FIRST_RECREATED = Round(False, 2.0, 0.3, recreates=True)
+# Where what is found may have to be mended, something is found sooner.
+FIRST_TO_MEND = Round(False, 2.0, 0.1, recreates=True)
 ROUNDS = (
     Round(True, 1.0, 0.3, recreates=True),
     Round(True, 0.1, 0.3),

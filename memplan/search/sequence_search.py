@@ -20,6 +20,7 @@ from memplan.search.online import compile_online
 from memplan.search.round_kinds import (
     ANNEALING_ROUNDS,
     FIRST_RECREATED,
+    FIRST_TO_MEND,
     MOST_RECREATED,
     ROUNDS,
     SHORT_HOT,
@@ -69,7 +70,8 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
         elif _is_recreated(search):
-            search.round(FIRST_RECREATED, budget_nbytes)
+            first = FIRST_RECREATED if search.excess is None else FIRST_TO_MEND
+            search.round(first, budget_nbytes)
         if not search.match_ranges and not search.found.figures[BEST_LENGTH]:
             _greedy_start(search, budget_nbytes)
     # First something that fits; only then time goes into whether the best does.

@@ -129,10 +129,11 @@ class _Search:
         self.is_begun = bool(starts)
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
-        # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate
-        # in live bytes, where a proof gives plans, too.
+        # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
+        # where a proof gives plans, too. In live bytes nothing has to be packed, and there is time
+        # for all that the strategy `search` does.
         is_annealed = not (self._is_large or isinstance(problem.space, Flags))
-        self.searches_anew = is_annealed and self._in_blocks
+        self.searches_anew = is_annealed and (self._in_blocks or problem.counts_live)
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
