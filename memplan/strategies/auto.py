@@ -40,6 +40,8 @@ TIMES_THE_WORK_OF_SLOW = 6.0
 # moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
 # gets the last part of the time.
 BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
+# In live bytes so many ops at most are searched from nothing, too.
+MOST_ANEW = 1000
 
 # Where the best is further than this from the bound in the end, in parts of the step, this part of
 # what is left of the time goes into a higher bound: a tree of orders of moments. Set on the zoo's
@@ -130,10 +132,11 @@ class _Search:
         self.known = [Refined(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
         # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
-        # where a proof gives plans, too. In live bytes nothing has to be packed, and there is time
-        # for all that the strategy `search` does.
+        # where a proof gives plans, too. In live bytes nothing has to be packed, and on graphs that
+        # are not too long there is time for all that the strategy `search` does.
         is_annealed = not (self._is_large or isinstance(problem.space, Flags))
-        self.searches_anew = is_annealed and (self._in_blocks or problem.counts_live)
+        is_short = problem.counts_live and len(problem.graph.ops) <= MOST_ANEW
+        self.searches_anew = is_annealed and (self._in_blocks or is_short)
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
