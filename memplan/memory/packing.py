@@ -11,7 +11,7 @@ import numpy as np
 
 from memplan.errors import ScheduleError
 from memplan.memory.offsets.buffers import Buffers
-from memplan.memory.offsets.placement import place
+from memplan.memory.offsets.placement import MOST_SQUARES, place
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
@@ -37,7 +37,7 @@ class _Work(NamedTuple):
 
 # Three seconds at most; less while a schedule is searched for, where most that are looked at do not
 # fit, and a tenth of a second before any is known that does.
-LONG = _Work(1_000_000_000, 400_000_000)
+LONG = _Work(MOST_SQUARES, 400_000_000)
 QUICK, ROUGH, AT_ONCE = _Work(400_000_000, 100_000_000), _Work(100_000_000, 0), _Work(0, 0)
 
 

@@ -56,7 +56,8 @@ LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
-# in blocks and of large graphs of the second.
+# in blocks and of large graphs of the second. Where something fits already, they get fewer bytes by
+# at most this share of them, twice the share, and so on.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
 # A search without a number of rounds ends after so many that found nothing cheaper: four of each.

@@ -57,9 +57,21 @@ class FirstHalf:
         """Has autograd written the gradient of an output, since the first half or the second?"""
         return any(array._fresh_grad for array in self._variables())
 
-    def is_read_by(self, read: ReadByLoss) -> bool:
-        """Will autograd reach an output by a loss?"""
-        return any(is_read(array, read) for array in self._variables())
+    def check(self, read: ReadByLoss) -> None:
+        """UsageError for a loss that reads it and parameters as no step can serve them."""
+        bound = self.bound
+        bound.gradients.check(read)
+        is_reached = any(is_read(array, read) for array in self._variables())
+        if not (is_reached and bound.gradients.reads(read)):
+            return
+        for parameter in bound.statistics():
+            if is_read(parameter.data(bound.executor.ctx), read):
+                raise UsageError(
+                    f"the loss calls a layer of a planned block past the block, too, and MXNet "
+                    f"would update {parameter.name!r} in the order in which the graph of the loss "
+                    f"has both calls, which memplan does not know; record and differentiate the "
+                    f"two one after the other, with grad_req='add', or train the block unplanned"
+                )
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -182,20 +194,6 @@ class BoundStep:
         nodes = self.executor.trace.nodes
         names = {state.name for node in nodes for state in states_written(node)}
         return [p for p, _, _ in self.places if p.name in names]
-
-    def check(self, half: FirstHalf, read: ReadByLoss) -> None:
-        """UsageError for a loss that reads ``half`` and parameters as no step can serve them."""
-        self.gradients.check(read)
-        if not (self.gradients.reads(read) and half.is_read_by(read)):
-            return
-        for parameter in self.statistics():
-            if is_read(parameter.data(self.executor.ctx), read):
-                raise UsageError(
-                    f"the loss calls a layer of a planned block past the block, too, and MXNet "
-                    f"would update {parameter.name!r} in the order in which the graph of the loss "
-                    f"has both calls, which memplan does not know; record and differentiate the "
-                    f"two one after the other, with grad_req='add', or train the block unplanned"
-                )
 
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""

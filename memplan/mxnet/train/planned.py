@@ -74,8 +74,8 @@ class _Forward:
     _clear_cached_op: Callable[[], None]
     #: What the graph is called with, which hybridize() makes anew.
     _cached_op_args: list[Any]
-    #: That for which there is no graph of inference.
-    _has_none: list[Any] | None = None
+    #: That with which no graph of inference could be made.
+    _cannot_infer: list[Any] | None = None
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
 
@@ -103,14 +103,14 @@ class _Forward:
         network: ``export``, and the CheckpointHandler of its Estimator. A block that cannot be
         called so is trained without one; after hybridize() it is tried again.
         """
-        if not self._active or self._cached_graph or self._has_none is self._cached_op_args:
+        if not self._active or self._cached_graph or self._cannot_infer is self._cached_op_args:
             return
         try:
             with autograd.pause(train_mode=False):
                 self._build_cache(*args)
         except Exception:  # the user's code raises whatever it likes
             self._clear_cached_op()
-            self._has_none = self._cached_op_args
+            self._cannot_infer = self._cached_op_args
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""
@@ -212,7 +212,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 finished = [half for block in blocks for half in block.finished()]
                 read = ReadByLoss(leaves([*args[:1], options.get("heads")]))
                 for half in begun:
-                    half.bound.check(half, read)
+                    half.check(read)
                 for half in finished:
                     half.bound.gradients.check(read)
                 with overwriting(begun):

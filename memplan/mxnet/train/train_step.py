@@ -247,7 +247,7 @@ class TrainStep:
         heads = list(leaves(loss))
         read = ReadByLoss(heads)
         for half in self.unfinished.values():
-            half.bound.check(half, read)
+            half.check(read)
         grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
         with overwriting(self.unfinished.values()):
             try:
