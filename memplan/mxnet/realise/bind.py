@@ -10,6 +10,7 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.trace.operators import shows_attributes
 
 NDArray = Any
 Arrays = Mapping[str, NDArray]
@@ -36,7 +37,8 @@ def bind_as_it_stands(
     A graph without gradients looks like inference to MXNet's subgraph backend (CPU) and pointwise
     fusion (GPU), which would join ops across the schedule. Both look at the context of the call
     only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
-    Ops without control dependencies must be :data:`~memplan.mxnet.realise.explicit.PLACED`.
+    Ops without control dependencies must be :data:`~memplan.mxnet.realise.explicit.PLACED`. So may
+    others: what the user's AttrScope(ctx_group=...) has placed runs on ``ctx``, too.
     """
     with under(match_range):
         return symbol.bind(
@@ -44,7 +46,7 @@ def bind_as_it_stands(
             {name: args[name] for name in symbol.list_arguments()},
             grad_req="null",
             aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
-            group2ctx=dict.fromkeys(PLACED.values(), ctx),
+            group2ctx=dict.fromkeys(_groups(symbol), ctx),
             shared_exec=pool,
         )
 
@@ -62,6 +64,12 @@ def bind_inference(
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
-        if node["op"] != VARIABLE:
+        if node["op"] != VARIABLE and not shows_attributes(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
     return bind_as_it_stands(symbol_json.load(data), ctx, args, aux_states, pool)
+
+
+def _groups(symbol: mx.sym.Symbol) -> set[str]:
+    """The names by which attributes of ``symbol`` say where an op runs."""
+    [key], [ours] = PLACED, PLACED.values()
+    return {attrs[key] for attrs in symbol.attr_dict().values() if key in attrs} | {ours}

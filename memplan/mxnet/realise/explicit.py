@@ -32,7 +32,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
+from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, shows_attributes
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
@@ -182,7 +182,7 @@ class _Writer:
         step_node = Node(
             node.op,
             f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
-            self._attrs(node, op, inputs) | ({} if control else PLACED),
+            self._attrs(node, op, inputs, is_placed=bool(control)),
             inputs,
             list(dict.fromkeys(control)),
             node.noutputs,
@@ -210,10 +210,15 @@ class _Writer:
     def _latest(self, node: Node) -> Node:
         return self.latest[self.lowered.index_of[node]]
 
-    def _attrs(self, node: Node, op: int, inputs: list[Entry]) -> dict[str, str]:
+    def _attrs(
+        self, node: Node, op: int, inputs: list[Entry], *, is_placed: bool
+    ) -> dict[str, str]:
+        """Its attributes, and those that tell it apart and, unless it ``is_placed``, place it."""
         attrs = step_attrs(node, is_copy=self.runs[op] > 0)
+        if shows_attributes(node.op):
+            return attrs
         key = (node.op, *sorted(attrs.items()), *inputs)
         if key in self.keys:
             attrs[_DISTINCT] = str(len(self.nodes))
         self.keys.add(key)
-        return attrs
+        return attrs if is_placed else attrs | PLACED

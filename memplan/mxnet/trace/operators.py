@@ -123,6 +123,14 @@ def is_made_of_symbol(node: Node) -> bool:
     return node.op in _MADE_OF_SYMBOLS
 
 
+def shows_attributes(op: str) -> bool:
+    """Is every attribute of such an op shown to user code, which may know no others than its own?
+
+    MXNet shows it those with hidden names, too, and crashes where it raises.
+    """
+    return op in ("Custom", "_backward_Custom")
+
+
 def may_be_mirrored(node: Node) -> bool:
     """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
     if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
