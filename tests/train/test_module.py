@@ -254,6 +254,32 @@ def test_sparse_gradients(sparse_weight: bool) -> None:
     assert module._exec_group.execs[0].grad_dict["words_weight"].stype == "row_sparse"
 
 
+def test_sparse_inputs_and_weights_stay_sparse() -> None:
+    """MXNet's optimizers leave alone the rows of a sparse weight that have no gradient."""
+    weight = mx.sym.Variable("first_weight", stype="row_sparse", shape=(20, 8))
+    body = mx.sym.sparse.dot(mx.sym.Variable("data", stype="csr"), weight)
+    for _ in range(3):
+        body = mx.sym.FullyConnected(body, num_hidden=8)
+        for _ in range(3):
+            body = mx.sym.tanh(body * 2)
+    body = mx.sym.FullyConnected(body, num_hidden=CLASSES)
+    net = mx.sym.SoftmaxOutput(body, name="softmax")
+
+    def run(make: Make) -> Result:
+        module, random = make(net), np.random.default_rng(0)
+        module.bind([("data", (8, 20))], [("softmax_label", (8,))])
+        seed()
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer_params=SGD)
+        for numbers in random.normal(size=(3, 8, 20)):
+            data = mx.nd.array(np.where(numbers > 1.5, numbers, 0)).tostype("csr")
+            module.forward_backward(mx.io.DataBatch([data], [mx.nd.arange(8)]))
+            module.update()
+        return state(module)
+
+    assert not differing(run(mx.mod.Module), run(planned))
+
+
 @pytest.mark.long
 def test_a_network_of_the_zoo_in_a_whole_script(tmp_path: Path) -> None:
     """A padded last batch, callbacks, weights of another script, uneven devices, compression."""

@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
+from mxnet.ndarray.ndarray import _STORAGE_TYPE_ID_TO_STR
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
@@ -34,6 +35,13 @@ def infer_arguments(
         raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
     _check_names(symbol, shapes, type_dict or {})
     return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, type_dict)
+
+
+def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
+    """The storage types of the variables for which ``mx.sym.Variable`` was given one."""
+    key, attrs_of = "__storage_type__", symbol.attr_dict().items()
+    numbers = {name: int(attrs[key]) for name, attrs in attrs_of if key in attrs}
+    return {name: _STORAGE_TYPE_ID_TO_STR[number] for name, number in numbers.items()}
 
 
 def _check_names(

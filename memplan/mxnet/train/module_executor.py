@@ -16,7 +16,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.arguments import infer_arguments
+from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
@@ -82,13 +82,16 @@ class Executor(BoundArrays):
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
         inputs, gradients = self.device.inputs, self.device.gradients
+        # As MXNet's executor has them: an optimizer updates a sparse weight in another way.
+        stypes = storage_types(net)
 
         def array(name: str, old: NDArray | None, stock: Arrays) -> NDArray:
             if old is not None and name in shareable:
                 return old
             part = view(stock[name], shapes[name], dtypes[name]) if name in stock else None
             if part is None:
-                part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
+                stype = "default" if stock is gradients else stypes.get(name)
+                part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name], stype=stype)
                 if name in request.shapes:
                     stock[name] = part
             return part
