@@ -22,7 +22,7 @@ EXPENSIVE = 0.02
 TIMES = 2.0
 
 
-def alternative(job: Job, attempt: Attempt, net: Symbol, **options: Any) -> str:
+def alternative(job: Job, attempt: Attempt, net: Symbol, /, **options: Any) -> str:
     """A sentence with the figures, if MXNet can run another kind of plan that is far better.
 
     ``options`` are those of the ``job`` that made ``attempt``.

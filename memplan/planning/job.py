@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Mapping
@@ -96,9 +97,17 @@ class Job:
     known: Schedule | None = None
 
     @classmethod
-    def prepare(
+    def prepare(cls, net: Symbol, /, **options: Any) -> Job:
+        """Trace ``net`` and cost it; the ``options`` are those of :func:`plan`, with the shapes."""
+        shapes = {name: value for name, value in options.items() if name not in _OPTIONS}
+        named = {name: value for name, value in options.items() if name in _OPTIONS}
+        return cls.of_inputs(net, shapes, **named)
+
+    @classmethod
+    def of_inputs(
         cls,
         net: Symbol,
+        shapes: Mapping[str, Shape],
         *,
         realisation: str = "mirror",
         ctx: Context | None = None,
@@ -109,9 +118,8 @@ class Job:
         optimizer: Optimizer | None = None,
         grad_req: GradReq = None,
         max_overhead: float | None = None,
-        **shapes: Shape,
     ) -> Job:
-        """Trace ``net`` and cost it; the arguments are those of :func:`plan`."""
+        """Trace ``net``, whose inputs have these ``shapes`` and may have any names, and cost it."""
         _check_options(time_limit, ctx)
         realisation = suited(realisation, [] if ctx is None else [ctx])
         check_overhead(max_overhead)
@@ -304,3 +312,7 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
         )
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
+
+
+# What is no input of the network where inputs and options are given together.
+_OPTIONS = frozenset(inspect.signature(Job.of_inputs).parameters) - {"net", "shapes"}

@@ -122,8 +122,8 @@ class ShapePlanner:
         ``request`` are the arguments ``ctx``, ``type_dict`` and ``grad_req`` of
         :func:`memplan.plan`, which says what is raised.
         """
-        options: Any = {**self._options, **request, **shapes}
-        job = Job.prepare(net, realisation=realisation or self.realisation, **options)
+        options: Any = {**self._options, **request}
+        job = Job.of_inputs(net, shapes, realisation=realisation or self.realisation, **options)
         if check is not None:
             check(job.trace)
         limit = parse_budget(self.budget, job.unplanned.total_nbytes)

@@ -105,6 +105,26 @@ def test_odd_names_train_as_without_a_plan(name: str, tmp_path: Path) -> None:
         assert plan.explain()
 
 
+@pytest.mark.parametrize("name", ["cls", "net", "job", "costs", "reserve", "time_limit"])
+def test_an_input_may_have_the_name_of_an_option(name: str) -> None:
+    body = mx.sym.tanh(mx.sym.FullyConnected(mx.sym.Variable(name), num_hidden=8))
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=3), name="softmax")
+    module = memplan.mxnet.Module(net, data_names=[name], strategy="chen_sqrt")
+    module.bind([(name, (4, 8))], [("softmax_label", (4,))])
+    assert module.plan is not None
+    assert module.plan.trace.shapes[name] == (4, 8)
+
+
+@pytest.mark.parametrize("name", ["cls", "job"])
+def test_names_that_no_option_has_are_inputs(name: str) -> None:
+    body = mx.sym.Variable(name)
+    for _ in range(6):
+        body = mx.sym.tanh(mx.sym.FullyConnected(body, num_hidden=8) * 2)
+    net = mx.sym.SoftmaxOutput(body, name="softmax")
+    planned = memplan.plan(net, budget="95%", strategy="memonger", **{name: (64, 8)})
+    assert planned.trace.shapes[name] == (64, 8)
+
+
 @pytest.mark.parametrize("name", ["self", "partial"])
 def test_a_name_that_mxnet_cannot_infer_by_is_said(name: str) -> None:
     net = mx.sym.FullyConnected(
