@@ -272,3 +272,10 @@ def test_two_variables_of_one_name() -> None:
     symbol = mx.sym.dot(mx.sym.Variable("one"), mx.sym.Variable("one"))
     with pytest.raises(TraceError, match="two different variables are both named 'one'"):
         trace(symbol, shapes={"one": (2, 2)}, grad_req="write")
+
+
+def test_a_gradient_that_depends_on_the_memory_is_refused() -> None:
+    scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
+    symbol = mx.sym.SoftmaxOutput(scores, name="softmax", out_grad=True)
+    with pytest.raises(TraceError, match=r"'softmax' \(SoftmaxOutput\) has out_grad=True"):
+        trace(symbol, shapes={"data": (2, 4)})

@@ -29,7 +29,11 @@ from memplan.mxnet.trace.nnvm import (
     from_json,
     total_nbytes,
 )
-from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, ignored_inputs
+from memplan.mxnet.trace.operators import (
+    CUDNN_OFF_BEFORE,
+    ignored_inputs,
+    overwrites_what_it_reads,
+)
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.sizes import check_op
 from memplan.mxnet.trace.sums import chain_sums
@@ -181,6 +185,12 @@ def _checked(full: Sequence[Entry]) -> list[Node]:
             raise TraceError(
                 f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "
                 f"use float16 or float32"
+            )
+        if node.forward is not None and overwrites_what_it_reads(node.forward):
+            raise TraceError(
+                f"{node.forward.name!r} ({node.forward.op}) has out_grad=True, with which MXNet "
+                f"ignores the gradient of its output, and computes one that depends on the memory "
+                f"that it runs in; leave out_grad out, or compute the loss yourself, for MakeLoss"
             )
         check_op(node)
     return order

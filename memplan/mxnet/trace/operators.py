@@ -123,6 +123,15 @@ def is_made_of_symbol(node: Node) -> bool:
     return node.op in _MADE_OF_SYMBOLS
 
 
+def overwrites_what_it_reads(node: Node) -> bool:
+    """Does what the backward op of ``node`` computes depend on the memory that it runs in?
+
+    With ``out_grad`` that of a SoftmaxOutput multiplies by its output, for the gradient of that
+    (src/operator/softmax_output-inl.h), and may have written over it where it dies there.
+    """
+    return node.op == "SoftmaxOutput" and _is_true(node.attrs.get("out_grad"))
+
+
 def shows_attributes(op: str) -> bool:
     """Is every attribute of such an op shown to user code, which may know no others than its own?
 
