@@ -29,7 +29,7 @@ from helpers.fitting import (
     steps,
 )
 from helpers.networks import residual_net
-from memplan.errors import UsageError
+from memplan.errors import ArgumentError, UsageError
 
 
 @pytest.mark.parametrize("context", [mx.cpu(), TWO], ids=["one", "two"])
@@ -132,6 +132,18 @@ def test_states_outlive_a_change_of_shape() -> None:
     stock, ours = run(mx.mod.Module), run(planned)
     assert all(map(np.array_equal, stock, ours))
     assert np.all(ours[1] >= 2)
+
+
+@pytest.mark.parametrize("is_train", [True, False])
+def test_inputs_that_need_other_parameters_are_an_error(is_train: bool) -> None:
+    """MXNet says so, too; parameters of zeros would take the place of those that were trained."""
+    network = NETWORKS["noisy"]
+    module = planned(network[0])
+    trained = [state(module) for _ in steps(module, network)][-1]
+    batch = mx.io.DataBatch([mx.nd.ones((8, 24))], [mx.nd.zeros(8)])
+    with pytest.raises(ArgumentError, match=r"the shape of 'fc0_weight' would be \(8, 24\)"):
+        module.forward(batch, is_train=is_train)
+    assert not differing(trained, state(module))
 
 
 def test_inference_takes_the_memory_of_the_gradients() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
@@ -245,21 +245,34 @@ class Executor(BoundArrays):
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **shapes: Any
     ) -> Executor:
-        """The executor for other input shapes, on the same parameters."""
+        """The executor for other input shapes, on the same parameters.
+
+        ArgumentError for shapes with which a parameter would have another one, as MXNet raises an
+        error there, unless ``partial_shaping``.
+        """
         shapes = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
         request = replace(self._request, shapes={**self._request.shapes, **shapes})
         if request.key == self._request.key:
             return self
         if request.key not in self._reshaped:
-            executor = Executor(self._symbol, self._plans, request, self, self._unchanged(request))
+            changed = self._changed(request)
+            if not partial_shaping:
+                _check_unchanged(changed, shapes)
+            unchanged = [name for name in self.arg_dict if name not in changed]
+            executor = Executor(self._symbol, self._plans, request, self, unchanged)
             executor._monitor = self._monitor
             self._reshaped[request.key] = executor
         return self._reshaped[request.key]
 
-    def _unchanged(self, request: Request) -> list[str]:
-        """The arguments that have the same shapes in ``request``."""
+    def _changed(self, request: Request) -> dict[str, str]:
+        """The arguments and states that have other shapes in ``request``: both in words."""
         shapes, _ = infer_arguments(self._symbol, request.shapes, request.dtypes)
-        return [name for name, array in self.arg_dict.items() if array.shape == shapes[name]]
+        arrays = {**self.arg_dict, **self.aux_dict}
+        return {
+            name: f"{shapes[name]}, where it is {array.shape}"
+            for name, array in arrays.items()
+            if array.shape != shapes[name]
+        }
 
     def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
         """Call ``callback`` with the outputs of all ops, as MXNet's executor does.
@@ -289,6 +302,17 @@ class Executor(BoundArrays):
             # Module reads the first line when it binds, which is no reason to run inference.
             return "Total 0 MB allocated\nTotal 0 TempSpace resource requested\n"
         return (self._training or self.infer()).debug_str()
+
+
+def _check_unchanged(changed: Mapping[str, str], inputs: Mapping[str, tuple[int, ...]]) -> None:
+    """ArgumentError if something else than ``inputs`` is ``changed``."""
+    for name, shapes in changed.items():
+        if name not in inputs:
+            raise ArgumentError(
+                f"for inputs of the shapes {dict(inputs)} the shape of {name!r} would be {shapes}: "
+                f"the network cannot take them with the parameters that it has; resize the inputs, "
+                f"or bind another module to them"
+            )
 
 
 def _without_copies(callback: Callback, plan: Plan) -> Callback:
