@@ -187,6 +187,9 @@ def test_errors_of_the_executor() -> None:
         executor.backward([mx.nd.zeros(1)])
     with pytest.raises(ArgumentError, match="'dta' is no argument"):
         executor.forward(dta=1)
+    one = executor.arg_dict["data"][:1]
+    with pytest.raises(ArgumentError, match=r"'data' has the shape \(1, .*; it must be \("):
+        executor.forward(is_train=True, data=one)
 
 
 def test_a_plan_runs_in_the_order_of_its_schedule() -> None:

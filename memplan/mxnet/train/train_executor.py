@@ -252,6 +252,9 @@ class TrainExecutor(BoundArrays):
         for name, value in values.items():
             if name not in self.arg_dict:
                 raise ArgumentError(f"{name!r} is no argument of the network")
+            shape, needed = tuple(np.shape(value)), self.arg_dict[name].shape
+            if shape != needed:  # or a batch of one would be copied to every place of a larger one
+                raise ArgumentError(f"{name!r} has the shape {shape}; it must be {needed}")
             # Arrays of mx.np cannot be copied into others.
             is_array = isinstance(value, mx.nd.NDArray)
             self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
