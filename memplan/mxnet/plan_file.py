@@ -14,6 +14,7 @@ from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, MemplanError
 from memplan.memory.packing import Packing, check_packing
+from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
@@ -44,7 +45,8 @@ def plan_text(plan: Plan) -> str:
         "footprint": dataclasses.asdict(plan.footprint),
         "unplanned": dataclasses.asdict(plan.unplanned),
         "network": symbol_json.text_of(traced.symbol),
-        "symbol": symbol_json.text_of(plan.symbol),
+        # MXNet cannot write the backward op of user code, which packed steps alone have.
+        "symbol": None if traced.form.in_one_array else symbol_json.text_of(plan.symbol),
         "shapes": {name: list(shape) for name, shape in traced.shapes.items()},
         "dtypes": dict(traced.dtypes),
         "grad_req": dict(traced.grad_req),
@@ -105,7 +107,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         raise ValueError("its footprint is not that of its schedule")
     return Plan(
         status=Status[data["status"]],
-        symbol=_symbol(data["symbol"]),
+        symbol=_planned_symbol(traced, schedule, data["symbol"]),
         schedule=schedule,
         trace=traced,
         footprint=footprint,
@@ -137,6 +139,13 @@ def _packing(
     if packing.nbytes != footprint.allocated_nbytes:
         raise ValueError("its footprint is not that of its packing")
     return packing
+
+
+def _planned_symbol(traced: Trace, schedule: Schedule, text: Any) -> mx.sym.Symbol:
+    """The network as planned: that of a packed plan is made from its schedule."""
+    if traced.form.in_one_array:
+        return training_symbol(traced, schedule)
+    return _symbol(text)
 
 
 def _symbol(text: Any) -> mx.sym.Symbol:

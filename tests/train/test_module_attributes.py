@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import pytest
 
+import memplan
+import memplan.mxnet
 from helpers.fitting import CLASSES, differing, fit, planned
 from helpers.networks import Network
+from memplan.mxnet.plan_file import load_plan, plan_text
 
 
 class Doubled(mx.operator.CustomOp):
@@ -43,6 +47,8 @@ def network(*, user_code: bool = False) -> Network:
         body = mx.sym.FullyConnected(body, num_hidden=8, name=f"fc{i}")
         for _ in range(3):
             body = mx.sym.tanh(body * 2)
+    if user_code:
+        body = mx.sym.Custom(body, op_type="doubled", name="last")
     scores = mx.sym.FullyConnected(body, num_hidden=CLASSES, name="scores")
     return mx.sym.SoftmaxOutput(scores, name="softmax"), {"data": (8, 20)}
 
@@ -56,6 +62,29 @@ def assert_same_by(realisation: str, net: Network) -> None:
 
 def test_user_code_is_shown_its_own_attributes_only() -> None:
     assert_same_by("packed", network(user_code=True))
+
+
+def test_a_plan_with_user_code_is_written_and_watched(tmp_path: Path) -> None:
+    """MXNet cannot write the Symbol of such a step."""
+    net, shapes = network(user_code=True)
+    options = {"strategy": "chen_greedy:linear", "realisation": "packed"}
+    plan = memplan.plan(net, **options, **shapes)
+    file = tmp_path / "plan.json"
+    file.write_text(plan_text(plan), encoding="utf-8")
+    read = load_plan(file)
+    assert read.schedule == plan.schedule
+    assert read.symbol.list_outputs() == plan.symbol.list_outputs()
+
+    def seen(module: Any) -> set[str]:
+        module.bind([("data", (8, 20))], [("softmax_label", (8,))])
+        module.init_params()
+        monitor = mx.mon.Monitor(1, pattern=".*output")
+        module.install_monitor(monitor)
+        monitor.tic()
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((8, 20))], [mx.nd.zeros(8)]))
+        return {name for _, name, _ in monitor.toc()}
+
+    assert seen(memplan.mxnet.Module(net, plan=read)) == seen(mx.mod.Module(net))
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

@@ -19,6 +19,10 @@ NDArray = Any
 Step = tuple[Node, Sequence[NDArray | None]]
 
 
+# MXNet, which names the outputs of all others, has lost the attributes of this one.
+_OF_USER_CODE = "_backward_Custom"
+
+
 def check_monitor(monitor_all: bool) -> None:
     """UsageError for a monitor that packed steps cannot serve."""
     if monitor_all:
@@ -33,9 +37,16 @@ class Monitor:
 
     def __init__(self, callback: Callable[..., Any], steps: Sequence[Step]) -> None:
         self._callback = callback
-        entries = [(node, k) for node, arrays in steps for k in range(len(arrays))]
+        named = [(node, len(arrays)) for node, arrays in steps if node.op != _OF_USER_CODE]
+        entries = [(node, k) for node, noutputs in named for k in range(noutputs)]
         names = iter(to_symbol(entries).list_outputs())
-        self._outputs = [[(next(names).encode(), array) for array in arrays] for _, arrays in steps]
+        self._outputs = [
+            [
+                ((_name(node, k) if node.op == _OF_USER_CODE else next(names)).encode(), array)
+                for k, array in enumerate(arrays)
+            ]
+            for node, arrays in steps
+        ]
 
     def show(self, step: int) -> None:
         """Show what ``step``, which has run, has written."""
@@ -49,3 +60,8 @@ class Monitor:
             # What the callback asks for reads the array before anything overwrites its memory,
             # which MXNet's engine would not see to.
             wait_to_write(array)
+
+
+def _name(node: Node, k: int) -> str:
+    """The name that MXNet's executors show for an output of an op that names none itself."""
+    return f"{node.name}_output" if node.noutputs == 1 else f"{node.name}_output{k}"

@@ -14,10 +14,10 @@ from mxnet.base import NDArrayHandle
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.explicit import step_nodes
+from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.monitor import check_monitor
-from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
-from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
@@ -318,8 +318,8 @@ def _check_unchanged(changed: Mapping[str, str], inputs: Mapping[str, tuple[int,
 def _without_copies(callback: Callback, plan: Plan) -> Callback:
     """``callback`` but for the ops that a plan adds: it is called as without a plan."""
     names = {node.name for node in plan.trace.nodes}
-    nodes = symbol_json.parse(plan.symbol)["nodes"]
-    extra = tuple(f"{n['name']}_" for n in nodes if n["op"] != VARIABLE and n["name"] not in names)
+    steps = step_nodes(lower(plan.trace, plan.schedule))
+    extra = tuple(f"{node.name}_" for node in steps if node.name not in names)
 
     def call(name: bytes, handle: Any) -> None:
         if extra and name.decode().startswith(extra):
