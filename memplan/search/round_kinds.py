@@ -45,6 +45,9 @@ ROUNDS = (
 )
 # In larger graphs one attempt to recreate looks at too much: set on an LSTM and a GAN of 4,800 ops.
 MOST_RECREATED = 3000
+# Of more than these a search begins with greedy eviction, which is done at once: set on memonger's
+# ResNet in its least memory, and on a tree of LSTM cells. On an LSTM of 1,300 ops that cost more.
+MOST_RECREATED_FIRST = 1500
 
 
 def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ANNEALING_ROUNDS) -> Iterator[Round]:

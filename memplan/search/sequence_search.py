@@ -22,6 +22,7 @@ from memplan.search.round_kinds import (
     FIRST_RECREATED,
     FIRST_TO_MEND,
     MOST_RECREATED,
+    MOST_RECREATED_FIRST,
     ROUNDS,
     SHORT_HOT,
     Round,
@@ -70,7 +71,7 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
     if not is_begun:
         if search.match_ranges:
             search.first = _live_start(search, budget_nbytes)
-        elif _is_recreated(search):
+        elif search.nops <= MOST_RECREATED_FIRST:
             first = FIRST_RECREATED if search.excess is None else FIRST_TO_MEND
             search.round(first, budget_nbytes)
         if not search.match_ranges and not search.found.figures[BEST_LENGTH]:
