@@ -45,8 +45,9 @@ ROUNDS = (
 )
 # In larger graphs one attempt to recreate looks at too much: set on an LSTM and a GAN of 4,800 ops.
 MOST_RECREATED = 3000
-# Of more than these a search begins with greedy eviction, which is done at once: set on memonger's
-# ResNet in its least memory, and on a tree of LSTM cells. On an LSTM of 1,300 ops that cost more.
+# In graphs of more ops than this a search begins with the plans of greedy eviction, which takes
+# less time than a first round. Set on memonger's ResNet in its least memory, and on a tree of LSTM
+# cells; on an LSTM of 1,300 ops a first round finds the cheaper plan.
 MOST_RECREATED_FIRST = 1500
 
 

@@ -40,8 +40,9 @@ TIMES_THE_WORK_OF_SLOW = 6.0
 # moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
 # gets the last part of the time.
 BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
-# In live bytes so many ops at most are searched from nothing, too: set on random graphs of the
-# tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak was a point dearer with it.
+# In live bytes graphs of at most so many ops are searched from nothing, too: set on random graphs
+# of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point more
+# time with it.
 MOST_ANEW = 1000
 
 # Where the best is further than this from the bound in the end, in parts of the step, this part of

@@ -71,5 +71,5 @@ def bind_inference(
 
 def _groups(symbol: mx.sym.Symbol) -> set[str]:
     """The names by which attributes of ``symbol`` say where an op runs."""
-    [key], [ours] = PLACED, PLACED.values()
+    [(key, ours)] = PLACED.items()
     return {attrs[key] for attrs in symbol.attr_dict().values() if key in attrs} | {ours}

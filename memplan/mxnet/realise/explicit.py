@@ -215,7 +215,7 @@ class _Writer:
     ) -> dict[str, str]:
         """Its attributes, and those that tell it apart and, unless it ``is_placed``, place it."""
         attrs = step_attrs(node, is_copy=self.runs[op] > 0)
-        if shows_attributes(node.op):
+        if shows_attributes(node.op):  # nor does MXNet merge such ops
             return attrs
         key = (node.op, *sorted(attrs.items()), *inputs)
         if key in self.keys:
