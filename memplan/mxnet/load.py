@@ -17,9 +17,11 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.plan_file import is_plan
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.mxnet.train.nesting import dtype_name, leaves
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
@@ -100,6 +102,18 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
     except OSError as error:
         raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except (MXNetError, LookupError, TypeError, ValueError) as error:
+        missing = missing_operator(error)
+        if missing is not None:
+            raise ArgumentError(
+                f"{str(path)!r} has the Custom op {missing!r}, which is not defined here; instead "
+                "of the file name a function that returns the network (module:function), of a "
+                "module that defines the op or imports what does"
+            ) from error
+        if is_plan(path):
+            raise ArgumentError(
+                f"{str(path)!r} is a plan; name the network that it is for (of the commands only "
+                "'memplan explain' reads plans)"
+            ) from error
         raise ArgumentError(
             f"{str(path)!r} is no Symbol: MXNet cannot read it. Such a file is written by "
             "symbol.save(path), module.save_checkpoint(prefix, epoch) or block.export(prefix)"

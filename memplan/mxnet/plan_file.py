@@ -18,6 +18,7 @@ from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -89,6 +90,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except OSError as error:
         raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError) as error:
+        missing = missing_operator(error)
+        if missing is not None:
+            raise ArgumentError(
+                f"{str(path)!r} plans for the Custom op {missing!r}, which is not defined here; "
+                "import the module that defines it first"
+            ) from error
         reason = str(error) or type(error).__name__
         raise ArgumentError(
             f"{str(path)!r} holds no plan that can be used: {reason}. Make it anew: memplan plan "

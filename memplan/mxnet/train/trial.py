@@ -26,6 +26,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.user_operators import defining_modules, import_modules, missing_operator
 from memplan.mxnet.train.memory_growth import MemoryGrowth
 from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -42,6 +43,11 @@ FIRST_STEPS = 3
 # By so much a process grows that trains the smallest network of convolutions: code of MXNet and of
 # oneDNN, as it is first used.
 CODE_NBYTES = 13 << 20
+
+_NOT_IN_MODULE = (
+    "it knows no Custom op {!r}; define the op in a module that can be imported, and not in the "
+    "script itself, which a new process cannot import without running it"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ def run_apart(
     ``match_range`` is that of the plan; ``optimizer`` updates the parameters, after each step or
     within it. With
     ``results`` what the last of ``steps`` leaves is written there: outputs, gradients, parameters
-    and states, by numpy. Raises CostError where the process fails.
+    and states, by numpy. The process imports the modules that define Custom ops here. Raises
+    CostError where the process fails.
     """
     request = {
         "trace": request_of(traced, device_type=ctx.device_type),
@@ -79,6 +86,7 @@ def run_apart(
         "ctx": [ctx.device_type, ctx.device_id],
         "steps": steps,
         "optimizer": optimizer,
+        "modules": defining_modules(),
         "results": None if results is None else str(results),
     }
     path = os.pathsep.join(text for text in sys.path if text)
@@ -91,7 +99,9 @@ def run_apart(
         check=False,
     )
     if process.returncode:
-        reason = (process.stderr.strip() or f"it ended with {process.returncode}").splitlines()[-1]
+        lines = (process.stderr.strip() or f"it ended with {process.returncode}").splitlines()
+        missing = missing_operator(process.stderr)
+        reason = lines[-1] if missing is None else _NOT_IN_MODULE.format(missing)
         raise CostError(f"a process that trains this network on {ctx} failed: {reason}")
     return Trial(**json.loads(process.stdout.splitlines()[-1]))
 
@@ -99,6 +109,7 @@ def run_apart(
 def main() -> None:
     """Do what the request on stdin says; the figures go to stdout."""
     request = json.load(sys.stdin)
+    import_modules(request["modules"])
     form = load(request["trace"]["realisation"])
     traced = trace_again(request["trace"], match_range=request["traced_at"])
     schedule = Schedule.from_json(traced.graph, request["schedule"])
