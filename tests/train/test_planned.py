@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_a_hybridized_block_can_be_exported_after_training(tmp_path: Path) -> No
     net.export(str(tmp_path / "net"))
     files = (str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
     assert np.array_equal(gluon.SymbolBlock.imports(*files)(x).asnumpy(), net(x).asnumpy())
+
+
+class Implementation(abc.ABC, nn.Dense):
+    """Python lays out its objects as those of no other HybridBlock."""
+
+
+def test_the_class_of_a_block_may_have_other_bases() -> None:
+    results = []
+    for plan in (False, True):
+        net = Implementation(4, in_units=3, prefix="net_")
+        net.initialize(mx.init.One())
+        if plan:
+            assert isinstance(planned(net, **QUICKLY), Implementation)
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3)))
+        loss.backward()
+        results.append(gradients(net))
+    assert not differences(results[:1], results[1:])
 
 
 def test_hooks_run() -> None:

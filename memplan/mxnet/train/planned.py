@@ -55,7 +55,11 @@ def planned(block: Block, **options: Any) -> Block:
         raise ArgumentError(f"block {block.name!r} is planned already")
     step = TrainStep(block, **options)
     kind = type(block)
-    block.__class__ = type(kind.__name__, (_Forward, kind), {"__module__": kind.__module__})
+    # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
+    # whose first base is an ABC: Python lets no object change to a class of another layout.
+    own = {name: value for name, value in vars(_Forward).items() if not name.startswith("__")}
+    own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
+    block.__class__ = type(kind.__name__, (kind,), own)
     block.planned_step, block._past = step, {}
     _wrap()
     _ALL[block] = None
@@ -63,9 +67,10 @@ def planned(block: Block, **options: Any) -> Block:
 
 
 class _Forward:
-    """What a planned block does first when it is called."""
+    """What a planned block does instead of what its class does."""
 
     name: str
+    _unplanned_forward: Callable[..., Any]
     planned_step: TrainStep
     #: Those of HybridBlock: is it hybridized, and its graph, if there is one.
     _active: bool
@@ -83,7 +88,7 @@ class _Forward:
         inputs = list(leaves(args))
         arrays = all(isinstance(array, mx.nd.NDArray) for array in inputs)
         if not (inputs and arrays and autograd.is_recording() and autograd.is_training()):
-            return super().forward(*args)  # type: ignore[misc]
+            return self._unplanned_forward(*args)
         if is_mxnets_thread():
             raise UsageError(
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
