@@ -39,6 +39,7 @@ from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
+from memplan.step.simulate import Arena, replay
 from memplan.util.garbage import no_collections
 
 NDArray = Any
@@ -144,7 +145,8 @@ class PackedStep:
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
-        writer = Calls(lowered, packing.offsets, memory, arrays, mode, self._updates, outside)
+        options = (mode, self._updates, outside, _in_place(trace, lowered))
+        writer = Calls(lowered, packing.offsets, memory, arrays, *options)
         self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
@@ -265,6 +267,33 @@ def _fences(
         call: memory.fences(call.touched, in_memory)
         for call in calls
         if isinstance(call, BackwardCall) and call.touched is not None
+    }
+
+
+class _HandedOver(Arena):
+    """Notes which tensors are written over others."""
+
+    def __init__(self) -> None:
+        self.nbuffers = 0
+        self.tensors: set[int] = set()
+
+    def request(self, step: int, tensor: int) -> int:
+        self.nbuffers += 1
+        return self.nbuffers - 1
+
+    def share(self, buffer: int, step: int, tensor: int) -> None:
+        self.tensors.add(tensor)
+
+
+def _in_place(trace: Trace, lowered: Lowered) -> set[tuple[int, int]]:
+    """The outputs, by op and place, that the unplanned step writes over an input."""
+    arena = _HandedOver()
+    replay(Schedule.unplanned(trace.graph), arena)
+    return {
+        (lowered.index_of[node], place)
+        for node, op in zip(trace.nodes, trace.graph.ops, strict=True)
+        for place, tensor in enumerate(op.outputs)
+        if tensor in arena.tensors
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mxnet as mx
 
@@ -26,7 +26,7 @@ from memplan.mxnet.realise.packed_rules import (
     skips_unread,
 )
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol
+from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, reads_any_layout
 from memplan.step.graph import UPDATE
 
 NDArray = Any
@@ -40,11 +40,25 @@ class Outside:
     is_added: bool
 
 
+class _Place(NamedTuple):
+    """Where an array lies: one array for several tensors, one after the other, or one of two."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_second: bool = False
+
+    @property
+    def other(self) -> _Place:
+        return self._replace(is_second=not self.is_second)
+
+
 class Calls:
     """Makes the calls of a lowered schedule.
 
     A long step runs the same ops on the same arrays again and again: such calls are one object.
-    ``outside`` are the gradients, by step and output, that are not in the memory.
+    ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place`` the
+    outputs, by op and place, that MXNet's executor writes over an input.
     """
 
     def __init__(
@@ -56,14 +70,18 @@ class Calls:
         mode: Mode | None,
         updates: Updates | None,
         outside: Mapping[tuple[int, int], Outside],
+        in_place: Collection[tuple[int, int]],
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
         self.updates, self.outside = updates, outside
-        self._made: dict[tuple[int, tuple[int, ...], str], NDArray] = {}
+        self._made: dict[_Place, NDArray] = {}
         self._ignored: dict[tuple[tuple[int, ...], str], NDArray] = {}
         self._handles: dict[tuple[int, ...], Handles] = {}
         self._alike: dict[tuple[Any, ...], Call] = {}
+        self._places: dict[tuple[int, int], _Place] = {}
+        for step in range(len(lowered.schedule.ops)):
+            self._place_outputs(step, in_place)
 
     def calls(self) -> list[AnyCall]:
         """A call for every step."""
@@ -105,12 +123,31 @@ class Calls:
         """The array of the ``k``-th output of a step."""
         if (step, k) in self.outside:
             return self.outside[step, k].array
-        tensor, info = self._outputs(step)[k]
-        offset = self.offsets[step, tensor] if info.nelements else 0
-        key = (offset, info.shape, info.dtype)  # one array for several tensors, one after the other
-        if key not in self._made:
-            self._made[key] = self.memory.array(offset, info.shape, info.dtype)
-        return self._made[key]
+        place = self._places[step, k]
+        if place not in self._made:
+            self._made[place] = self.memory.array(place.offset, place.shape, place.dtype)
+        return self._made[place]
+
+    def _place_outputs(self, step: int, in_place: Collection[tuple[int, int]]) -> None:
+        """Where the arrays are that a step writes.
+
+        An operator that is none of oneDNN's, and writes over its input, leaves its output in the
+        layout in which oneDNN left the input (MXNet's src/common/exec_utils.h), which the sums of a
+        BatchNorm are rounded by. So it does so only where it does in MXNet's own executor: else the
+        output is another array to MXNet, in the same memory.
+        """
+        op = self.lowered.schedule.ops[step]
+        node = self.lowered.nodes[op]
+        read = {self._places[entry] for entry in self._entries(step) if entry in self._places}
+        for k, (tensor, info) in enumerate(self._outputs(step)):
+            if (step, k) in self.outside:
+                continue
+            offset = self.offsets[step, tensor] if info.nelements else 0
+            place = _Place(offset, info.shape, info.dtype)
+            for source in read.intersection((place, place.other)):
+                keeps_layout = node.forward is not None or reads_any_layout(node)
+                place = source if keeps_layout or (op, k) in in_place else source.other
+            self._places[step, k] = place
 
     def in_memory(self) -> list[NDArray]:
         """The arrays made so far that lie in the memory, no two of which are the same to MXNet."""
