@@ -26,6 +26,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
+from memplan.mxnet.realise.in_place import overwritten, preferring_unplanned
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
@@ -39,7 +40,6 @@ from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
-from memplan.step.simulate import Arena, replay
 from memplan.util.garbage import no_collections
 
 NDArray = Any
@@ -69,7 +69,7 @@ class Packed(Explicit):
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
-        return packable(super().finished(graph, nodes), nodes)
+        return preferring_unplanned(packable(super().finished(graph, nodes), nodes))
 
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError for a context of the CPU other than ``cpu(0)``.
@@ -270,30 +270,14 @@ def _fences(
     }
 
 
-class _HandedOver(Arena):
-    """Notes which tensors are written over others."""
-
-    def __init__(self) -> None:
-        self.nbuffers = 0
-        self.tensors: set[int] = set()
-
-    def request(self, step: int, tensor: int) -> int:
-        self.nbuffers += 1
-        return self.nbuffers - 1
-
-    def share(self, buffer: int, step: int, tensor: int) -> None:
-        self.tensors.add(tensor)
-
-
 def _in_place(trace: Trace, lowered: Lowered) -> set[tuple[int, int]]:
     """The outputs, by op and place, that the unplanned step writes over an input."""
-    arena = _HandedOver()
-    replay(Schedule.unplanned(trace.graph), arena)
+    tensors = overwritten(trace.graph)
     return {
         (lowered.index_of[node], place)
         for node, op in zip(trace.nodes, trace.graph.ops, strict=True)
         for place, tensor in enumerate(op.outputs)
-        if tensor in arena.tensors
+        if tensor in tensors
     }
 
 

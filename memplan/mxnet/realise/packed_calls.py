@@ -131,10 +131,9 @@ class Calls:
     def _place_outputs(self, step: int, in_place: Collection[tuple[int, int]]) -> None:
         """Where the arrays are that a step writes.
 
-        An operator that is none of oneDNN's, and writes over its input, leaves its output in the
-        layout in which oneDNN left the input (MXNet's src/common/exec_utils.h), which the sums of a
-        BatchNorm are rounded by. So it does so only where it does in MXNet's own executor: else the
-        output is another array to MXNet, in the same memory.
+        An operator that is none of oneDNN's writes over its input only where it does so in MXNet's
+        own executor (:mod:`memplan.mxnet.realise.in_place`): else its output is another array to
+        MXNet, in the same memory.
         """
         op = self.lowered.schedule.ops[step]
         node = self.lowered.nodes[op]
