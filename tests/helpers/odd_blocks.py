@@ -130,6 +130,16 @@ class ForeachLayers(Named):
         return self.scores(F.tanh(found).reshape((64, 16)))
 
 
+class ForeachTwice(ForeachLayers):
+    """Two loops that read the parameters of one cell."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = F.tanh(self.body(x)).reshape((8, 8, 16))
+        first, states = F.contrib.foreach(self.cell, x, [F.zeros((8, 16))])
+        second, _ = F.contrib.foreach(self.cell, F.tanh(first), states)
+        return self.scores(F.tanh(second).reshape((64, 16)))
+
+
 class WhileLoop(Named):
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         def step(i: Any, s: Any) -> Any:
@@ -372,6 +382,7 @@ BLOCKS = {
     "imported": Case(imported, vectors, initializer=mx.init.Normal(0.3)),
     "foreach": Case(Foreach, vectors),
     "foreach_layers": Case(ForeachLayers, vectors),
+    "foreach_twice": Case(ForeachTwice, vectors),
     "foreach_random": Case(ForeachRandom, vectors),
     "while_loop": Case(WhileLoop, vectors, first_of),
     "user_code": Case(UserCode, vectors),

@@ -29,8 +29,8 @@ from memplan.mxnet.plan_file import plan_text
 
 # User code and loops; a sum of sparse gradients.
 CALLED = set(
-    """while_loop foreach foreach_layers foreach_random user_code counted own_loss_only
-    sparse_user_code""".split()
+    """while_loop foreach foreach_layers foreach_twice foreach_random user_code counted
+    own_loss_only sparse_user_code""".split()
 )
 SPARSE_SUM = "two_sparse"
 REFUSED = {"explicit": CALLED, "packed": {SPARSE_SUM}}

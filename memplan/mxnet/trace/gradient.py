@@ -133,6 +133,8 @@ def check_unique_names(order: Sequence[Node]) -> None:
         if node.is_variable:
             if node.name in names:
                 raise TraceError(
-                    f"two different variables are both named {node.name!r}; rename one"
+                    f"two different variables are both named {node.name!r}; rename one. (MXNet's "
+                    f"loops make variables of their own for the parameters that they read: let one "
+                    f"loop read such a parameter, and nothing else)"
                 )
             names.add(node.name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +62,13 @@ def compose(
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
-    with autograd.record(), mx.name.NameManager():
+    with autograd.record(), mx.name.NameManager(), _without_hooks(block):
         losses, outputs = _composed(block, loss, inputs, labels)
     block_outputs = mapped(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
-    symbol = _without_repeats(mx.sym.Group(symbols))
+    symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
     names = [variable.name for variable in leaves((inputs, labels))]
     available = {*params, *names}
     inputs = symbol.list_inputs()
@@ -137,6 +139,17 @@ def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) 
         ) from error
 
 
+@contextmanager
+def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
+    """Within, the hooks of ``block`` are not called: they see arrays, as with hybridize()."""
+    hooks = block._forward_pre_hooks, block._forward_hooks
+    block._forward_pre_hooks, block._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        block._forward_pre_hooks, block._forward_hooks = hooks
+
+
 def _inputs(outputs: Any) -> list[str]:
     """What the block's outputs are computed from, in MXNet's order."""
     symbols = [output for output in leaves(outputs) if isinstance(output, mx.sym.Symbol)]
@@ -155,6 +168,29 @@ def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     repeated = [head in heads[:k] for k, head in enumerate(heads)]
     copies = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
     return mx.sym.Group(copies)
+
+
+def _with_one_variable_each(symbol: mx.sym.Symbol, names: Collection[str]) -> mx.sym.Symbol:
+    """``symbol`` with one variable for a parameter, one of ``names``, that has two.
+
+    MXNet's loops make variables of their own for the parameters that they read. A hybridized block
+    adds the gradients of two afterwards, which is the same sum only where each of them is read
+    once. Other parameters keep their variables, which tracing refuses.
+    """
+    data = symbol_json.parse(symbol)
+    entries = [*(entry for node in data["nodes"] for entry in node["inputs"]), *data["heads"]]
+    nreaders = Counter(source for source, *_ in entries)
+    places: dict[str, list[int]] = {}
+    for place, node in enumerate(data["nodes"]):
+        if node["op"] == VARIABLE and node["name"] in names:
+            places.setdefault(node["name"], []).append(place)
+    twice = [pair for pair in places.values() if len(pair) == 2]
+    first_of = {b: a for a, b in twice if nreaders[a] == nreaders[b] == 1}
+    if not first_of:
+        return symbol
+    for entry in entries:
+        entry[0] = first_of.get(entry[0], entry[0])
+    return symbol_json.load(data)
 
 
 def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
