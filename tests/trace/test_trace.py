@@ -208,6 +208,19 @@ def test_dtypes_of_any_form(dtype: Any) -> None:
     assert trace(symbol, shapes=shapes, type_dict={"data": dtype}).dtypes["data"] == "float32"
 
 
+def test_parameters_behind_a_cast_have_its_dtype() -> None:
+    """As in a Module, which names the dtypes of data and labels only."""
+    data = mx.sym.cast(mx.sym.Variable("data"), dtype="float64")
+    scores = mx.sym.cast(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), dtype="float32")
+    symbol = mx.sym.SoftmaxOutput(scores, name="softmax")
+    module = mx.mod.Module(symbol)
+    module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+    arrays = module._exec_group.execs[0].arg_dict
+    expected = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+    assert expected["fc_weight"] == "float64"
+    assert trace(symbol, shapes={"data": (2, 4)}).dtypes == expected
+
+
 def test_a_variable_may_carry_its_shape_and_dtype() -> None:
     data = mx.sym.Variable("data", shape=(1 << 20, 20), dtype="float64")
     weight = mx.sym.Variable("weight", dtype="float64")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -34,7 +34,7 @@ def infer_arguments(
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
     _check_names(symbol, shapes, type_dict or {})
-    return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, type_dict)
+    return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, shapes, type_dict)
 
 
 def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
@@ -90,7 +90,9 @@ def _infer_shapes(
     return result
 
 
-def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) -> dict[str, str]:
+def _infer_dtypes(
+    symbol: mx.sym.Symbol, inputs: Collection[str], type_dict: Mapping[str, Any] | None
+) -> dict[str, str]:
     arguments = symbol.list_arguments()
     for name, dtype in (type_dict or {}).items():
         _check_dtype(name, dtype)
@@ -98,6 +100,10 @@ def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) ->
         nodes = symbol_json.parse(symbol)["nodes"]
         typed = {node["name"] for node in nodes if "__dtype__" in node.get("attrs", {})}
         type_dict = {name: np.float32 for name in arguments if name not in typed}
+        if _contradicts(symbol, type_dict):
+            # Module names the dtypes of inputs and labels: behind a cast parameters have others.
+            named = {name for name in arguments if name in inputs or name.endswith("label")}
+            type_dict = dict.fromkeys(named - typed, np.float32)
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
@@ -108,6 +114,15 @@ def _infer_dtypes(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any] | None) ->
     if untyped:
         raise ArgumentError(f"the dtype of {_some(untyped)} is unknown; name it in type_dict")
     return {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
+
+
+def _contradicts(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any]) -> bool:
+    """Do these dtypes not fit the network?"""
+    try:
+        symbol.infer_type_partial(**type_dict)
+    except MXNetError:
+        return True
+    return False
 
 
 def complete_grad_req(
