@@ -162,7 +162,7 @@ def test_a_plan_made_before() -> None:
     ):
         with pytest.raises(ArgumentError, match=culprit):
             fit(planned, network, plan=plan, **options)
-    with pytest.raises(ArgumentError, match="network"):
+    with pytest.raises(ArgumentError, match=r"another network: 'fc0_weight' here is 'first_w"):
         fit(planned, NETWORKS["noisy"], plan=plan)
     with pytest.raises(ArgumentError, match=r"takes .* budget of 100\.00 KiB"):
         fit(planned, network, plan=plan, budget="100 KiB")
@@ -170,6 +170,27 @@ def test_a_plan_made_before() -> None:
     for wrong, culprit in ((mirrored, "explicit"), ("made before", "'made before'")):
         with pytest.raises(ArgumentError, match=culprit):
             planned(network[0], plan=wrong)
+
+
+def test_a_plan_for_a_network_built_once_more() -> None:
+    """MXNet goes on counting the names of ops that have none, unless it is told to begin anew."""
+
+    def network() -> mx.sym.Symbol:
+        scores = mx.sym.FullyConnected(mx.sym.tanh(mx.sym.Variable("data")), num_hidden=3, name="a")
+        return mx.sym.SoftmaxOutput(scores, name="softmax")
+
+    with mx.name.NameManager():
+        options: dict[str, Any] = {"realisation": "packed", "strategy": "store_all"}
+        plan = memplan.plan(network(), data=(2, 4), **options)
+        second = network()
+    with mx.name.NameManager():
+        third = network()
+    shapes = [("data", (2, 4))], [("softmax_label", (2,))]
+    with pytest.raises(ArgumentError, match=r"'tanh1' here is 'tanh0' there\. .*NameManager\(\)"):
+        planned(second, plan=plan).bind(*shapes)
+    module = planned(third, plan=plan)
+    module.bind(*shapes)
+    assert module.plan is plan
 
 
 def test_parameters_shared_with_another_module() -> None:

@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError, TraceError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.train.pool import Need, inference_need
@@ -162,8 +163,9 @@ class Plans:
         }
         for what, (request_value, value) in pairs.items():
             if request_value != value:
-                where = "" if what == "network" else f": {_difference(request_value, value)}"
-                raise ArgumentError(f"the given plan was made for another {what}{where}")
+                differs = _other_node if what == "network" else _difference
+                where = differs(request_value, value)
+                raise ArgumentError(f"the given plan was made for another {what}: {where}")
         budget_nbytes = parse_budget(self._planner.budget, plan.unplanned.total_nbytes)
         if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
             raise ArgumentError(
@@ -177,6 +179,21 @@ class Plans:
 def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     name = next(n for n in (*ours, *theirs) if ours.get(n) != theirs.get(n))
     return f"{name!r} is {ours.get(name)} here, {theirs.get(name)} there"
+
+
+def _other_node(ours: str, theirs: str) -> str:
+    """In what two networks, as MXNet writes them, differ first."""
+    here, there = (symbol_json.parse_text(text)["nodes"] for text in (ours, theirs))
+    pairs = (pair for pair in zip(here, there, strict=False) if pair[0] != pair[1])
+    node, other = next(pairs, (None, None))
+    if node is None or other is None:
+        return f"{len(here)} variables and ops here, {len(there)} there, or others are outputs"
+    if node["op"] != other["op"] or node["name"] == other["name"]:
+        return f"{node['name']!r} ({node['op']}) here, {other['name']!r} ({other['op']}) there"
+    return (
+        f"{node['name']!r} here is {other['name']!r} there. If MXNet has counted these names, "
+        f"build the network under mx.name.NameManager(), which counts anew; or name it yourself"
+    )
 
 
 def _check_losses(trace: Trace) -> None:
