@@ -287,6 +287,24 @@ def test_two_variables_of_one_name() -> None:
         trace(symbol, shapes={"one": (2, 2)}, grad_req="write")
 
 
+@pytest.mark.parametrize("as_view", [False, True])
+def test_a_hard_sigmoid_that_shares_a_gradient_is_refused(as_view: bool) -> None:
+    """The gradient of such a sum is wrong in MXNet's own executor."""
+    x = mx.sym.tanh(mx.sym.Variable("x"))
+    gate = mx.sym.hard_sigmoid(x, name="gate")
+    other = mx.sym.reshape(mx.sym.sin(x), shape=(-1,)) if as_view else mx.sym.sin(x)
+    total = other + (mx.sym.reshape(gate, shape=(-1,)) if as_view else gate)
+    with pytest.raises(TraceError, match=r"'gate' \(hard_sigmoid\) shares the gradient"):
+        trace(mx.sym.MakeLoss(total), shapes={"x": (2, 4)}, grad_req="write")
+
+
+def test_a_hard_sigmoid_with_a_gradient_of_its_own() -> None:
+    x = mx.sym.tanh(mx.sym.Variable("x"))
+    gated = x * mx.sym.hard_sigmoid(x, name="gate")
+    graph = trace(mx.sym.MakeLoss(gated), shapes={"x": (2, 4)}, grad_req="write").graph
+    assert any(op.name == "gate_backward" for op in graph.ops)
+
+
 def test_a_gradient_that_depends_on_the_memory_is_refused() -> None:
     scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax", out_grad=True)
