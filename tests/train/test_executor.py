@@ -166,3 +166,21 @@ def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:
     step(mx.nd.ones((4096, 8)))
     (plan,), (bound,) = step.plans.values(), step._bound.values()
     assert allocated_mib(bound.executor.debug_str()) == at_two(plan)
+
+
+def test_variances_are_inferred_where_nobody_reads_the_means() -> None:
+    """MXNet computes them from the means, which an executor for inference leaves out."""
+    x = mx.sym.tanh(mx.sym.Variable("x") * 2)
+    symbol = mx.sym.MakeLoss(mx.sym.moments(x, axes=(0,))[1], name="loss")
+    values = mx.nd.random.normal(shape=(64, 8))
+    for realisation in ("explicit", "packed"):
+        traced = trace(
+            symbol, shapes={"x": (64, 8)}, realisation=realisation, grad_req={"x": "write"}
+        )
+        schedule = Schedule.unplanned(traced.graph)
+        executor = TrainExecutor(traced, schedule, ctx=mx.cpu(0), args={"x": values}, aux_states={})
+        [trained] = [output.asnumpy() for output in executor.forward(is_train=True)]
+        for _ in range(3):
+            [inferred] = [output.asnumpy() for output in executor.forward(is_train=False)]
+            assert inferred.tobytes() == trained.tobytes()
+        assert trained.all()

@@ -13,6 +13,7 @@ from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import shows_attributes
 
 NDArray = Any
+JSON = dict[str, Any]
 Arrays = Mapping[str, NDArray]
 
 # Says where an op runs: MXNet aborts if it must find out for an op that counts as a backward op,
@@ -63,10 +64,32 @@ def bind_inference(
     ``pool`` is that of :func:`bind_as_it_stands`.
     """
     data = symbol_json.parse(symbol)
+    _read_means(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not shows_attributes(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
     return bind_as_it_stands(symbol_json.load(data), ctx, args, aux_states, pool)
+
+
+def _read_means(data: JSON) -> None:
+    """Have the means of ``moments`` read: ops whose turn comes before the first output's.
+
+    The variances are computed from them, and an executor for inference leaves out what nobody
+    reads: the variances are garbage then. Where it is bound to train, the backward op reads them.
+    """
+    nodes, heads = data["nodes"], data["heads"]
+    read = {(source, k) for node in nodes for source, k, *_ in node["inputs"]}
+    read.update((source, k) for source, k, *_ in heads)
+    readers = [
+        {"op": "shape_array", "name": f"{node['name']}_reader", "inputs": [[place, 0, 0]]}
+        for place, node in enumerate(nodes)
+        if node["op"] == "moments" and (place, 0) not in read
+    ]
+    if readers:
+        places = range(len(nodes), len(nodes) + len(readers))
+        copy = {"op": "_copy", "name": "first_output", "inputs": [heads[0]]}
+        nodes.extend([*readers, copy | {"control_deps": list(places)}])
+        heads[0] = [len(nodes) - 1, 0, 0]
 
 
 def _groups(symbol: mx.sym.Symbol) -> set[str]:
