@@ -2,7 +2,8 @@
 
 An operator that is none of oneDNN's leaves another layout where it writes over its input, which a
 plan lets it do earlier than MXNet: a BatchNorm behind it rounds its sums otherwise then. So does
-one behind a sum that is written over another of its terms.
+one behind a sum that is written over another of its terms. Where a plan keeps what MXNet writes
+over, a copy of it is written over.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
 from memplan.strategies.base import Problem
+from memplan.strategies.chen import ChenSqrt
 from memplan.strategies.evict import Evict
 
 Symbol = mx.sym.Symbol
@@ -33,6 +35,8 @@ OPERATORS: dict[str, Callable[[Symbol], Symbol]] = {
     "swish": lambda x: x * mx.sym.sigmoid(x),
     "hard swish": lambda x: x * mx.sym.clip(x + 3, a_min=0, a_max=6) / 6,
     "gates": gated,
+    "tanh, whose input a plan keeps": mx.sym.tanh,
+    "a product, whose input a plan keeps": lambda x: x * 1.5,
 }
 
 
@@ -62,19 +66,22 @@ def test_a_batchnorm_meets_the_layouts_of_the_unplanned_step(name: str, is_resid
     assert not different(before_norms(OPERATORS[name], is_residual=is_residual))
 
 
-@pytest.mark.parametrize("name", ["swish", "hard swish", "gates"])
+@pytest.mark.parametrize("name", ["swish", "hard swish", "gates", "PReLU, as in ArcFace's ResNets"])
 def test_a_sum_is_written_over_the_term_of_the_unplanned_step(name: str) -> None:
     assert not different(before_sums(OPERATORS[name]))
 
 
 def different(body: Symbol) -> list[str]:
-    """What differs from MXNet in steps with much recomputation."""
+    """What differs from MXNet in steps that recompute much, and in such that keep some tensors."""
     pooled = mx.sym.Pooling(body, global_pool=True, pool_type="avg", kernel=(1, 1))
     symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(pooled, num_hidden=5), name="softmax")
     traced = trace(symbol, shapes={"data": (4, 3, 14, 14)}, realisation="packed")
     values = random_values(traced)
-    schedule = Evict(patience=0).solve(Problem(traced.graph, None)).schedule
-    assert schedule is not None
-    assert schedule.recomputed
-    planned = planned_steps(bound(traced, schedule, values))
-    return differences(stock_steps(traced, values), planned)
+    result = []
+    for strategy in (Evict(patience=0), ChenSqrt()):
+        schedule = strategy.solve(Problem(traced.graph, None)).schedule
+        assert schedule is not None
+        assert schedule.recomputed
+        planned = planned_steps(bound(traced, schedule, values))
+        result += differences(stock_steps(traced, values), planned)
+    return result

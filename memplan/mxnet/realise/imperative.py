@@ -167,6 +167,20 @@ def _number(outputs: int) -> Any:
     return ctypes.byref(ctypes.c_int(outputs))
 
 
+class CallAfter(Call):
+    """A call that is made after another one, which it counts with: two operations."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, first: Call, *call: Any) -> None:
+        super().__init__(*call)
+        self._first = first
+
+    def __call__(self) -> None:
+        self._first()
+        super().__call__()
+
+
 class RecordedCall(Call):
     """A call that keeps the operator's state for :class:`BackwardCall`.
 

@@ -8,7 +8,11 @@ BatchNorm are rounded by the layout of what it reads. A plan lets tensors die ea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 
+from memplan.mxnet.realise.layout_copies import SUMS, own_inputs
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
@@ -42,12 +46,45 @@ class _Overwritten(Arena):
         self.source_of[tensor] = next(t for t in inputs if self.buffer_of[t] == buffer)
 
 
-def preferring_unplanned(graph: TrainingGraph) -> TrainingGraph:
-    """``graph``, whose ops write over the inputs that they write over unplanned, if these die."""
+def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    """``graph``, whose ops, ``nodes``, write over what leaves the layouts of the unplanned step.
+
+    That is the input over which they write there, if it dies, else one in the same layout.
+    """
     source_of = overwritten(graph)
     ops = []
-    for op in graph.ops:
-        taken = [source_of.get(op.outputs[h.output]) == op.inputs[h.input] for h in op.handovers]
-        order = sorted(range(len(taken)), key=lambda place: not taken[place])
-        ops.append(dataclasses.replace(op, handovers=tuple(op.handovers[i] for i in order)))
+    for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
+        sources = [op.inputs[handover.input] for handover in op.handovers]
+        taken = [source_of.get(op.outputs[handover.output]) for handover in op.handovers]
+        order = sorted(range(len(taken)), key=lambda place: taken[place] != sources[place])
+        allowed = [
+            op.handovers[place]
+            for place in order
+            if op.handovers[place].alias or _has_layout(node, sources[place], taken[place], own)
+        ]
+        ops.append(dataclasses.replace(op, handovers=tuple(allowed)))
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def _has_layout(node: Node, source: int, taken: int | None, own: Collection[int]) -> bool:
+    """Is an op that is written over ``source`` in the layout that it has unplanned?
+
+    There it is written over ``taken``, or over nothing. ``own`` are its inputs in oneDNN's layouts.
+    """
+    if reads_any_layout(node) and node.op not in SUMS:
+        return True
+    if taken is None:
+        return node.op not in SUMS or not own or source in own
+    return (source in own) == (taken in own)
+
+
+def layouts_taken_over(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
+    """The tensors that have another layout where they are written over an input than elsewhere."""
+    source_of = overwritten(graph)
+    result = set()
+    for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
+        for tensor in source_of.keys() & set(op.outputs):
+            is_own = source_of[tensor] in own
+            if is_own if not reads_any_layout(node) else own and not is_own and node.op in SUMS:
+                result.add(tensor)
+    return result

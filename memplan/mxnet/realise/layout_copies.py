@@ -23,6 +23,9 @@ _BLOCK = 8
 # Pictures of so few channels are read in the usual layout, and written in one of oneDNN's.
 _FEW_CHANNELS = 3
 
+# Operators of oneDNN that write over a term, in whatever layout that has.
+SUMS = ("elemwise_add", "add_n")
+
 
 @dataclass(frozen=True)
 class Copies:
@@ -37,6 +40,16 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     layouts = _Layouts(graph, nodes)
     pairs = [layouts.run(op) for op in range(len(nodes))]
     return Copies(tuple(nbytes for nbytes, _ in pairs), tuple(nbytes for _, nbytes in pairs))
+
+
+def own_inputs(graph: TrainingGraph, nodes: Sequence[Node]) -> list[frozenset[int]]:
+    """For each op of ``graph``, which ``nodes`` are: its inputs that are in layouts of oneDNN's."""
+    layouts = _Layouts(graph, nodes)
+    result = []
+    for index, op in enumerate(graph.ops):
+        result.append(frozenset(layouts.own.intersection(op.inputs)))
+        layouts.run(index)
+    return result
 
 
 class _Layouts:
@@ -59,7 +72,10 @@ class _Layouts:
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
         if node.op in KEEPS_LAYOUT:
-            if own:
+            is_over_usual = node.op in SUMS and not self.own.issuperset(
+                self._in_place(index).values()
+            )
+            if own and not is_over_usual:
                 self.own.add(op.outputs[0])
             if node.op == "_backward_BatchNorm" and _is_of_volumes(call):
                 # What it reads is brought into one layout, whatever that of the two arrays is.

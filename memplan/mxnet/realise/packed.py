@@ -26,10 +26,14 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
-from memplan.mxnet.realise.in_place import overwritten, preferring_unplanned
+from memplan.mxnet.realise.in_place import (
+    layouts_taken_over,
+    overwritten,
+    with_layouts_of_unplanned,
+)
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
-from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
+from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
@@ -69,7 +73,7 @@ class Packed(Explicit):
 
     def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
-        return preferring_unplanned(packable(super().finished(graph, nodes), nodes))
+        return with_layouts_of_unplanned(packable(super().finished(graph, nodes), nodes), nodes)
 
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError for a context of the CPU other than ``cpu(0)``.
@@ -145,7 +149,7 @@ class PackedStep:
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
-        options = (mode, self._updates, outside, _in_place(trace, lowered))
+        options = (mode, self._updates, outside, _in_place(trace, lowered, ctx))
         writer = Calls(lowered, packing.offsets, memory, arrays, *options)
         self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
@@ -270,15 +274,19 @@ def _fences(
     }
 
 
-def _in_place(trace: Trace, lowered: Lowered) -> set[tuple[int, int]]:
-    """The outputs, by op and place, that the unplanned step writes over an input."""
-    tensors = overwritten(trace.graph)
-    return {
-        (lowered.index_of[node], place)
-        for node, op in zip(trace.nodes, trace.graph.ops, strict=True)
-        for place, tensor in enumerate(op.outputs)
-        if tensor in tensors
-    }
+def _in_place(
+    trace: Trace, lowered: Lowered, ctx: mx.Context
+) -> dict[tuple[int, int], Overwritten]:
+    """What the unplanned step writes over, by the op that does so, and by which output."""
+    graph, nodes = trace.graph, trace.nodes
+    on_cpu = ctx.device_type == "cpu"  # elsewhere all arrays have one layout
+    taking_layouts = layouts_taken_over(graph, nodes) if on_cpu else ()
+    result = {}
+    for tensor, source in overwritten(graph).items():
+        entry = nodes[graph.producer[source]], graph.position[source]
+        key = lowered.index_of[nodes[graph.producer[tensor]]], graph.position[tensor]
+        result[key] = Overwritten(entry, tensor in taking_layouts)
+    return result
 
 
 def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:

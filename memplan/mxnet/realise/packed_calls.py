@@ -14,6 +14,7 @@ from memplan.mxnet.realise.imperative import (
     AnyCall,
     BackwardCall,
     Call,
+    CallAfter,
     RecordedCall,
     UpdateCall,
     Updates,
@@ -40,6 +41,13 @@ class Outside:
     is_added: bool
 
 
+class Overwritten(NamedTuple):
+    """What MXNet's executor writes an output over; does that give the output its layout?"""
+
+    source: Entry
+    gives_layout: bool
+
+
 class _Place(NamedTuple):
     """Where an array lies: one array for several tensors, one after the other, or one of two."""
 
@@ -57,8 +65,8 @@ class Calls:
     """Makes the calls of a lowered schedule.
 
     A long step runs the same ops on the same arrays again and again: such calls are one object.
-    ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place`` the
-    outputs, by op and place, that MXNet's executor writes over an input.
+    ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place``
+    what MXNet's executor writes over, by op and output.
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class Calls:
         mode: Mode | None,
         updates: Updates | None,
         outside: Mapping[tuple[int, int], Outside],
-        in_place: Collection[tuple[int, int]],
+        in_place: Mapping[tuple[int, int], Overwritten],
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
@@ -80,6 +88,7 @@ class Calls:
         self._handles: dict[tuple[int, ...], Handles] = {}
         self._alike: dict[tuple[Any, ...], Call] = {}
         self._places: dict[tuple[int, int], _Place] = {}
+        self._copied: dict[int, tuple[int, int]] = {}
         for step in range(len(lowered.schedule.ops)):
             self._place_outputs(step, in_place)
 
@@ -128,12 +137,13 @@ class Calls:
             self._made[place] = self.memory.array(place.offset, place.shape, place.dtype)
         return self._made[place]
 
-    def _place_outputs(self, step: int, in_place: Collection[tuple[int, int]]) -> None:
+    def _place_outputs(self, step: int, in_place: Mapping[tuple[int, int], Overwritten]) -> None:
         """Where the arrays are that a step writes.
 
         An operator that is none of oneDNN's writes over its input only where it does so in MXNet's
         own executor (:mod:`memplan.mxnet.realise.in_place`): else its output is another array to
-        MXNet, in the same memory.
+        MXNet, in the same memory. Where the plan keeps what MXNet writes over, a copy is written
+        over instead, which brings its layout along.
         """
         op = self.lowered.schedule.ops[step]
         node = self.lowered.nodes[op]
@@ -143,9 +153,12 @@ class Calls:
                 continue
             offset = self.offsets[step, tensor] if info.nelements else 0
             place = _Place(offset, info.shape, info.dtype)
-            for source in read.intersection((place, place.other)):
+            taken, sources = in_place.get((op, k)), read.intersection((place, place.other))
+            for source in sources:
                 keeps_layout = node.forward is not None or reads_any_layout(node)
-                place = source if keeps_layout or (op, k) in in_place else source.other
+                place = source if keeps_layout or taken is not None else source.other
+            if not sources and taken is not None and taken.gives_layout:
+                self._copied[step] = node.inputs.index(taken.source), k
             self._places[step, k] = place
 
     def in_memory(self) -> list[NDArray]:
@@ -160,8 +173,16 @@ class Calls:
 
     def _call(self, step: int, node: Node, attrs: Mapping[str, str]) -> Call:
         """A call of an operator alone."""
-        inputs, outputs = map(self._handled, (self._inputs(step), self.outputs(step)))
+        read, written = self._inputs(step), self.outputs(step)
         function = self._function(node)
+        if step in self._copied:
+            place, k = self._copied[step]
+            # A sum of one term. MXNet's copy of an array has the usual layout.
+            parts = self._handled([read[place]]), self._handled([written[k]])
+            read[place] = written[k]
+            call = function, attrs, self._handled(read), self._handled(written)
+            return CallAfter(Call("add_n", {"num_args": "1"}, *parts), *call)
+        inputs, outputs = self._handled(read), self._handled(written)
         if function is not node.op:
             return Call(function, attrs, inputs, outputs)
         key = (function, *attrs.items(), id(inputs), id(outputs))
