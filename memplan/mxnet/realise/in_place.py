@@ -10,20 +10,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from memplan.mxnet.realise.layout_copies import SUMS, own_inputs
+from memplan.mxnet.realise.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
 
 
-def overwritten(graph: TrainingGraph) -> dict[int, int]:
-    """For each tensor that the unplanned step writes over one that it reads: which one that is."""
+def overwritten(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, int]:
+    """For each tensor that the unplanned step writes over one that it reads: which one that is.
+
+    What an add_n leaves without oneDNN has the usual layout, wherever it is.
+    """
     schedule = Schedule.unplanned(graph)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
-    return arena.source_of
+    return {
+        tensor: source
+        for tensor, source in arena.source_of.items()
+        if nodes[graph.producer[tensor]].op != FALLBACK_SUM
+    }
 
 
 class _Overwritten(Arena):
@@ -51,18 +59,17 @@ def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
 
     That is the input over which they write there, if it dies, else one in the same layout.
     """
-    source_of = overwritten(graph)
+    source_of = overwritten(graph, nodes)
     ops = []
     for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
-        sources = [op.inputs[handover.input] for handover in op.handovers]
-        taken = [source_of.get(op.outputs[handover.output]) for handover in op.handovers]
-        order = sorted(range(len(taken)), key=lambda place: taken[place] != sources[place])
-        allowed = [
-            op.handovers[place]
-            for place in order
-            if op.handovers[place].alias or _has_layout(node, sources[place], taken[place], own)
-        ]
-        ops.append(dataclasses.replace(op, handovers=tuple(allowed)))
+        first, second = [], []
+        for handover in op.handovers:
+            source, taken = op.inputs[handover.input], source_of.get(op.outputs[handover.output])
+            if source == taken:
+                first.append(handover)
+            elif handover.alias or _has_layout(node, source, taken, own):
+                second.append(handover)
+        ops.append(dataclasses.replace(op, handovers=(*first, *second)))
     return dataclasses.replace(graph, ops=tuple(ops))
 
 
@@ -71,20 +78,20 @@ def _has_layout(node: Node, source: int, taken: int | None, own: Collection[int]
 
     There it is written over ``taken``, or over nothing. ``own`` are its inputs in oneDNN's layouts.
     """
-    if reads_any_layout(node) and node.op not in SUMS:
+    if reads_any_layout(node) and node.op != SUM:
         return True
     if taken is None:
-        return node.op not in SUMS or not own or source in own
+        return node.op != SUM or not own or source in own
     return (source in own) == (taken in own)
 
 
 def layouts_taken_over(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
     """The tensors that have another layout where they are written over an input than elsewhere."""
-    source_of = overwritten(graph)
+    source_of = overwritten(graph, nodes)
     result = set()
     for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
         for tensor in source_of.keys() & set(op.outputs):
             is_own = source_of[tensor] in own
-            if is_own if not reads_any_layout(node) else own and not is_own and node.op in SUMS:
+            if is_own if not reads_any_layout(node) else own and not is_own and node.op == SUM:
                 result.add(tensor)
     return result

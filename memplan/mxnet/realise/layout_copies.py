@@ -23,8 +23,8 @@ _BLOCK = 8
 # Pictures of so few channels are read in the usual layout, and written in one of oneDNN's.
 _FEW_CHANNELS = 3
 
-# Operators of oneDNN that write over a term, in whatever layout that has.
-SUMS = ("elemwise_add", "add_n")
+# The operator of oneDNN that writes over a term in the layout that this has.
+SUM = "elemwise_add"
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,7 @@ class _Layouts:
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
         if node.op in KEEPS_LAYOUT:
-            is_over_usual = node.op in SUMS and not self.own.issuperset(
-                self._in_place(index).values()
-            )
-            if own and not is_over_usual:
+            if own and not self._is_usual_sum(index):
                 self.own.add(op.outputs[0])
             if node.op == "_backward_BatchNorm" and _is_of_volumes(call):
                 # What it reads is brought into one layout, whatever that of the two arrays is.
@@ -86,6 +83,15 @@ class _Layouts:
         # A Reshape, or the like, converts the array that it shares.
         self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
         return 0, self._nbytes(own)
+
+    def _is_usual_sum(self, index: int) -> bool:
+        """Is an op a sum in the usual layout?
+
+        An add_n uses oneDNN only for terms that all are in layouts of oneDNN's.
+        """
+        op, node = self.graph.ops[index], self.nodes[index]
+        terms = {"add_n": op.inputs, SUM: self._in_place(index).values()}.get(node.op, ())
+        return not self.own.issuperset(terms)
 
     def _convolve(self, index: int, call: Node) -> int:
         """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""

@@ -282,7 +282,7 @@ def _in_place(
     on_cpu = ctx.device_type == "cpu"  # elsewhere all arrays have one layout
     taking_layouts = layouts_taken_over(graph, nodes) if on_cpu else ()
     result = {}
-    for tensor, source in overwritten(graph).items():
+    for tensor, source in overwritten(graph, nodes).items():
         entry = nodes[graph.producer[source]], graph.position[source]
         key = lowered.index_of[nodes[graph.producer[tensor]]], graph.position[tensor]
         result[key] = Overwritten(entry, tensor in taking_layouts)

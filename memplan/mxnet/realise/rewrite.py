@@ -14,6 +14,7 @@ from memplan.mxnet.trace.operators import (
 )
 from memplan.mxnet.trace.probe import changed_inputs, handovers
 from memplan.mxnet.trace.states import reads_states, states_touched, states_written
+from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import Op
 
 # Forward operators whose backward op reads through raw pointers what the forward call read: the
@@ -29,7 +30,7 @@ _WRITES_NO_LABEL = frozenset(
     _backward_mae_reg_out _backward_logistic_reg_out""".split()
 )
 
-_SUMS = frozenset({"elemwise_add", "_grad_add"})
+_SUMS = frozenset({"elemwise_add", "_grad_add", FALLBACK_SUM})
 
 
 def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:

@@ -116,7 +116,7 @@ def trace(
     full = form.rewritten(training_graph(outputs, heads, wanted(requests)), device_type)
     _infer_step(full, known_shapes, known_dtypes)
     if form.spells_out_backward:
-        chain_sums(full, len(outputs), device_type)
+        chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array)
     full = form.ended(full, len(outputs), requests)
     order = form.ordered(_checked(full))
     graph = form.finished(_build(order, full, len(outputs), form, requests), order)

@@ -3,7 +3,8 @@
 Its add_n adds 3 or 4 terms from right to left, more from left to right (the kernel Sum of
 src/operator/tensor/elemwise_sum.h, tag 1.9.1). On a CPU oneDNN adds from left to right where all
 terms are in a layout of its own (ElementWiseSumComputeExCPU). Which are so depends on what is
-written in place, and that differs in other memory, or in another order of the same ops.
+written in place, and that differs in other memory, or in another order of the same ops. Where it
+does not add, the sum is in the usual layout (FallBackCompute, src/operator/nn/mkldnn).
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from memplan.mxnet.trace.nnvm import Entry, Infos, Node, depth_first
 from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
 from memplan.mxnet.trace.probe import handovers
 
+# Adds two arrays without oneDNN. This is broadcast_add by its other name, which is in no network
+# that MXNet has written.
+FALLBACK_SUM = "broadcast_plus"
+
 # add_n adds from left to right from this many terms on.
 _LEFT_TO_RIGHT = 5
 
@@ -25,36 +30,43 @@ _COPIES = frozenset("_copy _backward_copy _backward_add".split())
 _LIKE_FIRST = frozenset("_backward_Activation _backward_LeakyReLU".split())
 
 
-def chain_sums(heads: Sequence[Entry], noutputs: int, device_type: str) -> None:
+def chain_sums(
+    heads: Sequence[Entry], noutputs: int, device_type: str, *, in_one_array: bool
+) -> None:
     """Spell out sums of gradients in MXNet's full graph term by term, to equal bits.
 
     ``heads`` are the ``noutputs`` outputs, then the gradients; the shapes are known. A sum of 5
     terms or more becomes a chain from left to right, so that each term can be dropped as soon as
     it is added; one of 3 or 4 becomes a chain from right to left where MXNet's executor adds so for
-    certain, and a step with other hand-overs may not.
+    certain, and a step with other hand-overs may not. Where MXNet adds without oneDNN for certain,
+    so does the chain, if its ops are called one by one, ``in_one_array``. (In an executor they
+    would leave the layout of what MXNet has them write over.)
     """
     order = depth_first(heads)
     forward = set(depth_first(heads[:noutputs]))
     sums = [node for node in order if node.op == "add_n" and node not in forward]
     few = [node for node in sums if 2 < len(node.inputs) < _LEFT_TO_RIGHT]
-    if few and device_type == "cpu" and onednn_is_enabled():
+    many = [node for node in sums if len(node.inputs) >= _LEFT_TO_RIGHT]
+    from_right: set[Node] = set()
+    without_onednn: set[Node] = set()
+    if (few or many) and device_type == "cpu" and onednn_is_enabled():
         in_stock, in_any = _Usual(order, heads), _Usual(order)
-        for node in few:
-            if in_stock.any_of(node) and not in_any.any_of(node):
-                _chain(node, node.inputs[::-1])
+        without_onednn = {node for node in few + many if in_stock.any_of(node)}
+        from_right = {node for node in without_onednn.intersection(few) if not in_any.any_of(node)}
     for node in sums:
-        if len(node.inputs) >= _LEFT_TO_RIGHT:
-            _chain(node, node.inputs)
+        if node in many or node in from_right:
+            op = FALLBACK_SUM if in_one_array and node in without_onednn else "elemwise_add"
+            _chain(node, op, from_right=node in from_right)
 
 
-def _chain(node: Node, terms: Sequence[Entry]) -> None:
-    """Make ``node`` the last of sums of two, from the first of its ``terms`` on."""
+def _chain(node: Node, op: str, *, from_right: bool = False) -> None:
+    """Make ``node`` the last of sums of two by ``op``, from its first term on, or its last."""
     info = node.infos.outputs[0]
     infos = Infos((info, info), (info,))
-    total = terms[0]
-    for i, term in enumerate(terms[1:-1], 1):
-        total = (Node("elemwise_add", f"sum_grad_{i}", inputs=[total, term], infos=infos), 0)
-    node.op, node.name, node.attrs = "elemwise_add", f"sum_grad_{len(terms) - 1}", {}
+    total, *terms = reversed(node.inputs) if from_right else node.inputs
+    for i, term in enumerate(terms[:-1], 1):
+        total = (Node(op, f"sum_grad_{i}", inputs=[total, term], infos=infos), 0)
+    node.op, node.name, node.attrs = op, f"sum_grad_{len(terms)}", {}
     node.inputs, node.infos = [total, terms[-1]], infos
 
 
@@ -115,4 +127,4 @@ class _Usual:
         if not self.is_stock:
             return True
         is_kept = entry[0].is_variable or entry in self.heads
-        return not is_kept and self.readers[entry] == [index]
+        return not is_kept and self.readers[entry][-1] == index
