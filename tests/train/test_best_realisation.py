@@ -84,6 +84,8 @@ def test_a_refusal_recommends_nothing_that_is_refused_as_well() -> None:
     ) as refusal:
         memplan.plan(net, realisation="auto", data=(2, 3))
     assert "realisation=" not in str(refusal.value)
+    # What it recommends instead.
+    assert memplan.plan(net, time_limit=1, data=(2, 3)).realisation == "mirror"
 
 
 class Square(mx.operator.CustomOp):

@@ -275,10 +275,19 @@ def test_sparse_gradients(sparse_weight: bool) -> None:
     assert module._exec_group.execs[0].grad_dict["words_weight"].stype == "row_sparse"
 
 
-def test_sparse_inputs_and_weights_stay_sparse() -> None:
-    """MXNet's optimizers leave alone the rows of a sparse weight that have no gradient."""
+@pytest.mark.parametrize("has_squares", [False, True])
+def test_sparse_inputs_and_weights_stay_sparse(has_squares: bool) -> None:
+    """MXNet's optimizers leave alone the rows of a sparse weight that have no gradient.
+
+    With squares it is the factorization machine of MXNet's examples: MXNet has their sum for
+    sparse weights only.
+    """
+    words = mx.sym.Variable("data", stype="csr")
     weight = mx.sym.Variable("first_weight", stype="row_sparse", shape=(20, 8))
-    body = mx.sym.sparse.dot(mx.sym.Variable("data", stype="csr"), weight)
+    body = mx.sym.sparse.dot(words, weight)
+    if has_squares:
+        squares = mx.sym._internal._square_sum(weight, axis=1, keepdims=True)
+        body = mx.sym.broadcast_sub(body * body, mx.sym.dot(words.square(), squares))
     for _ in range(3):
         body = mx.sym.FullyConnected(body, num_hidden=8)
         for _ in range(3):

@@ -11,7 +11,7 @@ from mxnet.base import MXNetError
 from memplan.errors import TraceError
 from memplan.memory.blocks import Allocation
 from memplan.mxnet.realise.bind import bind_as_it_stands
-from memplan.mxnet.trace.arguments import infer_arguments
+from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.inference import COND
@@ -89,7 +89,13 @@ def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
             shapes[node.name], dtypes[node.name] = info.shape, info.dtype
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     arrays = {name: mx.nd.empty(shapes[name], CONTEXT, dtypes[name]) for name in names}
-    return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
+    try:
+        return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
+    except MXNetError:
+        # An op that MXNet has for sparse arrays only, as _square_sum.
+        for name, stype in storage_types(symbol).items():
+            arrays[name] = mx.nd.zeros(shapes[name], CONTEXT, dtypes[name], stype=stype)
+        return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
 
 
 def reported_mib(symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = None) -> int:
