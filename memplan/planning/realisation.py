@@ -158,8 +158,8 @@ def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace
             raise
         both = [text.partition(". Use realisation=")[0] for text in (refusal, str(error))]
         raise TraceError(
-            f"{both[0]}; nor can {last} steps: {both[1]}. A Symbol may train by a mirror plan, which "
-            f"memplan.plan(net, ...).symbol is, with mx.mod.Module; else leave one of the two out"
+            f"{both[0]}; nor can {last} steps: {both[1]}. A mirror plan may train it, which is "
+            f"memplan.plan(net, ...).symbol, with mx.mod.Module; else leave one of the two out"
         ) from error
     if others:
         LOGGER.warning("memplan trains by %s steps, for %s", last, refusal)

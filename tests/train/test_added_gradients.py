@@ -113,6 +113,32 @@ def test_an_explicit_step_says_that_it_adds_rows_at_once() -> None:
     assert "the last bits may differ" in told["add"][0]
 
 
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_step_says_that_it_adds_pictures_at_once(
+    realisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MXNet without oneDNN, whose convolutions add the gradients of one picture after another."""
+    body = mx.sym.Variable("data")
+    for name in ("first", "second"):
+        body = mx.sym.Convolution(body, num_filter=2, kernel=(3, 3), name=name)
+    net = mx.sym.MakeLoss(mx.sym.sum(body * body))
+    requests = dict.fromkeys(net.list_arguments(), "write")
+    requests |= {"data": "null", "first_weight": "add", "first_bias": "add"}
+    told = {}
+    for enabled in ("1", "0"):
+        monkeypatch.setenv("MXNET_MKLDNN_ENABLED", enabled)
+        traced = trace(
+            net, shapes={"data": (2, 2, 6, 6)}, grad_req=requests, realisation=realisation
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            TrainExecutor(traced, Schedule.unplanned(traced.graph))
+        told[enabled] = [str(one.message) for one in caught if "picture" in str(one.message)]
+    assert not told["1"]
+    assert len(told["0"]) == 1
+    assert "'first_weight' (grad_req" in told["0"][0]
+
+
 def test_the_executors_gradients_are_the_arrays_given() -> None:
     words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=WORDS, output_dim=4, name="embed")
     net = mx.sym.MakeLoss(mx.sym.sum(words * words))

@@ -42,6 +42,9 @@ from memplan.step.schedule import Schedule
 # operators do not see, tells them apart.
 _DISTINCT = "__memplan_step__"
 
+# Which output of the backward op of an Embedding or a convolution is the gradient of its weight.
+_WEIGHT = 1
+
 
 @dataclass(frozen=True)
 class Explicit(Form):
@@ -124,17 +127,21 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     return to_symbol([node.inputs[0] if node.op == UPDATE else (node, k) for node, k in heads])
 
 
-def gradients_added_late(trace: Trace) -> list[str]:
-    """The arguments to whose gradients MXNet itself adds row by row, and an explicit step at once.
+def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
+    """The arguments to whose gradients MXNet itself adds piece by piece, and a step at once.
 
-    Their sums may differ from MXNet's in the last bits.
+    Their sums may differ from MXNet's in the last bits. In packed steps autograd adds those of an
+    Embedding. Without oneDNN a convolution on a CPU adds picture by picture.
     """
+    pieces = set() if trace.form.in_one_array else {"_backward_Embedding"}
+    if device_type == "cpu" and not onednn_is_enabled():
+        pieces |= {"_backward_Convolution", "_backward_Deconvolution"}
     names = wanted(trace.grad_req)
     gradients = trace.heads[len(trace.heads) - len(names) :]
     return [
         name
-        for name, (node, _) in zip(names, gradients, strict=True)
-        if trace.grad_req[name] == "add" and node.op == "_backward_Embedding"
+        for name, (node, k) in zip(names, gradients, strict=True)
+        if trace.grad_req[name] == "add" and node.op in pieces and k == _WEIGHT
     ]
 
 

@@ -121,6 +121,7 @@ class TrainExecutor(BoundArrays):
         names = [] if trace.form.updates else wanted(trace.grad_req)
         array_names = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
         self._own_grads = self._arrays("args_grad", array_names, args_grad)
+        self._warn_of_late_sums()
         options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)
@@ -136,6 +137,18 @@ class TrainExecutor(BoundArrays):
         self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
         self.grad_dict = {**self._computed, **self._own_grads}
 
+    def _warn_of_late_sums(self) -> None:
+        """A warning where the step cannot add gradients as MXNet does."""
+        added_late = gradients_added_late(self.trace, self.ctx.device_type)
+        if added_late:
+            warnings.warn(
+                f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
+                f"behind the step, where MXNet adds it row by row or picture by picture: the last "
+                f"bits may differ from an unplanned loop; those of an Embedding are equal in "
+                f"packed steps, those of a convolution with oneDNN (MXNET_MKLDNN_ENABLED=1)",
+                stacklevel=4,
+            )
+
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
         return PackedStep(
@@ -150,15 +163,7 @@ class TrainExecutor(BoundArrays):
     def _in_blocks(
         self, pool: mx.executor.Executor | None, match_range: int | None
     ) -> mx.executor.Executor:
-        """The step in MXNet's blocks; a warning where it cannot add gradients as MXNet does."""
-        added_late = gradients_added_late(self.trace)
-        if added_late:
-            warnings.warn(
-                f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
-                f"behind the explicit step, where MXNet adds it row by row: the last bits may "
-                f"differ from an unplanned loop; packed steps have equal ones",
-                stacklevel=4,
-            )
+        """The step in MXNet's blocks."""
         arrays = {**self.arg_dict, **self.head_grads}
         symbol = training_symbol(self.trace, self.schedule)
         return bind_as_it_stands(symbol, self.ctx, arrays, self.aux_dict, pool, match_range)
