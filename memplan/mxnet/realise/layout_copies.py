@@ -72,7 +72,9 @@ class _Layouts:
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
         if node.op in KEEPS_LAYOUT:
-            if own and not self._is_usual_sum(index):
+            if self._is_usual_sum(index):
+                return 0, self._nbytes(own)
+            if own:
                 self.own.add(op.outputs[0])
             if node.op == "_backward_BatchNorm" and _is_of_volumes(call):
                 # What it reads is brought into one layout, whatever that of the two arrays is.
