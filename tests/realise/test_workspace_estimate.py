@@ -66,6 +66,9 @@ def _activation(data: Symbol) -> Symbol:
         # Its gradient and its output are those of convolutions, and its result lies in one.
         (lambda data: mx.sym.relu(_conv(mx.sym.relu(_conv(data)))), SHAPE, (2 + 2 + 3) * N),
         (lambda data: mx.sym.relu(_norm(_conv(data))), SHAPE, 2 * N),
+        # Terms in several layouts are added without oneDNN, which leaves the usual one.
+        (lambda data: mx.sym.relu(mx.sym.add_n(_conv(data), _conv(data))), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(mx.sym.add_n(_conv(data), data)), SHAPE, 0),
     ],
 )
 def test_the_copies_that_an_executor_keeps(
