@@ -91,9 +91,10 @@ class _Layouts:
 
         An add_n uses oneDNN only for terms that all are in layouts of oneDNN's.
         """
-        op, node = self.graph.ops[index], self.nodes[index]
-        terms = {"add_n": op.inputs, SUM: self._in_place(index).values()}.get(node.op, ())
-        return not self.own.issuperset(terms)
+        kind = self.nodes[index].op
+        if kind == "add_n":
+            return not all(self._are_own(index))
+        return kind == SUM and not self.own.issuperset(self._in_place(index).values())
 
     def _convolve(self, index: int, call: Node) -> int:
         """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""
