@@ -71,6 +71,17 @@ def test_a_sum_is_written_over_the_term_of_the_unplanned_step(name: str) -> None
     assert not different(before_sums(OPERATORS[name]))
 
 
+def test_where_there_is_one_layout_sums_take_over_any_term() -> None:
+    symbol = mx.sym.MakeLoss(mx.sym.mean(before_sums(OPERATORS["PReLU, as in ArcFace's ResNets"])))
+    nterms = {}
+    for device_type in ("cpu", "gpu"):
+        options = {"realisation": "packed", "device_type": device_type}
+        graph = trace(symbol, shapes={"data": (4, 3, 14, 14)}, **options).graph
+        sums = [op for op in graph.ops if op.kind == "elemwise_add"]
+        nterms[device_type] = sum(len(op.handovers) for op in sums)
+    assert nterms["cpu"] < nterms["gpu"]
+
+
 def different(body: Symbol) -> list[str]:
     """What differs from MXNet in steps that recompute much, and in such that keep some tensors."""
     pooled = mx.sym.Pooling(body, global_pool=True, pool_type="avg", kernel=(1, 1))

@@ -15,6 +15,7 @@ from helpers.block_runs import differences
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import planned
 from memplan.mxnet.profile import profile
+from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
@@ -97,6 +98,14 @@ def test_the_profiler_runs_a_packed_step_with_a_sparse_gradient() -> None:
     assert costs.seconds
 
 
+def warnings_of(traced: Trace, text: str) -> list[str]:
+    """The warnings with this ``text`` where a step is bound."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    return [str(one.message) for one in caught if text in str(one.message)]
+
+
 def test_an_explicit_step_says_that_it_adds_rows_at_once() -> None:
     words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=WORDS, output_dim=4, name="embed")
     net = mx.sym.MakeLoss(mx.sym.sum(words * words))
@@ -104,10 +113,7 @@ def test_an_explicit_step_says_that_it_adds_rows_at_once() -> None:
     for request in ("write", "add"):
         requests = {"embed_weight": request}
         traced = trace(net, shapes={"data": (6, 2)}, grad_req=requests, realisation="explicit")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            TrainExecutor(traced, Schedule.unplanned(traced.graph))
-        told[request] = [str(one.message) for one in caught if "'embed_weight'" in str(one.message)]
+        told[request] = warnings_of(traced, "'embed_weight'")
     assert not told["write"]
     assert len(told["add"]) == 1
     assert "the last bits may differ" in told["add"][0]
@@ -130,10 +136,7 @@ def test_a_step_says_that_it_adds_pictures_at_once(
         traced = trace(
             net, shapes={"data": (2, 2, 6, 6)}, grad_req=requests, realisation=realisation
         )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            TrainExecutor(traced, Schedule.unplanned(traced.graph))
-        told[enabled] = [str(one.message) for one in caught if "picture" in str(one.message)]
+        told[enabled] = warnings_of(traced, "picture")
     assert not told["1"]
     assert len(told["0"]) == 1
     assert "'first_weight' (grad_req" in told["0"][0]

@@ -79,7 +79,9 @@ class Explicit(Form):
         """All but random ops, and those that keep a state or change what they read."""
         return repeatable_nodes(forward)
 
-    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    def finished(
+        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+    ) -> TrainingGraph:
         """Random ops keep their order, those on one state, and halves of a step theirs."""
         graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))
         return in_halves(graph) if is_in_halves(nodes) else graph

@@ -168,7 +168,7 @@ def _number(outputs: int) -> Any:
 
 
 class CallAfter(Call):
-    """A call that is made after another one, which it counts with: two operations."""
+    """A call that makes another one first, and so asks the engine for two operations."""
 
     __slots__ = ("_first",)
 

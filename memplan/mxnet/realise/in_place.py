@@ -8,7 +8,7 @@ BatchNorm are rounded by the layout of what it reads. A plan lets tensors die ea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
@@ -85,13 +85,18 @@ def _has_layout(node: Node, source: int, taken: int | None, own: Collection[int]
     return (source in own) == (taken in own)
 
 
-def layouts_taken_over(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
-    """The tensors that have another layout where they are written over an input than elsewhere."""
-    source_of = overwritten(graph, nodes)
-    result = set()
+def layouts_taken_over(
+    graph: TrainingGraph, nodes: Sequence[Node], source_of: Mapping[int, int]
+) -> set[int]:
+    """The tensors that have another layout where they are written over an input than elsewhere.
+
+    ``source_of`` says over which one: see :func:`overwritten`. Elsewhere a sum of oneDNN's is in
+    one of its layouts if a term is, and what is none of oneDNN's in the usual one.
+    """
+    result: set[int] = set()
     for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
-        for tensor in source_of.keys() & set(op.outputs):
-            is_own = source_of[tensor] in own
-            if is_own if not reads_any_layout(node) else own and not is_own and node.op == SUM:
-                result.add(tensor)
+        is_own_elsewhere = node.op == SUM and bool(own)
+        if node.op == SUM or not reads_any_layout(node):
+            written = source_of.keys() & set(op.outputs)
+            result.update(t for t in written if (source_of[t] in own) != is_own_elsewhere)
     return result

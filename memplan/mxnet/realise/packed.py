@@ -40,6 +40,7 @@ from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
@@ -71,9 +72,16 @@ class Packed(Explicit):
         """Gradients that autograd writes sparse, or adds up; TraceError for other sparse arrays."""
         return gradients_outside(heads, noutputs, requests)
 
-    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-        """Fewer ops may run twice; TraceError for one that cannot be called by itself."""
-        return with_layouts_of_unplanned(packable(super().finished(graph, nodes), nodes), nodes)
+    def finished(
+        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+    ) -> TrainingGraph:
+        """Fewer ops may run twice, and on a CPU fewer inputs be written over.
+
+        TraceError for an op that cannot be called by itself.
+        """
+        graph = packable(super().finished(graph, nodes, device_type), nodes)
+        has_layouts = device_type == "cpu" and onednn_is_enabled()
+        return with_layouts_of_unplanned(graph, nodes) if has_layouts else graph
 
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError for a context of the CPU other than ``cpu(0)``.
@@ -279,10 +287,11 @@ def _in_place(
 ) -> dict[tuple[int, int], Overwritten]:
     """What the unplanned step writes over, by the op that does so, and by which output."""
     graph, nodes = trace.graph, trace.nodes
+    sources = overwritten(graph, nodes)
     on_cpu = ctx.device_type == "cpu"  # elsewhere all arrays have one layout
-    taking_layouts = layouts_taken_over(graph, nodes) if on_cpu else ()
+    taking_layouts = layouts_taken_over(graph, nodes, sources) if on_cpu else ()
     result = {}
-    for tensor, source in overwritten(graph, nodes).items():
+    for tensor, source in sources.items():
         entry = nodes[graph.producer[source]], graph.position[source]
         key = lowered.index_of[nodes[graph.producer[tensor]]], graph.position[tensor]
         result[key] = Overwritten(entry, tensor in taking_layouts)

@@ -119,7 +119,8 @@ def trace(
         chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array)
     full = form.ended(full, len(outputs), requests)
     order = form.ordered(_checked(full))
-    graph = form.finished(_build(order, full, len(outputs), form, requests), order)
+    graph = _build(order, full, len(outputs), form, requests)
+    graph = form.finished(graph, order, device_type)
     return Trace(
         symbol=symbol,
         graph=graph,

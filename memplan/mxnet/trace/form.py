@@ -89,8 +89,10 @@ class Form:
             and not reads_states(node, states)
         }
 
-    def finished(self, graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-        """``graph``, whose ops are ``nodes``, with what else must hold for it."""
+    def finished(
+        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+    ) -> TrainingGraph:
+        """``graph``, whose ops are ``nodes``, with what else must hold for it on such a device."""
         return graph
 
 

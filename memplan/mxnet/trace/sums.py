@@ -59,7 +59,7 @@ def chain_sums(
             _chain(node, op, from_right=node in from_right)
 
 
-def _chain(node: Node, op: str, *, from_right: bool = False) -> None:
+def _chain(node: Node, op: str, *, from_right: bool) -> None:
     """Make ``node`` the last of sums of two by ``op``, from its first term on, or its last."""
     info = node.infos.outputs[0]
     infos = Infos((info, info), (info,))
