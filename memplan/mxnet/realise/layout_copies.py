@@ -12,16 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
 from memplan.step.graph import TrainingGraph
-
-# The channels that oneDNN's layouts put side by side, at least: 8 with AVX2, 16 with AVX-512.
-# Convolutions of others are multiplied as matrices, in the usual layout (DNNL_VERBOSE=1 says so).
-_BLOCK = 8
-
-# Pictures of so few channels are read in the usual layout, and written in one of oneDNN's.
-_FEW_CHANNELS = 3
 
 # The operator of oneDNN that writes over a term in the layout that this has.
 SUM = "elemwise_add"
@@ -99,15 +93,19 @@ class _Layouts:
     def _convolve(self, index: int, call: Node) -> int:
         """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""
         op, node = self.graph.ops[index], self.nodes[index]
-        of_data, of_output = wanted_layouts(call)
-        layouts = [of_data, of_data] if call is node else [of_output, of_data, of_data]
-        is_own = self._are_own(index)
-        weight = 1 if call is node else 2  # its gradient is written in that layout, too
-        temporary = 0
-        for place, (wants, info) in enumerate(zip(layouts, node.infos.inputs, strict=False)):
-            if info is not None and wants != is_own[place]:
-                temporary += info.nbytes * (weight if place == len(layouts) - 1 else 1)
-        if of_output if call is node else of_data:
+        forward, of_data, of_weight = kernels(call)
+        # Which inputs are wanted in which layouts: the weight is in that of the data.
+        wanted: set[tuple[int, bool]] = {(0, forward.data), (1, forward.data)}
+        if call is not node:
+            wanted = {(0, of_weight.output), (1, of_weight.data)}
+            if self.graph.readers[op.outputs[0]] or op.outputs[0] in self.graph.heads:
+                wanted |= {(0, of_data.output), (2, of_data.data)}
+        infos, are_own = node.infos.inputs, self._are_own(index)
+        sizes = [0 if info is None else info.nbytes for info in infos]
+        temporary = sum(sizes[place] for place, is_own in wanted if is_own != are_own[place])
+        if call is not node and of_weight.data:
+            temporary += sizes[2]  # the gradient of the weight is written in that layout, too
+        if forward.output if call is node else of_data.data:
             self.own.add(op.outputs[0])
         return temporary
 
@@ -141,17 +139,3 @@ def _is_of_volumes(call: Node) -> bool:
     """Does a BatchNorm read volumes, or the like, and not pictures?"""
     data = call.infos.inputs[0]
     return data is not None and len(data.shape) > 4
-
-
-def wanted_layouts(call: Node) -> tuple[bool, bool]:
-    """Does oneDNN take the input of a convolution, and write its output, in a layout of its own?"""
-    data, out = call.infos.inputs[0], call.infos.outputs[0]
-    if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
-        return False, False
-    groups = int(call.attrs.get("num_group", "1"))
-    ninputs, noutputs = data.shape[1] // groups, out.shape[1] // groups
-    if ninputs == noutputs == 1 and groups > 1:
-        return groups % _BLOCK == 0, groups % _BLOCK == 0
-    is_blocked = ninputs % _BLOCK == 0 and noutputs % _BLOCK == 0
-    has_few = call.op == "Convolution" and ninputs <= _FEW_CHANNELS and noutputs % _BLOCK == 0
-    return is_blocked, is_blocked or has_few

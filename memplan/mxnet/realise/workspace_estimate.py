@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memplan.mxnet.realise.layout_copies import copies, wanted_layouts
+from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -118,24 +119,19 @@ def _scratchpads(nodes: Iterable[Node]) -> int:
 def _of_gradients(call: Node) -> int:
     """The scratchpads for the gradients of a convolution, of data and of weights.
 
-    As matrices: the columns of a picture for each thread (jit_gemm_convolution_utils.cpp: im2col).
-    So is the gradient of the weights where pictures of few channels are read in the usual layout.
-    Its own kernels, which write in layouts of their own, were seen to take none, with 1, 4 and 8
-    threads.
+    Of those that are products of matrices: the columns of a picture for each thread
+    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
+    and 8 threads.
     """
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
-    if data is None or weight is None or out is None:
+    if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
         return 0
-    of_data, of_output = wanted_layouts(call)
+    _, of_data, of_weight = kernels(call)
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    is_depthwise = data.shape[1] == groups
-    is_pointwise = math.prod(weight.shape[2:]) == 1
-    if is_depthwise or is_pointwise or of_data:
-        return 0
-    ngradients = 1 if of_output else 2
+    ngradients = of_data.has_columns + of_weight.has_columns
     return ngradients * min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
 
 
