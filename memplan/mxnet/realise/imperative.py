@@ -44,10 +44,8 @@ def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -
     It is no view: MXNet's views cannot hold oneDNN's layouts. So its engine does not know that
     arrays lie in one memory, or overlap. The array keeps ``memory`` alive.
     """
-    address = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(memory.handle, ctypes.byref(address)))
     tensor = DLTensor()
-    tensor.data = (address.value or 0) + offset
+    tensor.data = address_of(memory) + offset
     tensor.ctx = DLContext(_DEVICES[memory.context.device_type], memory.context.device_id)
     tensor.ndim = len(shape)
     tensor.dtype = DLDataType(*_dlpack_type(dtype))
@@ -63,6 +61,13 @@ def array_at(memory: NDArray, offset: int, shape: tuple[int, ...], dtype: str) -
     handle = NDArrayHandle()
     check_call(_LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), True, ctypes.byref(handle)))
     return mx.nd.NDArray(handle)
+
+
+def address_of(array: NDArray) -> int:
+    """Where the bytes of ``array`` begin, in the memory of its device."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value or 0
 
 
 def wait_to_read(array: NDArray) -> None:

@@ -12,8 +12,15 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, hand_over
-from memplan.mxnet.realise.imperative import AnyCall, array_at, wait_to_read, wait_to_write
+from memplan.mxnet.realise.imperative import (
+    AnyCall,
+    address_of,
+    array_at,
+    wait_to_read,
+    wait_to_write,
+)
 from memplan.mxnet.realise.workspace import OneWorkspace
+from memplan.util.huge_pages import ask_for_huge_pages
 
 NDArray = Any
 
@@ -37,6 +44,9 @@ class PackedMemory:
             mx.nd.empty((-(-min(SEGMENT_NBYTES, nbytes - begin) // 8),), ctx, "int64")
             for begin in range(0, nbytes, SEGMENT_NBYTES)
         ]
+        if ctx.device_type == "cpu":
+            for segment in self._segments:  # every step reads and writes nearly all of it
+                ask_for_huge_pages(address_of(segment), 8 * segment.size)
         self.fence = mx.nd.zeros((1,), ctx)
         self._left: Sequence[Marker] = ()
         self._fence = Marker([], [self.fence], ctx)
