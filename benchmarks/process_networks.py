@@ -10,14 +10,22 @@ Shapes = dict[str, tuple[int, ...]]
 Symbol = mx.sym.Symbol
 
 
-def conv(data: Symbol, nfilter: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> Symbol:
+def conv(
+    data: Symbol,
+    nfilter: int,
+    kernel: int = 3,
+    stride: int = 1,
+    groups: int = 1,
+    dilation: int = 1,
+) -> Symbol:
     """Convolution, BatchNorm, ReLU; padded."""
     out = mx.sym.Convolution(
         data,
         num_filter=nfilter,
         kernel=(kernel, kernel),
-        pad=(kernel // 2, kernel // 2),
+        pad=(dilation * (kernel // 2),) * 2,
         stride=(stride, stride),
+        dilate=(dilation, dilation),
         num_group=groups,
         no_bias=True,
     )
@@ -230,6 +238,15 @@ def video() -> tuple[Symbol, Shapes]:
     return mx.sym.SoftmaxOutput(out, name="softmax"), {"data": (2, 3, 8, 64, 64)}
 
 
+def dilated() -> tuple[Symbol, Shapes]:
+    """Dilated convolutions at one resolution, after Yu and Koltun 2016."""
+    out = conv(mx.sym.Variable("data"), 32, 3, 2)
+    for width, dilation in ((32, 1), (32, 2), (64, 4), (64, 8)):
+        for _ in range(2):
+            out = conv(out, width, dilation=dilation)
+    return classified(out), {"data": (4, 3, 160, 160)}
+
+
 def perceptron() -> tuple[Symbol, Shapes]:
     """Dense layers: a step of a millisecond."""
     out = mx.sym.Variable("data")
@@ -277,6 +294,7 @@ NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
         inception,
         shuffled,
         video,
+        dilated,
     )
 }
 

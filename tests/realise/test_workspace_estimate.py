@@ -184,9 +184,9 @@ def test_packed_steps_have_scratchpads_for_matrices_only(
     assert _estimated(net, (2, channels, 8, 8)) == matrices * nthreads * rolled
 
 
-def _dilated(data: Symbol) -> Symbol:
+def _dilated(data: Symbol, by: int) -> Symbol:
     return mx.sym.Convolution(
-        data, num_filter=16, kernel=(3, 3), pad=(2, 2), dilate=(2, 2), no_bias=True
+        data, num_filter=16, kernel=(3, 3), pad=(by, by), dilate=(by, by), no_bias=True
     )
 
 
@@ -194,7 +194,7 @@ def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
-    net, estimates, temporary = _activation(_dilated(_activation(_conv(_data())))), [], []
+    net, estimates, temporary = _activation(_dilated(_activation(_conv(_data())), 2)), [], []
     for has_avx512 in (True, False):
         monkeypatch.setattr(onednn_kernels, "has_avx512", lambda answer=has_avx512: answer)
         estimates.append(_estimated(net, SHAPE))
@@ -203,6 +203,20 @@ def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
     # The data, which all else has in oneDNN's layout, is copied; the gradient of the weight is not.
     [more] = [other - one for one, other in zip(*temporary, strict=True) if one != other]
     assert more == N - WEIGHT
+
+
+# Beyond some padding the convolution itself is a product of matrices, which is prepared once; what
+# differs in layouts only is prepared again for its gradient.
+@pytest.mark.parametrize(("by", "times", "products"), [(2, 1, 1), (2, 3, 3), (4, 1, 2), (4, 3, 4)])
+def test_what_is_prepared_for_dilated_convolutions(
+    monkeypatch: pytest.MonkeyPatch, by: int, times: int, products: int
+) -> None:
+    monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: False)
+    net = _activation(_conv(_data()))
+    for _ in range(times):
+        net = _activation(_dilated(net, by))
+    assert _estimated(net, SHAPE) == products * 4 * 16 * 9 * 64
 
 
 @pytest.mark.parametrize("depth", [2, 8])

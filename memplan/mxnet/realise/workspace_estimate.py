@@ -20,8 +20,8 @@ from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
 
-# A convolution is prepared anew for every combination of layouts that it meets: no more than this
-# many were seen on the networks of benchmarks/process_networks.py.
+# The gradients of a convolution are prepared anew for every combination of layouts that they meet:
+# no more than this many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
 
 # Operators of oneDNN that do not compute in place.
@@ -104,35 +104,40 @@ def _read_and_written(node: Node) -> int:
 
 
 def _scratchpads(nodes: Iterable[Node]) -> int:
-    """oneDNN's scratchpads for the gradients of convolutions: one for each that differs, kept."""
+    """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
+
+    Products of matrices take the columns of a picture for each thread
+    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
+    and 8 threads.
+    """
     kinds: Counter[Any] = Counter()
-    nbytes_of: dict[Any, int] = {}
+    call_of: dict[Any, Node] = {}
     for node in nodes:
         call = node.forward
         if call is not None and node.op in ("_backward_Convolution", "_backward_Deconvolution"):
             kind = (call.op, call.key, call.infos.inputs[:2])
             kinds[kind] += 1
-            nbytes_of[kind] = _of_gradients(call)
-    return sum(min(times, LAYOUTS) * nbytes_of[kind] for kind, times in kinds.items())
+            call_of[kind] = call
+    nbytes = 0
+    for kind, times in kinds.items():
+        forward, *gradients = (kernel.has_columns for kernel in kernels(call_of[kind]))
+        ngradients = sum(gradients)
+        # What is counted for two gradients was seen to be enough for the convolution, too.
+        nproducts = ngradients * min(times, LAYOUTS) + (forward and ngradients < 2)
+        nbytes += nproducts * _of_product(call_of[kind])
+    return nbytes
 
 
-def _of_gradients(call: Node) -> int:
-    """The scratchpads for the gradients of a convolution, of data and of weights.
-
-    Of those that are products of matrices: the columns of a picture for each thread
-    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
-    and 8 threads.
-    """
+def _of_product(call: Node) -> int:
+    """The columns for a convolution, or for one of its gradients."""
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
     if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
         return 0
-    _, of_data, of_weight = kernels(call)
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    ngradients = of_data.has_columns + of_weight.has_columns
-    return ngradients * min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
+    return min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
 
 
 def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
