@@ -205,6 +205,17 @@ def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
     assert more == N - WEIGHT
 
 
+@pytest.mark.parametrize(("nfilter", "products"), [(12, 2), (1, 0)])
+def test_columns_far_larger_than_all_else_are_made_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, nfilter: int, products: int
+) -> None:
+    monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
+    net = mx.sym.Convolution(
+        _activation(_data()), num_filter=nfilter, kernel=(9, 9), pad=(4, 4), no_bias=True
+    )
+    assert _estimated(net, (2, 12, 10, 10)) == products * 4 * 12 * 81 * 100
+
+
 # Beyond some padding the convolution itself is a product of matrices, which is prepared once; what
 # differs in layouts only is prepared again for its gradient.
 @pytest.mark.parametrize(("by", "times", "products"), [(2, 1, 1), (2, 3, 3), (4, 1, 2), (4, 3, 4)])

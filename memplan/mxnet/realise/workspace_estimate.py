@@ -16,6 +16,7 @@ from typing import Any
 
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -23,6 +24,10 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # The gradients of a convolution are prepared anew for every combination of layouts that they meet:
 # no more than this many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
+
+# Columns that would take more than this many times what a convolution reads and writes are made a
+# few at a time (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit_by_tensor_sizes).
+MOST_COLUMNS = 15
 
 # Operators of oneDNN that do not compute in place.
 _COPIED_BACK = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
@@ -46,7 +51,7 @@ def executor_nbytes(
     nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back_nbytes(graph, nodes))
     if leaves_holes:
         nbytes += nbytes // 2
-    return sum(kept) + nbytes + _scratchpads(nodes), kept
+    return sum(kept) + nbytes + _scratchpads(nodes) + _recurrent_nbytes(nodes), kept
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
@@ -60,7 +65,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     all_copies = copies(graph, nodes)
     nbytes = max((*all_copies.kept_nbytes, *all_copies.temporary_nbytes), default=0)
     nbytes = 2 * max(nbytes, largest_nbytes(nodes))
-    return max(nbytes, copied_back_nbytes(graph, nodes)) + _scratchpads(nodes)
+    nbytes = max(nbytes, copied_back_nbytes(graph, nodes))
+    return nbytes + _scratchpads(nodes) + _recurrent_nbytes(nodes)
 
 
 def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
@@ -137,7 +143,9 @@ def _of_product(call: Node) -> int:
     if call.op == "Deconvolution":
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    return min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
+    nbytes = min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
+    most = MOST_COLUMNS * threads() * (data.nbytes + weight.nbytes + out.nbytes)
+    return nbytes if nbytes <= most else 0
 
 
 def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
@@ -146,6 +154,11 @@ def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
     oneDNN multiplies volumes slice by slice (jit_gemm_convolution_utils.cpp: os, im2col_sz).
     """
     return math.prod((*weight.shape[1:], *out.shape[2:][-2:])) * weight.itemsize
+
+
+def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
+    """What the recurrent layers keep from their forward to their backward ops."""
+    return sum(nbytes_kept(node) for node in nodes if node.op == "RNN")
 
 
 def threads() -> int:

@@ -1,0 +1,78 @@
+"""What recurrent layers keep between their forward and backward ops."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import mxnet as mx
+import pytest
+
+from helpers import recurrent
+from helpers.amounts import long_except
+from helpers.recurrent import Layers
+from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
+from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
+from memplan.planning.realisation import trace
+
+MEASURED = {
+    "two layers": Layers("lstm", 60, 32, 256, 256, 2),
+    "both directions": Layers("lstm", 60, 32, 256, 256, 2, is_both=True),
+    "other inputs": Layers("gru", 100, 32, 64, 128, 2),
+    "plain": Layers("rnn_relu", 100, 64, 128, 128, 1, is_both=True),
+}
+
+
+def kept(layers: Layers, realisation: str = "mirror") -> int:
+    net, shapes = layers.network()
+    traced = trace(net, shapes=shapes, realisation=realisation)
+    return sum(nbytes_kept(node) for node in traced.nodes if node.op == "RNN")
+
+
+@pytest.mark.parametrize("name", long_except(MEASURED, ["two layers"]))
+def test_a_process_keeps_about_as_much(name: str) -> None:
+    layers = MEASURED[name]
+    command = [sys.executable, recurrent.__file__, json.dumps(layers)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown = int(run.stdout.splitlines()[-1])
+    assert 0.85 * grown < kept(layers) < 1.15 * grown
+
+
+def test_layers_of_one_width_are_computed_together() -> None:
+    states, parameters = 4 * 10 * 2 * 8, 4 * 4 * 8 * (8 + 8 + 2)
+    one = Layers("lstm", 10, 2, 8, 8, 1)
+    assert kept(one) == round(19.3 * states + 5.3 * parameters)
+    assert kept(one._replace(nlayers=2)) == round(28.8 * states + 5.3 * 2 * parameters)
+    # Of other inputs the first layer is computed by itself.
+    fewer = parameters - 4 * 4 * 8 * 4
+    expected = round(38.6 * states + 5.3 * (parameters + fewer))
+    assert kept(one._replace(nlayers=2, ninputs=4)) == expected
+
+
+def test_a_layer_in_both_directions_reads_both_of_the_one_before() -> None:
+    one = Layers("gru", 10, 2, 8, 8, 1, is_both=True)
+    states, parameters = 4 * 10 * 2 * 8, 2 * 4 * 3 * 8 * (8 + 8 + 2)
+    assert kept(one) == round(26.25 * states + 5.3 * parameters)
+    more = parameters + 2 * 4 * 3 * 8 * 8
+    expected = round((2 * 26.25 + 10.9 + 2.5) * states + 5.3 * (parameters + more))
+    assert kept(one._replace(nlayers=2)) == expected
+
+
+def test_estimates_have_room_for_it() -> None:
+    layers = MEASURED["two layers"]
+    net, shapes = layers.network()
+    traced = trace(net, shapes=shapes)
+    nbytes, _ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
+    packed = trace(net, shapes=shapes, realisation="packed")
+    assert min(nbytes, packed_nbytes(packed.graph, packed.nodes)) > kept(layers) > 0
+
+
+def test_a_layer_of_np_blocks_keeps_the_same() -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        sources = (mx.sym.var(name).as_np_ndarray() for name in ("data", "parameters", "state"))
+        net = mx.sym.npx.rnn(*sources, mode="gru", state_size=8, num_layers=1)
+        shapes = {"data": (10, 2, 8), "state": (1, 2, 8)}
+        traced = trace(mx.sym.np.sum(net), shapes=shapes, realisation="packed")
+        [found] = [nbytes_kept(node) for node in traced.nodes if node.op == "RNN"]
+    assert found == kept(Layers("gru", 10, 2, 8, 8, 1))
