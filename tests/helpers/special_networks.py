@@ -262,6 +262,20 @@ def constants() -> Network:
     }
 
 
+def only_shown() -> Network:
+    """Operators whose backward ops keep a state, but whose gradients are zero."""
+    body = mx.sym.relu(dense(var(), 5, name="first"))
+    scores = dense(mx.sym.BlockGrad(body), 3, name="shown")
+    places = var("places")
+    entropy = mx.sym.softmax_cross_entropy(scores, places)
+    words = mx.sym.Embedding(places, input_dim=3, output_dim=5, name="words")
+    product = mx.sym.np.einsum(
+        "ij,ij->ij", mx.sym.sin(words).as_np_ndarray(), mx.sym.cos(body).as_np_ndarray()
+    )
+    shown = mx.sym.Group([mx.sym.BlockGrad(entropy), mx.sym.BlockGrad(product.as_nd_ndarray())])
+    return mx.sym.Group([loss(body), *shown]), {"data": (4, 7), "places": (4,)}
+
+
 def random_numbers() -> Network:
     body = dense(var(), name="first")
     noise = mx.sym.random.normal(shape=(4, 16)) + mx.sym.random.uniform(shape=(4, 16))

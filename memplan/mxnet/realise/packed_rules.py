@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.arguments import wanted
+from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
@@ -156,8 +157,11 @@ def _run_once(order: Iterable[Node]) -> set[Node]:
 
 
 def needs_state(backward: Node) -> bool:
-    """Can only autograd call ``backward``, which keeps what the forward call leaves?"""
-    if backward.forward is None:
+    """Can only autograd call ``backward``, which keeps what the forward call leaves?
+
+    Where the gradients of its outputs are known to be zero, those of its inputs are just zeros.
+    """
+    if backward.forward is None or backward.op in ZERO_OPS:
         return False
     # Called by itself, a backward op is taken to write one dtype only: BatchNorm's in half
     # precision writes two.

@@ -11,6 +11,7 @@ from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
 from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
     is_random,
+    is_true,
 )
 from memplan.mxnet.trace.probe import changed_inputs, handovers
 from memplan.mxnet.trace.states import reads_states, states_touched, states_written
@@ -24,11 +25,17 @@ _KEEPS_POINTERS = frozenset({"RNN", "_npx_rnn"})
 # Their mutable inputs, the moving statistics, are looked after.
 _STATISTICS = frozenset({"BatchNorm", "BatchNorm_v1"})
 
-# Backward operators that write the gradient of their data only.
-_WRITES_NO_LABEL = frozenset(
-    """_backward_SoftmaxOutput _backward_SVMOutput _backward_linear_reg_out
-    _backward_mae_reg_out _backward_logistic_reg_out""".split()
-)
+# Backward operators that leave some gradients alone, and which: of labels, lengths and indices.
+_UNWRITTEN: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        """_backward_SoftmaxOutput _backward_SVMOutput _backward_linear_reg_out
+        _backward_mae_reg_out _backward_logistic_reg_out _backward_SequenceMask
+        _backward_SequenceLast _backward_SequenceReverse _backward__contrib_MultiBoxTarget
+        _contrib_backward_index_copy""".split(),
+        (1,),
+    ),
+    "_backward_ctc_loss": (1, 2, 3),
+}
 
 _SUMS = frozenset({"elemwise_add", "_grad_add", FALLBACK_SUM})
 
@@ -42,29 +49,36 @@ def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:
             info = forward.infos.inputs[0]
             assert info is not None
             node.attrs["shape"] = str(info.shape)
-    full = _with_label_gradients(full, order)
+    full = _with_unwritten_gradients(full, order)
     return replace_weight_gradients(full) if device_type == "cpu" else full
 
 
-def _with_label_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[Entry]:
+def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[Entry]:
     """``full`` with zeros for gradients that MXNet's kernels never write, those of labels.
 
     Its executor leaves the array that is given for one as it was, which is zeros if it made it.
     """
-    zeros: dict[Node, Node] = {}
+    zeros: dict[Entry, Node] = {}
 
     def written(entry: Entry) -> Entry:
         node, k = entry
-        if node.op not in _WRITES_NO_LABEL or node.forward is None or k != 1:
+        if node.forward is None or k not in _unwritten(node, node.forward):
             return entry
-        if node not in zeros:
-            label = node.forward.inputs[1]
-            zeros[node] = Node("zeros_like", f"{node.name}_label", inputs=[label])
-        return (zeros[node], 0)
+        if entry not in zeros:
+            name = f"{node.name}_zeros{k}"
+            zeros[entry] = Node("zeros_like", name, inputs=[node.forward.inputs[k]])
+        return (zeros[entry], 0)
 
     for node in order:
         node.inputs = list(map(written, node.inputs))
     return list(map(written, full))
+
+
+def _unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
+    """The gradients that ``backward`` leaves alone: an RNN that of the lengths, its last input."""
+    if backward.op == "_backward_RNN" and is_true(forward.attrs.get("use_sequence_length")):
+        return (len(forward.inputs) - 1,)
+    return _UNWRITTEN.get(backward.op, ())
 
 
 def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = None) -> list[Node]:

@@ -129,7 +129,7 @@ def overwrites_what_it_reads(node: Node) -> bool:
     With ``out_grad`` that of a SoftmaxOutput multiplies by its output, for the gradient of that
     (src/operator/softmax_output-inl.h), and may have written over it where it dies there.
     """
-    return node.op == "SoftmaxOutput" and _is_true(node.attrs.get("out_grad"))
+    return node.op == "SoftmaxOutput" and is_true(node.attrs.get("out_grad"))
 
 
 def shows_attributes(op: str) -> bool:
@@ -154,16 +154,17 @@ def may_be_mirrored(node: Node) -> bool:
 def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
     """Is this a BatchNorm that cuDNN may compute, and update its moving statistics in forward?"""
     return op == "BatchNorm" and not (
-        _is_true(attrs.get("use_global_stats")) or _is_true(attrs.get("cudnn_off"))
+        is_true(attrs.get("use_global_stats")) or is_true(attrs.get("cudnn_off"))
     )
 
 
 def uses_global_statistics(node: Node) -> bool:
     """Is this a BatchNorm that computes by its moving statistics, and leaves them alone?"""
-    return _is_true(node.attrs.get("use_global_stats"))
+    return is_true(node.attrs.get("use_global_stats"))
 
 
-def _is_true(value: str | None) -> bool:
+def is_true(value: str | None) -> bool:
+    """Does an attribute say yes? One that is not there says no."""
     return value in ("True", "true", "1")
 
 
