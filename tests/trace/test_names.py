@@ -12,8 +12,11 @@ import pytest
 
 import memplan
 from memplan.errors import ArgumentError
+from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.trace import symbol_json
+from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
 
 ODD = {
     "beyond ASCII": "层é🦜",
@@ -103,6 +106,23 @@ def test_odd_names_train_as_without_a_plan(name: str, tmp_path: Path) -> None:
         assert trained(module) == expected, realisation
         assert plan.report_html()
         assert plan.explain()
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_variable_may_be_named_as_the_gradient_of_an_output(realisation: str) -> None:
+    """Beside which there is one: the output is no loss."""
+    gradients = []
+    for name in ("other", "_head_grad_0"):
+        weight = mx.sym.Variable(name, shape=(4, 6))
+        net = mx.sym.sin(mx.sym.tanh(mx.sym.Variable("data")) * weight)
+        traced = trace(net, shapes={"data": (4, 6)}, realisation=realisation, grad_req="write")
+        executor = TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu())
+        executor.arg_dict["data"][:] = 0.3
+        executor.arg_dict[name][:] = 0.5
+        executor.forward(is_train=True)
+        gradients.append([executor.grad_dict[n].asnumpy() for n in ("data", name)])
+        assert len(executor.head_grads) == 1
+    np.testing.assert_array_equal(*gradients)
 
 
 @pytest.mark.parametrize("name", ["cls", "net", "job", "costs", "reserve", "time_limit"])

@@ -19,7 +19,7 @@ from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range
 from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
-from memplan.mxnet.trace.gradient import HEAD_GRAD, check_unique_names, training_graph
+from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import (
     Attrs,
@@ -74,7 +74,7 @@ class Trace:
         """The variables for the gradients of outputs that are no losses, by the output's place."""
         variables = (node for node in depth_first(self.heads) if node.is_variable)
         gradients = (node for node in variables if node.name not in self.shapes)
-        return dict(sorted((int(node.name.removeprefix(HEAD_GRAD)), node) for node in gradients))
+        return dict(sorted((output_of(node), node) for node in gradients))
 
     @property
     def outputs_without_loss(self) -> list[str]:

@@ -30,8 +30,9 @@ ZERO_OPS = frozenset({"_zeros", "zeros_like"})
 
 _UNSHAPED_ZEROS = "_zeros_without_dtype"
 
-# The variables for gradients of outputs are called so, with the place of the output behind.
-HEAD_GRAD = "_head_grad_"
+# The variables for gradients of outputs are called so, with the place of the output behind, and
+# more before where the network has variables that are called so.
+_HEAD_GRAD = "_head_grad_"
 
 
 @dataclass
@@ -60,8 +61,11 @@ def training_graph(
     order = depth_first(losses)
     arguments = [node for node in order if node.is_variable and node.name in variables]
     grads: defaultdict[Entry, _Gradients] = defaultdict(lambda: _Gradients([]))
+    prefix = _HEAD_GRAD
+    while any(node.is_variable and node.name.startswith(prefix) for node in order):
+        prefix = f"_{prefix}"
     for i, ((node, k), like) in enumerate(zip(losses, outputs, strict=True)):
-        head = Node(VARIABLE, f"{HEAD_GRAD}{i}")
+        head = Node(VARIABLE, f"{prefix}{i}")
         hint = Node("_identity_with_attr_like_rhs", f"{head.name}_id", inputs=[(head, 0), like])
         grads[node, k].parts = [(hint, 0)]
     for node in reversed(order):
@@ -77,6 +81,11 @@ def training_graph(
             grads[source, k].parts.append(part)
     totals = [grads[node, 0].total for node in arguments]
     return [*outputs, *copy_repeats(totals, first=1)]
+
+
+def output_of(head_grad: Node) -> int:
+    """The place of the output of whose gradient this is the variable."""
+    return int(head_grad.name.rpartition("_")[2])
 
 
 def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> list[Entry]:

@@ -170,8 +170,9 @@ class BoundStep:
         self.scale = 1.0
         differentiated = {node.forward for node in trace.nodes}
         outputs = trace.heads[: len(self.executor.outputs)]
+        self._head_grad_of = {place: node.name for place, node in trace.head_grads.items()}
         self._are_losses = [
-            node in differentiated and place not in trace.head_grads
+            node in differentiated and place not in self._head_grad_of
             for place, (node, _) in enumerate(outputs)
         ]
 
@@ -220,8 +221,8 @@ class BoundStep:
         arrays = [array.copy() for array in outputs_of_step]
         head_grads = self.executor.head_grads
         # Of an output without any, nothing that is trained depends on it, or it is a loss.
-        names = [(f"_head_grad_{i}", array) for i, array in enumerate(arrays)]
-        pairs = [(array, head_grads[name]) for name, array in names if name in head_grads]
+        names = self._head_grad_of.items()
+        pairs = [(arrays[i], head_grads[name]) for i, name in names if name in head_grads]
         losses = [array for array, is_loss in zip(arrays, self._are_losses, strict=True) if is_loss]
         marked = pairs + [(array, without_memory(array)) for array in losses]
         if marked:
