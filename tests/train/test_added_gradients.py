@@ -120,6 +120,17 @@ def test_an_explicit_step_says_that_it_adds_rows_at_once() -> None:
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("op", ["take", "gather_nd"])
+def test_a_step_says_that_it_adds_looked_up_rows_at_once(op: str, realisation: str) -> None:
+    table = mx.sym.Variable("table", shape=(WORDS, 4))
+    rows = getattr(mx.sym, op)(table, mx.sym.Variable("data"))
+    net = mx.sym.MakeLoss(mx.sym.sum(rows * rows))
+    shapes, requests = {"data": (1, 6)}, {"table": "add"}
+    traced = trace(net, shapes=shapes, grad_req=requests, realisation=realisation)
+    assert len(warnings_of(traced, "'table'")) == 1
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
 def test_a_step_says_that_it_adds_pictures_at_once(
     realisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

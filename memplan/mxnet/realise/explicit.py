@@ -42,9 +42,6 @@ from memplan.step.schedule import Schedule
 # operators do not see, tells them apart.
 _DISTINCT = "__memplan_step__"
 
-# Which output of the backward op of an Embedding or a convolution is the gradient of its weight.
-_WEIGHT = 1
-
 
 @dataclass(frozen=True)
 class Explicit(Form):
@@ -135,15 +132,18 @@ def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
     Their sums may differ from MXNet's in the last bits. In packed steps autograd adds those of an
     Embedding. Without oneDNN a convolution on a CPU adds picture by picture.
     """
-    pieces = set() if trace.form.in_one_array else {"_backward_Embedding"}
+    # Which output is added so: the gradient of a table or a weight.
+    pieces = {("_backward_take", 0), ("_backward_gather_nd", 0)}
+    if not trace.form.in_one_array:
+        pieces.add(("_backward_Embedding", 1))
     if device_type == "cpu" and not onednn_is_enabled():
-        pieces |= {"_backward_Convolution", "_backward_Deconvolution"}
+        pieces |= {("_backward_Convolution", 1), ("_backward_Deconvolution", 1)}
     names = wanted(trace.grad_req)
     gradients = trace.heads[len(trace.heads) - len(names) :]
     return [
         name
         for name, (node, k) in zip(names, gradients, strict=True)
-        if trace.grad_req[name] == "add" and node.op in pieces and k == _WEIGHT
+        if trace.grad_req[name] == "add" and (node.op, k) in pieces
     ]
 
 
