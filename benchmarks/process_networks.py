@@ -247,6 +247,26 @@ def dilated() -> tuple[Symbol, Shapes]:
     return classified(out), {"data": (4, 3, 160, 160)}
 
 
+def recurrent() -> tuple[Symbol, Shapes]:
+    """Two layers of LSTM in one operator, after Zaremba et al. 2014."""
+    words = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=2000, output_dim=256)
+    states = [mx.sym.BlockGrad(mx.sym.Variable(n, shape=(2, 32, 256))) for n in ("state", "cell")]
+    out = mx.sym.RNN(
+        mx.sym.transpose(words, axes=(1, 0, 2)),
+        mx.sym.Variable("parameters"),
+        *states,
+        state_size=256,
+        num_layers=2,
+        mode="lstm",
+    )
+    out = mx.sym.FullyConnected(mx.sym.reshape(out, shape=(-1, 256)), num_hidden=50)
+    labels = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+    return mx.sym.SoftmaxOutput(out, labels, name="softmax"), {
+        "data": (32, 60),
+        "softmax_label": (32, 60),
+    }
+
+
 def perceptron() -> tuple[Symbol, Shapes]:
     """Dense layers: a step of a millisecond."""
     out = mx.sym.Variable("data")
@@ -295,6 +315,7 @@ NETWORKS: dict[str, Callable[[], tuple[Symbol, Shapes]]] = {
         shuffled,
         video,
         dilated,
+        recurrent,
     )
 }
 
