@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import differences
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.profile import profile
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
@@ -67,6 +67,76 @@ def test_gradients_of_several_batches(layers: Any) -> None:
             found.append({n.partition("_")[2]: p.grad().asnumpy() for n, p in params.items()})
         results.append(found)
     assert not differences(*results)
+
+
+def added(planned_by: str | None) -> tuple[Any, TrainStep | None, gluon.Trainer]:
+    """A network whose gradients are added, planned or with a TrainStep, and its trainer."""
+    mx.random.seed(3)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(6), nn.BatchNorm(), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    net(mx.nd.ones((3, 4)))
+    net.hybridize()
+    for parameter in net.collect_params().values():
+        parameter.grad_req = "null" if parameter.grad_req == "null" else "add"
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    if planned_by in ("packed", "explicit"):
+        planned(net, strategy="chen_sqrt", realisation=planned_by)
+    return net, TrainStep(net, strategy="chen_sqrt") if planned_by == "halves" else None, trainer
+
+
+def without_last(planned_by: str | None, *, ignore: bool, last: int) -> list[Any]:
+    """What updates leave whose last micro-batch, of the size ``last``, is left out."""
+    net, halves, trainer = added(planned_by)
+    found = []
+    for _ in range(2):
+        for size in (3, 3):
+            x = mx.nd.random.normal(shape=(size, 4))
+            with autograd.record():
+                loss = ((net if halves is None else halves.forward)(x) ** 2).sum()
+            (autograd if halves is None else halves).backward(loss)
+        with autograd.record():
+            (net if halves is None else halves.forward)(mx.nd.ones((last, 4)))
+        if halves is not None:
+            halves.abandon()
+        trainer.step(6, ignore_stale_grad=ignore)
+        params = net.collect_params().values()
+        found.append({str(i): p.data().asnumpy() for i, p in enumerate(params)})
+        net.collect_params().zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("planned_by", ["packed", "explicit", "halves"])
+@pytest.mark.parametrize("ignore", [False, True])
+@pytest.mark.parametrize("last", [3, 5])
+def test_the_last_micro_batch_may_be_left_out(planned_by: str, ignore: bool, last: int) -> None:
+    """What the others have added stays, for the trainer to take; ``last`` may be a new shape."""
+    expected = without_last(None, ignore=ignore, last=last)
+    assert not differences(expected, without_last(planned_by, ignore=ignore, last=last))
+
+
+@pytest.mark.parametrize("planned_by", ["packed", "halves"])
+def test_an_optimizer_does_not_take_sums_of_nothing(planned_by: str) -> None:
+    """To bind a plan adds nothing, and a step that fails does not add all."""
+    net, halves, trainer = added(planned_by)
+    with autograd.record():
+        loss = (net if halves is None else halves.forward)(mx.nd.ones((3, 4))).sum()
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(3)
+    (autograd if halves is None else halves).backward(loss)
+    trainer.step(3)
+    with autograd.record():
+        loss = (net if halves is None else halves.forward)(mx.nd.ones((3, 4))).sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainExecutor, "backward_half", fails)
+        with pytest.raises(KeyboardInterrupt):
+            (autograd if halves is None else halves).backward(loss)
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(3)
+
+
+def fails(executor: TrainExecutor, more: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_gradient_that_autograd_adds_has_no_second_place_in_the_memory() -> None:

@@ -202,8 +202,9 @@ class BoundStep:
             for array in self.executor.head_grads.values():
                 array[:] = scale
             self.scale = scale
-        self.hand_over_gradients()
-        arrays = self.executor.forward(is_train=True, **self._values(batch))
+        with self.gradients.computed():
+            self.hand_over_gradients()
+            arrays = self.executor.forward(is_train=True, **self._values(batch))
         self._pass_on()
         # The next step writes into the executor's arrays.
         copies = [of_semantics(array.copy()) for array in arrays]
@@ -239,8 +240,9 @@ class BoundStep:
             for (p, place, request), data in zip(self.places, self.data, strict=True)
             if p._grad is not None and request == "write" and data._fresh_grad
         }
-        self.executor.backward_half(more)
-        late = self.hand_over_gradients()
+        with self.gradients.computed():
+            self.executor.backward_half(more)
+            late = self.hand_over_gradients()
         self._pass_on()
         return late
 

@@ -98,8 +98,6 @@ class Gradients:
         self._is_lent = True  # Ctrl-C may come within what follows
         self._mark([without_memory(h.array) for h in self._written])
         self._lent = self._numbers
-        for held in self._added:
-            held.data._fresh_grad = False
 
     def hand_over(self) -> Late:
         """Make the arrays in which the gradients will be those of the parameters.
@@ -115,9 +113,20 @@ class Gradients:
             before = self._mark([h.array for h in self._written])
             late = Late(self._lent, list(zip(self._written, before, strict=True)))
         self._is_lent = False
-        for held in (*self._written, *self._added):
-            held.data._fresh_grad = True
         return late
+
+    @contextlib.contextmanager
+    def computed(self) -> Iterator[None]:
+        """Around what computes them: an optimizer may take them only where that has not failed.
+
+        What was added before a step that only begins stays, for an optimizer to take.
+        """
+        every = [held.data for held in (*self._written, *self._added)]
+        for data in every:
+            data._fresh_grad = False
+        yield
+        for data in every:
+            data._fresh_grad = True
 
     def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
         """Let autograd write gradients to these ``arrays``; those that the parameters had."""
