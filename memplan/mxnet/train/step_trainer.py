@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
@@ -18,6 +19,9 @@ from memplan.planning.realisation import UPDATING, may_update
 
 NDArray = Any
 Parameter = Any
+
+# What Trainer.step does, and what a loop may call in its place.
+_METHODS = ("step", "update", "_update", "allreduce_grads", "_allreduce_grads")
 
 
 class StepTrainer:
@@ -92,6 +96,9 @@ class StepTrainer:
         stale = [name for name in trained if name not in ours]
         if type(trainer) is not gluon.Trainer:
             return f"the trainer is a {type(trainer).__name__}, which may do more than Gluon's"
+        for name in _METHODS:
+            if name in vars(trainer) and not isinstance(vars(trainer)[name], _Guard):
+                return f"{name} of the trainer was replaced, and may do more than that of its class"
         if computed:
             return f"what the block reads of parameter {computed[0]!r} is computed from it"
         if sparse:
@@ -113,7 +120,7 @@ class StepTrainer:
         assert self.trainer is not None
         for name in ("step", "update"):
             if name not in vars(self.trainer):
-                setattr(self.trainer, name, _guarded(self.trainer, getattr(self.trainer, name)))
+                setattr(self.trainer, name, _Guard(self.trainer, getattr(self.trainer, name)))
         return _TrainerUpdates(self, self.trainer)
 
     def begin(self, batches: Sequence[Arrays], batch_size: int | None) -> None:
@@ -174,17 +181,19 @@ def _has_kvstore(trainer: gluon.Trainer) -> bool:
     return not (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore))
 
 
-def _guarded(trainer: gluon.Trainer, method: Callable[..., None]) -> Callable[..., None]:
-    """``method``, but UsageError where it would update by gradients that are used up."""
+@dataclass(frozen=True)
+class _Guard:
+    """``method`` of ``trainer``, but UsageError where it would update by gradients used up."""
 
-    def call(*arguments: Any, **options: Any) -> None:
-        for p in trainer._params:
+    trainer: gluon.Trainer
+    method: Callable[..., None]
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        for p in self.trainer._params:
             if p.grad_req != "null" and p._data is not None and p._grad is None:
                 raise UsageError(
                     f"the gradient of {p.name!r} has been used up: TrainStep(trainer=...) updates "
                     f"the parameters within the step. Leave trainer.step out, or give TrainStep no "
                     f"trainer"
                 )
-        method(*arguments, **options)
-
-    return call
+        self.method(*arguments, **options)

@@ -49,6 +49,9 @@ ANY_ORDER = "updates_in_any_order"
 def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
     """Why ``optimizer`` cannot update within a step; None if it can."""
     kind = type(optimizer)
+    for name in ("update", "update_multi_precision"):
+        if name in vars(optimizer):
+            return f"{name} of the optimizer was replaced, and may do more than that of its class"
     if kind in _REFUSED:
         return f"the optimizer {kind.__name__} needs all gradients at once: {_REFUSED[kind]}"
     if kind in _ONE_OPERATOR or kind in _SEVERAL_OPERATORS or getattr(kind, ANY_ORDER, False):
