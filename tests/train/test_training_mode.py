@@ -15,8 +15,8 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
 from helpers.blocks import CPU, SOFTMAX, Case, images
-from memplan.errors import ArgumentError
-from memplan.mxnet.gluon import TrainStep
+from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.load import load_network
 
 LossesOf = Callable[[Any, Any, list[mx.Context]], Any]
@@ -177,6 +177,29 @@ def test_inference_that_is_recorded_is_refused() -> None:
         pytest.raises(ArgumentError, match=r"train_mode=False.*use_global_stats=True"),
     ):
         step(*images(8))
+
+
+@pytest.mark.parametrize("arguments", [((), {"train_mode": False}), ((None, True, False), {})])
+@pytest.mark.parametrize("of_array", [False, True])
+def test_gradients_of_inference_are_refused(arguments: Any, of_array: bool) -> None:
+    """Nothing is written, and the step may still be finished."""
+    args, options = arguments
+    net, head = planned(convolutions(), strategy="chen_sqrt"), nn.Dense(1)
+    for block in (net, head):
+        block.initialize()
+        block.collect_params().setattr("grad_req", "add")
+    x = mx.nd.ones((2, 3, 8, 8))
+    head(net(x))
+    with autograd.record():
+        loss = head(net(x))
+        penalty = (head.weight.data() ** 2).sum()
+    with pytest.raises(UsageError, match=r"train_mode=False.*leave train_mode out"):
+        loss.backward(*args, **options) if of_array else autograd.backward(loss, *args, **options)
+    params = [*net.collect_params().values(), *head.collect_params().values()]
+    assert not any(p.grad().asnumpy().any() for p in params if p.grad_req != "null")
+    penalty.backward(train_mode=False)  # which goes past the block
+    loss.backward(train_mode=True)
+    assert all(p.grad().asnumpy().any() for p in head.collect_params().values())
 
 
 def test_a_graph_cached_in_inference_is_not_trained() -> None:

@@ -57,12 +57,15 @@ class FirstHalf:
         """Has autograd written the gradient of an output, since the first half or the second?"""
         return any(array._fresh_grad for array in self._variables())
 
+    def is_read(self, read: ReadByLoss) -> bool:
+        """Will autograd go through it?"""
+        return any(is_read(array, read) for array in self._variables())
+
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads it and parameters as no step can serve them."""
         bound = self.bound
         bound.gradients.check(read)
-        is_reached = any(is_read(array, read) for array in self._variables())
-        if not (is_reached and bound.gradients.reads(read)):
+        if not (self.is_read(read) and bound.gradients.reads(read)):
             return
         for parameter in bound.statistics():
             if is_read(parameter.data(bound.executor.ctx), read):

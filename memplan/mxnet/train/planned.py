@@ -45,7 +45,7 @@ def planned(block: Block, **options: Any) -> Block:
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call on a context after a later one, for both would need memory that is gone,
     where a loss reads parameters as they were before the call, or calls a layer with statistics
-    besides, and where ``mx.autograd.grad`` is asked for gradients of its parameters, which it
+    besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for gradients of its parameters, which it
     cannot reach; ArgumentError for a block that is planned already, or a trainer. Threads that call
     the block or ``backward`` wait for each other, and each of them trains on contexts of its own.
     """
@@ -171,6 +171,15 @@ class _Forward:
         return halves
 
 
+def _check_mode(half: FirstHalf, read: ReadByLoss, train_mode: bool) -> None:
+    """UsageError for a ``backward`` through it that is not to train."""
+    if not train_mode and half.is_read(read):
+        raise UsageError(
+            "backward(train_mode=False) goes through a planned block, whose plan computes the "
+            "gradients of training; leave train_mode out, or take a block that is not planned"
+        )
+
+
 def _check_statistics(halves: list[FirstHalf]) -> None:
     """UsageError where ``halves`` write the same statistics, in an order that only MXNet knows."""
     written: set[tuple[mx.Context, int]] = set()
@@ -216,8 +225,10 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 begun = [half for block in blocks for half in block.begun()]
                 finished = [half for block in blocks for half in block.finished()]
                 read = ReadByLoss(leaves([*args[:1], options.get("heads")]))
+                train_mode = [*args[3:4], options.get("train_mode", True)][0]
                 for half in begun:
                     half.check(read)
+                    _check_mode(half, read, train_mode)
                 for half in finished:
                     half.bound.gradients.check(read)
                 with overwriting(begun):
