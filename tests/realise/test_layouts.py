@@ -3,12 +3,14 @@
 An operator that is none of oneDNN's leaves another layout where it writes over its input, which a
 plan lets it do earlier than MXNet: a BatchNorm behind it rounds its sums otherwise then. So does
 one behind a sum that is written over another of its terms. Where a plan keeps what MXNet writes
-over, a copy of it is written over.
+over, a copy of it is written over. A Custom op reads the usual layout, and what it reads keeps the
+layout that it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mxnet as mx
 import pytest
@@ -80,6 +82,79 @@ def test_where_there_is_one_layout_sums_take_over_any_term() -> None:
         sums = [op for op in graph.ops if op.kind == "elemwise_add"]
         nterms[device_type] = sum(len(op.handovers) for op in sums)
     assert nterms["cpu"] < nterms["gpu"]
+
+
+class _Cube(mx.operator.CustomOp):
+    """The cube of what it reads; with a state, the mean of this is kept there."""
+
+    def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self.assign(out_data[0], req[0], in_data[0] ** 2 * in_data[0])
+        for mean in aux:
+            mean[:] = 0.9 * mean + 0.1 * in_data[0].mean()
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        self.assign(in_grad[0], req[0], out_grad[0] * 3 * in_data[0] ** 2)
+
+
+class _Straight(_Cube):
+    """As if its gradient were 1, whatever it reads."""
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        self.assign(in_grad[0], req[0], out_grad[0] * 1)
+
+
+class _CubeProp(mx.operator.CustomOpProp):
+    def create_operator(self, *_: Any) -> Any:
+        return _Cube()
+
+
+@mx.operator.register("memplan_test_cube")
+class _Plain(_CubeProp):
+    pass
+
+
+@mx.operator.register("memplan_test_straight_cube")
+class _StraightProp(_CubeProp):
+    """Its backward op reads no tensor that the op has read or written."""
+
+    def create_operator(self, *_: Any) -> Any:
+        return _Straight()
+
+    def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> Any:
+        return out_grad
+
+
+@mx.operator.register("memplan_test_cube_with_state")
+class _StateProp(_CubeProp):
+    def list_auxiliary_states(self) -> list[str]:
+        return ["mean"]
+
+    def infer_shape(self, in_shape: Any) -> Any:
+        return in_shape, [in_shape[0]], [(1,)]
+
+
+def custom(x: Symbol, kind: str = "cube") -> Symbol:
+    return mx.sym.Custom(x, op_type=f"memplan_test_{kind}")
+
+
+CUSTOM: dict[str, Callable[[Symbol], Symbol]] = {
+    "alone": custom,
+    "beside a BatchNorm": lambda x: mx.sym.BatchNorm(x, fix_gamma=False) + custom(x),
+    "before a gradient of a BatchNorm": lambda x: custom(mx.sym.BatchNorm(x, fix_gamma=False)),
+    "whose gradient reads no tensor": lambda x: custom(x, "straight_cube") + mx.sym.relu(x),
+    "with a state": lambda x: custom(x, "cube_with_state"),
+    "without a gradient": lambda x: x + mx.sym.BlockGrad(custom(mx.sym.BlockGrad(x))),
+}
+
+
+@pytest.mark.parametrize("is_residual", [False, True])
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_custom_op_reads_what_onednn_has_written(name: str, is_residual: bool) -> None:
+    assert not different(before_norms(CUSTOM[name], is_residual=is_residual))
 
 
 def different(body: Symbol) -> list[str]:

@@ -31,6 +31,7 @@ from mxnet.ndarray.ndarray import (
 )
 
 from memplan.mxnet.realise.engine import Handles, to_default_layout
+from memplan.mxnet.realise.usual_layout import in_usual_layout
 
 NDArray = Any
 
@@ -191,7 +192,8 @@ class RecordedCall(Call):
 
     The backward call writes the gradients of the first inputs into ``gradients`` (None: a gradient
     that is not computed), or adds to them, if they are among ``sums``. It reads the gradients of
-    the first outputs, which are ``used``.
+    the first outputs, which are ``used``. If it runs code of the user's, ``by_user_code`` is all
+    that this reads.
     """
 
     frees = True  # what autograd kept of the step before
@@ -206,6 +208,7 @@ class RecordedCall(Call):
         gradients: Sequence[NDArray | None],
         used: Sequence[NDArray],
         sums: Sequence[NDArray] = (),
+        by_user_code: Sequence[NDArray] = (),
     ) -> None:
         self.computed = gradients
         self.gradients = [array for array in gradients if array is not None]
@@ -213,6 +216,7 @@ class RecordedCall(Call):
         self.overwritten = [a for a in arrays if any(a is gradient for gradient in gradients)]
         self.touched = [*arrays, *self.gradients]
         self.used, self._sums = list(used), list(sums)
+        self.by_user_code = by_user_code
         self._parts = (op, attrs, inputs, outputs, gradients)
         self.forget()
 
@@ -263,7 +267,8 @@ class BackwardCall:
             # MXNet leaves the gradients of a branch that was not taken as they were.
             for array in self.written:
                 array[:] = 0
-        backward_of_mxnet(self._recorded.written[: max(1, len(used))], used or None)
+        with in_usual_layout(self._recorded.by_user_code):
+            backward_of_mxnet(self._recorded.written[: max(1, len(used))], used or None)
 
 
 class Updates(Protocol):

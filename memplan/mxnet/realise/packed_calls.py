@@ -26,8 +26,14 @@ from memplan.mxnet.realise.packed_rules import (
     needs_state,
     skips_unread,
 )
+from memplan.mxnet.realise.usual_layout import in_usual_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, reads_any_layout
+from memplan.mxnet.trace.operators import (
+    ignored_inputs,
+    is_made_of_symbol,
+    reads_any_layout,
+    runs_user_code,
+)
 from memplan.step.graph import UPDATE
 
 NDArray = Any
@@ -257,13 +263,16 @@ class Calls:
     def _gradients(self, backward: int, read: Collection[tuple[int, int]]) -> dict[str, list[Any]]:
         """What the backward op at this step writes, as far as it is read, and what it uses."""
         inputs = self._inputs(backward)
-        places = gradients_read(self.lowered.nodes[self.lowered.schedule.ops[backward]])
+        node = self.lowered.nodes[self.lowered.schedule.ops[backward]]
+        places = gradients_read(node)
         written = [
             array if (backward, k) in read else None
             for k, array in enumerate(self.outputs(backward))
         ]
         sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]
-        return {"gradients": written, "used": [inputs[place] for place in places], "sums": sums}
+        used = [inputs[place] for place in places]
+        by_user_code = inputs if runs_user_code(node.op) else []
+        return {"gradients": written, "used": used, "sums": sums, "by_user_code": by_user_code}
 
     def _inputs(self, step: int) -> list[NDArray]:
         entries = self._entries(step)
@@ -297,7 +306,7 @@ class Mode:
 def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     """The operator alone, made at every call; with a ``mode`` once, as in an executor.
 
-    In a loop MXNet's executor knows the mode of who runs it only.
+    User code reads the usual layout. In a loop MXNet's executor knows the mode of who runs it only.
     """
     is_kept = mode is not None
     sources: list[Entry] = [(Node(VARIABLE, f"input{i}"), 0) for i in range(len(node.inputs))]
@@ -306,6 +315,13 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     # A network below the limit would be recorded op by op.
     flags = {"inline_limit": 0, "static_alloc": is_kept, "static_shape": is_kept}
     op = mx.nd.CachedOp(to_symbol([(call, k) for k in range(node.noutputs)]), flags.items())
+    if runs_user_code(node.op):
+
+        def in_layout(*inputs: NDArray, out: Sequence[NDArray]) -> None:
+            with in_usual_layout(inputs):
+                op(*inputs, out=out)
+
+        return in_layout
     if mode is None or node.subgraphs is None:
         return op
 

@@ -132,12 +132,17 @@ def overwrites_what_it_reads(node: Node) -> bool:
     return node.op == "SoftmaxOutput" and is_true(node.attrs.get("out_grad"))
 
 
+def runs_user_code(op: str) -> bool:
+    """Is such an op a Custom op, or the backward op of one?"""
+    return op in ("Custom", "_backward_Custom")
+
+
 def shows_attributes(op: str) -> bool:
     """Is every attribute of such an op shown to user code, which may know no others than its own?
 
     MXNet shows it those with hidden names, too, and crashes where it raises.
     """
-    return op in ("Custom", "_backward_Custom")
+    return runs_user_code(op)
 
 
 def may_be_mirrored(node: Node) -> bool:
