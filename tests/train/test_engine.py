@@ -19,6 +19,7 @@ from helpers.around import AROUND
 from helpers.held import held
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.realise.engine import Marker
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 
@@ -190,3 +191,19 @@ def test_states_may_be_parts_of_one_array(around: str, tmp_path: Path) -> None:
         found = memory.copy()
     values = dict(zip(own, found.asnumpy(), strict=True))
     assert equal(values, states_by_mxnet("trained", 1))
+
+
+def test_a_step_that_is_interrupted_leaves_the_bundles_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C, in a notebook that goes on: MXNet would go on bundling what is called there."""
+    executor = train_executor("trained")
+
+    def interrupted(marker: Marker) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Marker, "__call__", interrupted)
+    with mx.engine.bulk(7):
+        with pytest.raises(KeyboardInterrupt):
+            executor.forward(is_train=True)
+        assert mx.engine.set_bulk_size(7) == 7

@@ -137,6 +137,8 @@ def hand_over(marks: Sequence[Marker]) -> None:
     """Hand ``marks`` to the engine, as one operation where it bundles: not under its profiler."""
     if marks:
         before = mx.engine.set_bulk_size(len(marks) + 1)
-        for mark in marks:
-            mark()
-        mx.engine.set_bulk_size(before)
+        try:
+            for mark in marks:
+                mark()
+        finally:  # Ctrl-C comes between two of them, too
+            mx.engine.set_bulk_size(before)
