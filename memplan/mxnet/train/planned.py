@@ -45,9 +45,10 @@ def planned(block: Block, **options: Any) -> Block:
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call on a context after a later one, for both would need memory that is gone,
     where a loss reads parameters as they were before the call, or calls a layer with statistics
-    besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for gradients of its parameters, which it
-    cannot reach; ArgumentError for a block that is planned already, or a trainer. Threads that call
-    the block or ``backward`` wait for each other, and each of them trains on contexts of its own.
+    besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
+    gradients of its parameters, which it cannot reach; ArgumentError for a block that is planned
+    already, or a trainer. Threads that call the block or ``backward`` wait for each other, and each
+    of them trains on contexts of its own.
     """
     if options.get("trainer") is not None:
         raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
