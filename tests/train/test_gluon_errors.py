@@ -56,6 +56,12 @@ def brain_floats() -> Any:
     return x.astype(np.dtype([("bfloat16", np.uint16)])), y
 
 
+def frozen() -> Any:
+    net = conv_net()
+    net.collect_params().setattr("grad_req", "null")
+    return net
+
+
 def no_loss(outputs: Any, labels: Any) -> Any:
     return None
 
@@ -75,6 +81,7 @@ def closure(outputs: Any, labels: Any) -> Any:
         (conv_net, images, closure, ArgumentError, "'hidden'.* as a Block"),
         (conv_net, images, [SOFTMAX, SOFTMAX], TraceError, "shorter|longer"),
         (Sparse, images, SOFTMAX, ArgumentError, "'net_table' is sparse.*stype='default'"),
+        (frozen, images, SOFTMAX, ArgumentError, "nothing to train.* call the block itself"),
         (conv_net, brain_floats, SOFTMAX, ArgumentError, "bfloat16"),
         (conv_net, with_gradient, SOFTMAX, ArgumentError, "attach_grad"),
         (conv_net, elsewhere, SOFTMAX, ArgumentError, r"on cpu\(1\).*'net_conv0_weight'"),

@@ -101,6 +101,13 @@ def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
     return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
 
 
+def is_trained(block: mx.gluon.Block) -> bool:
+    """Does any parameter of ``block`` want a gradient?"""
+    if any(parameter.grad_req != "null" for parameter in block.params.values()):
+        return True
+    return any(map(is_trained, block._children.values()))
+
+
 def cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Every block in ``blocks`` that can be hybridized, with what its cached graph is called with.
 

@@ -20,6 +20,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.gradients import ReadByLoss, passed_on
 from memplan.mxnet.train.nesting import leaves, one_context
@@ -88,7 +89,8 @@ class _Forward:
     def forward(self, *args: Any) -> Any:
         inputs = list(leaves(args))
         arrays = all(isinstance(array, mx.nd.NDArray) for array in inputs)
-        if not (inputs and arrays and autograd.is_recording() and autograd.is_training()):
+        trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
+        if not (inputs and arrays and trains):
             return self._unplanned_forward(*args)
         if is_mxnets_thread():
             raise UsageError(

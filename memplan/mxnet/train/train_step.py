@@ -358,6 +358,11 @@ class TrainStep:
             }
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
             parameters = [params[name] for name in arguments if name in params]
+            if all(parameter.grad_req == "null" for parameter in parameters):
+                raise ArgumentError(
+                    f"there is nothing to train: no parameter that {self.block.name!r} reads wants "
+                    f"a gradient; call the block itself, or set grad_req of some to 'write'"
+                )
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
             plan = self._trainer.plan(planned, realisation, parameters, kind[1])
@@ -366,14 +371,8 @@ class TrainStep:
 
     def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
         specs, in_halves = kind
-        return compose(
-            self.block,
-            self.loss,
-            specs,
-            params,
-            keep_outputs=self.keep_outputs and not in_halves,
-            in_halves=in_halves,
-        )
+        keep = self.keep_outputs and not in_halves
+        return compose(self.block, self.loss, specs, params, keep_outputs=keep, in_halves=in_halves)
 
     def _forget_changed(self) -> None:
         """Drop the plans of what the block computes no longer, where MXNet forgot graphs of it."""
