@@ -54,6 +54,23 @@ def to_default_layout(arrays: Sequence[NDArray]) -> None:
             _TO_DEFAULT_LAYOUT(array.handle)
 
 
+# Engine::Get() and ThreadedEngine::bulk_size() const, which is 0 where the engine bundles nothing.
+_ENGINE = hidden_function("_ZN5mxnet6Engine3GetEv", ctypes.c_void_p)
+_BULK_SIZE = hidden_function("_ZNK5mxnet6engine14ThreadedEngine9bulk_sizeEv", ctypes.c_int)
+
+
+def bundles() -> bool:
+    """Does the engine bundle what it is asked to? Not while its profiler runs and adds up times.
+
+    Where the library hides what tells so, this asks for the times, by which MXNet writes the file
+    of a profiler that runs.
+    """
+    if _ENGINE is None or _BULK_SIZE is None:
+        return not mx.profiler.dumps()
+    with mx.engine.bulk(2):
+        return bool(_BULK_SIZE(ctypes.c_void_p(_ENGINE())))
+
+
 class Handles:
     """``arrays``, and their handles as functions of the C API take them. Calls may share them.
 

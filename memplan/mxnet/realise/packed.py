@@ -18,6 +18,7 @@ from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
+from memplan.mxnet.realise.engine import bundles
 from memplan.mxnet.realise.explicit import Explicit, step_nodes
 from memplan.mxnet.realise.imperative import (
     AnyCall,
@@ -210,8 +211,7 @@ class PackedStep:
     def _run(self, begin: int, end: int) -> None:
         """Make the calls from ``begin`` to before ``end``."""
         with self._calling():
-            # Where the profiler adds up times, which it then tells, MXNet bundles nothing.
-            if self._monitor is not None or mx.profiler.dumps():
+            if self._monitor is not None or not bundles():
                 for step in range(begin, end):
                     self.memory.alone(self._calls[step])
                     if self._monitor is not None:
