@@ -48,13 +48,19 @@ def planned(block: Block, **options: Any) -> Block:
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
     gradients of its parameters, which it cannot reach; ArgumentError for a block that is planned
-    already, or a trainer. Threads that call the block or ``backward`` wait for each other, and each
-    of them trains on contexts of its own.
+    already by other options, or a trainer. By equal ones it is left as it is. Threads that call the
+    block or ``backward`` wait for each other, and each of them trains on contexts of its own. A
+    copy of the block is not planned.
     """
     if options.get("trainer") is not None:
         raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
     if hasattr(block, "planned_step"):
-        raise ArgumentError(f"block {block.name!r} is planned already")
+        if block._planned_by == options:  # a cell of a notebook runs again
+            return block
+        raise ArgumentError(
+            f"block {block.name!r} is planned already, by other options ({block._planned_by}); "
+            f"to train it by these, make the block anew, load its parameters and plan that one"
+        )
     step = TrainStep(block, **options)
     kind = type(block)
     # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
@@ -62,7 +68,7 @@ def planned(block: Block, **options: Any) -> Block:
     own = {name: value for name, value in vars(_Forward).items() if not name.startswith("__")}
     own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
     block.__class__ = type(kind.__name__, (kind,), own)
-    block.planned_step, block._past = step, {}
+    block.planned_step, block._past, block._planned_by = step, {}, options
     _wrap()
     _ALL[block] = None
     return block
