@@ -1,13 +1,18 @@
-"""A planned block that is planned again."""
+"""A planned block that is planned again, or copied."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
 import pytest
+from mxnet.gluon import nn
 
-from helpers.blocks import CPU, conv_net, images
+from helpers.block_runs import differences, gradients
+from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from memplan.errors import ArgumentError
 from memplan.mxnet.gluon import planned
 
@@ -23,6 +28,20 @@ def started() -> tuple[Any, Any]:
     return net, batch
 
 
+def backward(net: Any, batch: tuple[Any, Any]) -> None:
+    x, y = batch
+    with mx.autograd.record():
+        loss = SOFTMAX(net(x), y)
+    loss.backward()
+
+
+def within(net: Any) -> Any:
+    """The copy of a child."""
+    parent = nn.HybridSequential(prefix="parent_")
+    parent.add(net)
+    return copy.deepcopy(parent)[0]
+
+
 def test_a_block_may_be_planned_again_as_it_is() -> None:
     """As in a notebook whose cell runs again; by other options it says what to do."""
     net, (x, _) = started()
@@ -36,3 +55,32 @@ def test_a_block_may_be_planned_again_as_it_is() -> None:
         with pytest.raises(ArgumentError, match=r"chen_sqrt.*make the block anew"):
             planned(net, **options)
     assert net.planned_step is step
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), within],
+    ids=["deepcopy", "pickle", "child"],
+)
+def test_a_copy_is_a_block_that_is_not_planned(
+    copied: Callable[[Any], Any], is_trained: bool
+) -> None:
+    """Its own parameters are trained, which MXNet wants initialised for that."""
+    results = []
+    for is_planned in (False, True):
+        net, batch = started()
+        if is_planned:
+            planned(net, **QUICKLY)
+        if is_trained:
+            backward(net, batch)
+        other = copied(net)
+        assert type(other) is nn.HybridSequential
+        assert not hasattr(other, "planned_step")
+        other.initialize(mx.init.Xavier(), ctx=CPU, force_reinit=True)
+        backward(other, batch)
+        results.append(gradients(other))
+        backward(net, batch)
+        results.append(gradients(net))
+        assert not is_planned or net.planned_step.plans
+    assert not differences(results[:2], results[2:])

@@ -33,6 +33,9 @@ Block = Any
 # known that backward must not go through them: they hold what the block returned.
 REMEMBERED = 8
 
+# What a planned block has, and a copy of it has not.
+_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_cannot_infer"})
+
 
 def planned(block: Block, **options: Any) -> Block:
     """``block`` itself, which from now on trains by a plan, in a loop that stays as it is.
@@ -67,6 +70,7 @@ def planned(block: Block, **options: Any) -> Block:
     # whose first base is an ABC: Python lets no object change to a class of another layout.
     own = {name: value for name, value in vars(_Forward).items() if not name.startswith("__")}
     own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
+    own |= {"_unplanned": kind, "__reduce_ex__": _Forward.__reduce_ex__}
     block.__class__ = type(kind.__name__, (kind,), own)
     block.planned_step, block._past, block._planned_by = step, {}, options
     _wrap()
@@ -78,6 +82,7 @@ class _Forward:
     """What a planned block does instead of what its class does."""
 
     name: str
+    _unplanned: type[Block]
     _unplanned_forward: Callable[..., Any]
     planned_step: TrainStep
     #: Those of HybridBlock: is it hybridized, and its graph, if there is one.
@@ -141,6 +146,20 @@ class _Forward:
                 f"its step out says so by block.planned_step.abandon()"
             )
         past.append(self.planned_step.unfinished.pop(ctx))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Of what a copy is made, or a pickle: of a block that is not planned.
+
+        The step of this one trains the parameters of this one.
+        """
+        kind: Any = self._unplanned
+        made, args, *rest = kind.__reduce_ex__(self, protocol)
+        args = tuple(kind if arg is type(self) else arg for arg in args)
+        if made.__name__ == "__newobj__":  # pickle makes no other class by it than the block's
+            made = kind.__new__
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: part for name, part in rest[0].items() if name not in _OF_THE_PLAN}
+        return made, args, *rest
 
     def begun(self) -> list[FirstHalf]:
         """The steps that this thread may finish."""
