@@ -12,7 +12,12 @@ import pytest
 import memplan
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.build import trace
-from memplan.mxnet.trace.environment import MATCH_RANGE, current_match_range, match_range
+from memplan.mxnet.trace.environment import (
+    MATCH_RANGE,
+    current_match_range,
+    match_range,
+    onednn_is_enabled,
+)
 
 NET = mx.sym.relu(mx.sym.Variable("a"))
 
@@ -66,3 +71,21 @@ def test_a_match_range_that_mxnet_cannot_use_is_named(
     monkeypatch.setenv(MATCH_RANGE, value)
     with pytest.raises(ArgumentError, match=f"{MATCH_RANGE}.*{value!r}"):
         memplan.plan(NET, a=(2, 3), grad_req="write")
+
+
+@pytest.mark.parametrize(
+    ("value", "enabled"), [("1", True), ("true", True), ("0", False), ("False", False)]
+)
+def test_onednn_is_off_where_mxnet_takes_it_to_be(
+    value: str, enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", value)
+    assert onednn_is_enabled() is enabled
+
+
+def test_an_empty_limit_of_terms_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mx.sym.Variable("a")
+    net = mx.sym.MakeLoss(mx.sym.sin(data) + mx.sym.cos(data))
+    expected = trace(net, shapes={"a": (2, 3)}, grad_req="write").graph
+    monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "")
+    assert trace(net, shapes={"a": (2, 3)}, grad_req="write").graph == expected

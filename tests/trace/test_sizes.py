@@ -128,3 +128,21 @@ def test_a_size_that_wraps_to_one_that_fits() -> None:
     assert net.infer_shape()[1] == [(120,)]
     with pytest.raises(SizeError, match=rf"'op' \(tile\) would have {2**33 + 120} elements"):
         trace(S.MakeLoss(net), shapes={}, grad_req="write")
+
+
+@pytest.mark.parametrize("kernel", ["(3L, 3L)", "[3, 3]", "(3,3)"])
+def test_attributes_are_read_as_mxnet_reads_them(kernel: str) -> None:
+    """Those of a file that Python 2 wrote, too."""
+    body = S.Deconvolution(var(2, 4, 5, 5), kernel=(3, 3), num_filter=3, name="op")
+    rnn_of = rnn(32, mode="gru", num_layers=1, bidirectional=True)
+    for net, changes in (
+        (body, {"kernel": kernel}),
+        (rnn_of, {"bidirectional": "false"}),
+    ):
+        data = symbol_json.parse(net)
+        [attrs] = [node["attrs"] for node in data["nodes"] if node["name"] == "op"]
+        attrs.update(changes)
+        nodes, _ = from_json(data)
+        [op] = [node for node in nodes if node.name == "op"]
+        shapes = [(2, 4, 5, 5)] if net is body else [(2, 1, 3)]
+        assert true_nelements(op, shapes)

@@ -159,8 +159,9 @@ def step_attrs(node: Node, *, is_copy: bool) -> dict[str, str]:
     """The attributes with which a step runs ``node``, for the first time or, a copy, again."""
     attrs = dict(node.attrs)
     info = node.infos.outputs[0] if node.infos.outputs else None
-    if not node.inputs and "shape" in attrs and info is not None:
-        # An unknown dimension would be inferred from readers, which a copy may not have.
+    if not node.inputs and "shape" in attrs and "size" not in attrs and info is not None:
+        # An unknown dimension would be inferred from readers, which a copy may not have. What has a
+        # size besides, as np.random.gamma, means something else by its shape.
         attrs["shape"] = str(info.shape)
     if is_copy and node.op == "BatchNorm":
         # cuDNN updates the statistics in every forward call: so a copy leaves them alone.

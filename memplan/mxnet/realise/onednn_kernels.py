@@ -8,13 +8,13 @@ says which was taken. With AVX-512 they can do more.
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.sizes import Attributes
 
 # The channels that oneDNN's layouts put side by side, at least: 8 with AVX2, 16 with AVX-512.
 _BLOCK = 8
@@ -116,16 +116,13 @@ class _Geometry:
         if call.op == "Deconvolution":
             data, out = out, data
         self.data, self.out, self.ndim = data.shape[2:], out.shape[2:], len(data.shape) - 2
+        attrs = Attributes(call)
         self.kernel, self.stride, self.dilation = (
-            self._numbers(call, name, 1) for name in ("kernel", "stride", "dilate")
+            attrs.each(name, self.data, 1) for name in ("kernel", "stride", "dilate")
         )
-        self.padding = self._numbers(call, "pad", 0)
+        self.padding = attrs.each("pad", self.data, 0)
         self.width = self.kernel[-1]
         self.is_dilated = any(number > 1 for number in self.dilation)
-
-    def _numbers(self, call: Node, name: str, default: int) -> tuple[int, ...]:
-        value = ast.literal_eval(call.attrs.get(name, "()"))
-        return (value,) if isinstance(value, int) else tuple(value) or (default,) * self.ndim
 
     @property
     def _depth(self) -> int | None:

@@ -16,6 +16,7 @@ from memplan.mxnet.trace.operators import (
     has_sparse_gradient,
     has_state_or_user_code,
     is_made_of_symbol,
+    is_true,
 )
 from memplan.step.graph import TrainingGraph
 
@@ -35,6 +36,9 @@ _STATEFUL = frozenset(
 # Their state is that of one step.
 _RNN = frozenset({"RNN", "_npx_rnn"})
 
+
+# MXNet infers another shape for their outputs where it is given arrays to write into.
+_WRONG_OF_GIVEN_OUTPUTS = frozenset({"_npi_vstack", "_npi_column_stack", "_npi_insert_scalar"})
 
 # Each gradient is a product by itself, of about the time of the forward op.
 _MATRIX_PRODUCTS = frozenset({"_backward_Convolution", "_backward_FullyConnected", "_backward_dot"})
@@ -56,6 +60,12 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         keeps_state = has_state_or_user_code(node) and node.op not in _RNN
         if keeps_state and not is_made_of_symbol(node):
             raise TraceError(_refused(node))
+        if node.op in _WRONG_OF_GIVEN_OUTPUTS:
+            raise TraceError(
+                f"op {node.name!r} ({node.op}) cannot run in packed memory: MXNet infers a wrong "
+                f"shape where the op is given an array to write into. Use realisation='explicit', "
+                f"or write np.concatenate"
+            )
         if needs_state(node):
             gradients_read(node)
             _check_branches(node)
@@ -93,7 +103,7 @@ def join_parts(heads: Sequence[Entry]) -> None:
                     attrs = {"shape": str(info.shape), "dtype": info.dtype}
                     node.inputs[place] = (Node("_zeros", source.name, attrs), 0)
             axis = forward.attrs.get("axis", "1")
-            is_squeezed = forward.attrs.get("squeeze_axis", "0").lower() in ("1", "true")
+            is_squeezed = is_true(forward.attrs.get("squeeze_axis"))
             node.op = "stack" if is_squeezed else "_npi_concatenate"
             node.attrs = {"axis": axis, "num_args": str(len(node.inputs))}
             node.control, node.forward = [], None

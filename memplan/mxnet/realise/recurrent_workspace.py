@@ -9,6 +9,7 @@ that is in no array of MXNet's, and no plan changes it.
 from __future__ import annotations
 
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import is_true
 
 _NGATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
@@ -40,7 +41,7 @@ def nbytes_kept(node: Node) -> int:
 def _states_kept(node: Node, width: float, *, is_equal: bool) -> float:
     """How many states of a layer; ``width`` is that of the input of the first, in states."""
     ngates, nlayers = _NGATES[node.attrs["mode"]], int(node.attrs["num_layers"])
-    if node.attrs.get("bidirectional", "False") in ("True", "true", "1"):
+    if is_true(node.attrs.get("bidirectional")):
         widths = width - 1.0 + (nlayers - 1)  # other layers read both directions of the one before
         of_layers = nlayers * _by_gates(_OF_BOTH_DIRECTIONS, ngates)
         return of_layers + _OF_BOTH_WIDTHS * widths + (_BETWEEN_LAYERS if nlayers > 1 else 0.0)

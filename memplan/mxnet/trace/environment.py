@@ -19,7 +19,7 @@ _LOCK = threading.RLock()
 
 def onednn_is_enabled() -> bool:
     """Does MXNet compute by oneDNN on a CPU, where that knows an operator?"""
-    return os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false")
+    return os.environ.get("MXNET_MKLDNN_ENABLED", "1").lower() not in ("0", "false")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.operators import is_true
 
 _BACKWARD = "_backward_"
 
@@ -48,5 +49,5 @@ def _product_flops(call: Node) -> int | None:
 
 def _inner_size(call: Node, data: EntryInfo) -> int:
     # MXNet itself writes "true" on the nodes that it makes.
-    transposed = call.attrs.get("transpose_a", "False") in ("True", "true", "1")
+    transposed = is_true(call.attrs.get("transpose_a"))
     return data.shape[-2 if transposed and len(data.shape) > 1 else -1]

@@ -125,7 +125,7 @@ def _aggregate(parts: list[Entry]) -> Entry:
     parts = [part for part in parts if part[0].op not in ZERO_OPS] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    if len(parts) < int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", 8)):
+    if len(parts) < int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP") or 8):
         return (Node("add_n", "sum_grad", {"num_args": str(len(parts))}, list(parts)), 0)
     total = parts[0]
     for i, part in enumerate(parts[1:], 1):

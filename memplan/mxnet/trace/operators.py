@@ -170,12 +170,12 @@ def uses_global_statistics(node: Node) -> bool:
 
 def is_true(value: str | None) -> bool:
     """Does an attribute say yes? One that is not there says no."""
-    return value in ("True", "true", "1")
+    return value is not None and value.lower() in ("true", "1")
 
 
 def has_sparse_gradient(node: Node) -> bool:
     """Does the op, or that of which it is the backward op, say that its weight's is row_sparse?"""
-    return node.attrs.get("sparse_grad") in ("True", "1")
+    return is_true(node.attrs.get("sparse_grad"))
 
 
 def is_sparse_embedding(node: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,12 @@ from mxnet.base import MXNetError
 from memplan.errors import SizeError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, shape_is_known, to_symbol
+from memplan.mxnet.trace.operators import is_true
 
 Shape = tuple[int, ...]
+
+# How Python 2 ended the numbers of a shape, which MXNet reads.
+_LONG = re.compile(r"(?<=[0-9])L")
 
 # MXNet's wheels are built without USE_INT64_TENSOR_SIZE.
 MAX_ELEMENTS = 2**31 - 1
@@ -89,8 +94,13 @@ class Attributes:
         return str(self._attrs[name])
 
     def get(self, name: str, default: Any = None) -> Any:
+        """A number, a tuple, a bool or None. Python 2 wrote "(3L, 3L)", and others "true"."""
         text = self._attrs.get(name)
-        return default if text is None else ast.literal_eval({"true": "True"}.get(text, text))
+        if text is None:
+            return default
+        if text.lower() in ("true", "false"):
+            return is_true(text)
+        return ast.literal_eval(_LONG.sub("", text))
 
     def numbers(self, name: str, *default: float) -> list[Any]:
         """The numbers of a tuple; MXNet takes a single number for a tuple of one, too."""
