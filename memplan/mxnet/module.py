@@ -13,7 +13,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.updates import refusal
+from memplan.mxnet.train.updates import numbers_of, refusal_of_updater
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
@@ -93,7 +93,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             given=plan,
             contexts=self._context,
         )
-        self._has_updated = False
+        #: By what the last training step has updated the parameters, until :meth:`update`.
+        self._updated_by: dict[str, Any] | None = None
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
@@ -143,10 +144,13 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
+        trains = self.for_training if is_train is None else is_train
+        if trains and self._updater is not self._plans.updates.updater:
+            self._update_within()
         nbound = self._plans.nbound
         super().forward(data_batch, is_train)
-        if self._plans.update_within and (self.for_training if is_train is None else is_train):
-            self._params_dirty = self._has_updated = True
+        if trains and self._plans.update_within:
+            self._params_dirty, self._updated_by = True, self._updates_by()
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
@@ -156,12 +160,28 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if not self._plans.update_within:
             self._check_gradients()
             super().update()
-        elif not self._has_updated:
+        elif self._updated_by is None:
             raise UsageError(
                 "parameters are updated within the training step, and none has run since the last "
                 "update()"
             )
-        self._has_updated = False
+        else:
+            self._check_unchanged(self._updated_by)
+        self._updated_by = None
+
+    def _updates_by(self) -> dict[str, Any]:
+        """By what a training step updates the parameters now."""
+        return {"updater": self._updater, **numbers_of(self._plans.updates.updater)}
+
+    def _check_unchanged(self, before: Mapping[str, Any]) -> None:
+        """UsageError if :meth:`update` would have updated by something else than the step has."""
+        changed = [name for name, value in self._updates_by().items() if value != before[name]]
+        if changed:
+            raise UsageError(
+                f"{', '.join(changed)} changed after the training step, which has updated the "
+                f"parameters already; set what updates depend on before the step "
+                f"(forward_backward), or take realisation='packed'"
+            )
 
     def init_optimizer(self, *arguments: Any, **options: Any) -> None:
         """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""
@@ -177,9 +197,10 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         """Let the optimizer update within the step, if it can: when there are both."""
         if not (self._plans.update_within and self.binded and self.optimizer_initialized):
             return
-        reason = refusal(self._optimizer)
         if self._kvstore is not None:
-            reason = "a kvstore sums up the gradients, or updates the parameters"
+            reason: str | None = "a kvstore sums up the gradients, or updates the parameters"
+        else:
+            reason = refusal_of_updater(self._updater)
         if reason is None:
             names = self._exec_group.param_names
             self._plans.updates.indices = {name: index for index, name in enumerate(names)}

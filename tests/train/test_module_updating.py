@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,67 @@ def test_what_is_refused_trains_behind_the_step(
     assert not np.array_equal(before, module._exec_group.param_arrays[0][0].asnumpy())
     [gradient] = module._exec_group.grad_arrays[0]
     assert gradient.asnumpy().any()
+
+
+class Halved:
+    """An updater of the user's, around MXNet's, as a script may put into a module."""
+
+    def __init__(self, updater: Any) -> None:
+        self.updater, self.ncalls = updater, 0
+
+    def __call__(self, indices: Any, gradients: Any, weights: Any) -> None:
+        self.ncalls += 1
+        self.updater(indices, [gradient / 2 for gradient in gradients], weights)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kind", ["Halved", "of MXNet's"])
+def test_the_updater_is_the_one_that_the_module_has(first: int, kind: str) -> None:
+    """Whatever a script puts in its place, before the first step or later."""
+    found = []
+    for made in (mx.mod.Module(NET), Module(NET, **OPTIONS)):
+        mx.random.seed(3)
+        made.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+        made.init_params(mx.init.Xavier())
+        made.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        is_told = isinstance(made, Module) and kind == "Halved"
+        for number in range(3):
+            told = pytest.warns(UserWarning, match="the updater is a Halved")
+            if number == first and kind == "Halved":
+                made._updater = Halved(made._updater)
+            elif number == first:
+                made._updater = mx.optimizer.get_updater(mx.optimizer.Adam(0.01))
+            with told if is_told and number == first else contextlib.nullcontext():
+                made.forward_backward(batch())
+            mx.nd.waitall()  # or an update may meet a weight in a layout of oneDNN's
+            made.update()
+        found.append([{n: array.asnumpy() for n, array in made.get_params()[0].items()}])
+    assert not differences(*found)
+    assert kind != "Halved" or made._updater.ncalls == 3 - first
+    assert made.plan is not None
+    assert made.plan.realisation == ("packed" if kind == "Halved" else "updating")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", 0.3), ("rescale_grad", 1 / 3), ("wd", 0.1), ("momentum", 0.5), ("clip_gradient", 1)],
+)
+def test_what_updates_depend_on_is_set_before_the_step(name: str, value: float) -> None:
+    """Not between the step and ``update``, which MXNet's Module would obey."""
+    module = ready({}, {"optimizer_params": {"momentum": 0.9}})
+    for _ in range(2):
+        module.forward_backward(batch())
+        module.update()
+    module.forward_backward(batch())
+    setattr(module._optimizer, name, value)
+    with pytest.raises(UsageError, match=rf"^{name} changed after.*before the step"):
+        module.update()
+    module.forward_backward(batch())
+    module.update()
+    module.forward_backward(batch())
+    module._updater = Halved(module._updater)
+    with pytest.raises(UsageError, match=r"^updater changed after"):
+        module.update()
 
 
 def test_a_network_that_is_refused_trains_behind_the_step() -> None:

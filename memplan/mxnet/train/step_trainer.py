@@ -13,7 +13,7 @@ from mxnet import gluon
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.bound_step import BoundStep, is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
-from memplan.mxnet.train.updates import OptimizerUpdates, refusal, warn_behind
+from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_update
 
@@ -113,7 +113,7 @@ class StepTrainer:
             return "a kvstore sums up the gradients, or updates the parameters"
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
             return "AMP looks for overflows in all gradients, and may leave the update out"
-        return refusal(trainer.optimizer)
+        return refusal_of_updater(trainer._updaters[0])
 
     def updates(self) -> OptimizerUpdates:
         """What updates the parameters within the step; the trainer refuses to do so behind it."""
@@ -169,6 +169,7 @@ class _TrainerUpdates(OptimizerUpdates):
     @contextlib.contextmanager
     def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
         self._owner.prepare(self._trainer)
+        self.updater = self._trainer._updaters[0]  # as it is now
         with super().step(weights):
             yield
 

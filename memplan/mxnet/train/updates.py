@@ -42,6 +42,9 @@ _REFUSED = {
     optimizers.LBSGD: "it adds up gradients over steps",
 }
 
+# Attributes of optimizers that scripts set from batch to batch.
+_NUMBERS = ("lr", "lr_scheduler", "wd", "momentum", "rescale_grad", "clip_gradient")
+
 ANY_ORDER = "updates_in_any_order"
 """A class of the user's with this attribute true may update within a step."""
 
@@ -60,6 +63,18 @@ def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
         f"the optimizer {kind.__name__} is none of MXNet's; if it updates every parameter by its "
         f"own gradient and states alone, set {ANY_ORDER} = True in its class"
     )
+
+
+def refusal_of_updater(updater: Any) -> str | None:
+    """Why ``updater``, by its optimizer, cannot update within a step; None if it can."""
+    if type(updater) is not optimizers.Updater:
+        return f"the updater is a {type(updater).__name__}, which may do more than MXNet's"
+    return refusal(updater.optimizer)
+
+
+def numbers_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
+    """What enters an update beside gradients and states, and a script may set, as it is now."""
+    return {name: getattr(updater.optimizer, name, None) for name in _NUMBERS}
 
 
 def warn_behind(reason: str) -> None:
