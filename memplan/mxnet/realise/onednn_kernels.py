@@ -86,8 +86,10 @@ def _kernels(call: Node, data: EntryInfo, out: EntryInfo) -> Kernels:
         kernel = Kernel(False, True)
         if has_avx512():
             return Kernels(kernel, kernel, kernel._replace(has_columns=True))
-        is_own = ninputs == 3 and _Geometry(call, data, out).suits_weight()
-        return Kernels(kernel, Kernel(False, False), kernel if is_own else _MATRICES)
+        geometry = _Geometry(call, data, out)
+        forward = kernel if geometry.suits_forward() else _MATRICES
+        is_own = ninputs == 3 and geometry.suits_weight()
+        return Kernels(forward, Kernel(False, False), kernel if is_own else _MATRICES)
     if ninputs % _BLOCK or noutputs % _BLOCK:
         return Kernels(_MATRICES, _MATRICES, _MATRICES)
     own = Kernel(True, True)
@@ -124,21 +126,19 @@ class _Geometry:
         self.width = self.kernel[-1]
         self.is_dilated = any(number > 1 for number in self.dilation)
 
-    @property
-    def _depth(self) -> int | None:
-        """The place of the depth among the dimensions; None where there is none."""
-        return 0 if self.ndim > 2 else None
-
     def suits_forward(self) -> bool:
+        """May the convolution itself be computed by such a kernel?"""
         return self.padding[-1] <= min(_MOST_PADDING, self.out[-1])
 
     def suits_data(self) -> bool:
+        """May the gradient of its data?"""
         above = self.stride[-2] if self.ndim > 1 else 1
+        in_depth = self.stride[0] if self.ndim > 2 else 1
         steps = zip(self.stride, self.dilation, strict=True)
-        in_depth = 1 if self._depth is None else self.stride[self._depth]
         return above == self.stride[-1] and in_depth == 1 and all(1 in pair for pair in steps)
 
     def suits_weight(self) -> bool:
-        pads_depth = self._depth is not None and self.padding[self._depth] > 0
+        """May the gradient of its weight?"""
+        pads_depth = self.ndim > 2 and self.padding[0] > 0
         fits = self.ndim == 1 or self.kernel[-2] <= self.data[-2]
         return fits and not (pads_depth or self.is_dilated) and self.width <= _MOST_WIDTH
