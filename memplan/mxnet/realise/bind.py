@@ -10,7 +10,7 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.trace.operators import shows_attributes
+from memplan.mxnet.trace.operators import runs_user_code
 
 NDArray = Any
 JSON = dict[str, Any]
@@ -66,7 +66,7 @@ def bind_inference(
     data = symbol_json.parse(symbol)
     _read_means(data)
     for node in data["nodes"]:
-        if node["op"] != VARIABLE and not shows_attributes(node["op"]):
+        if node["op"] != VARIABLE and not runs_user_code(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
     return bind_as_it_stands(symbol_json.load(data), ctx, args, aux_states, pool)
 

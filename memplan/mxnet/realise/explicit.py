@@ -32,7 +32,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, shows_attributes
+from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, runs_user_code
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
@@ -225,7 +225,7 @@ class _Writer:
     ) -> dict[str, str]:
         """Its attributes, and those that tell it apart and, unless it ``is_placed``, place it."""
         attrs = step_attrs(node, is_copy=self.runs[op] > 0)
-        if shows_attributes(node.op):  # nor does MXNet merge such ops
+        if runs_user_code(node.op):  # nor does MXNet merge such ops
             return attrs
         key = (node.op, *sorted(attrs.items()), *inputs)
         if key in self.keys:

@@ -37,8 +37,15 @@ _STATEFUL = frozenset(
 _RNN = frozenset({"RNN", "_npx_rnn"})
 
 
-# MXNet infers another shape for their outputs where it is given arrays to write into.
-_WRONG_OF_GIVEN_OUTPUTS = frozenset({"_npi_vstack", "_npi_column_stack", "_npi_insert_scalar"})
+# What MXNet does otherwise where it calls these operators by themselves: why they are refused.
+_SHAPE = "MXNet infers a wrong shape where the op is given an array to write into"
+_OTHERWISE_ALONE = {
+    "_npi_vstack": _SHAPE,
+    "_npi_column_stack": _SHAPE,
+    "_npi_insert_scalar": _SHAPE,
+    # In three runs of the tests, after certain others; why is not known.
+    "_npi_gamma": "it was seen to draw other numbers there than in MXNet's executor",
+}
 
 # Each gradient is a product by itself, of about the time of the forward op.
 _MATRIX_PRODUCTS = frozenset({"_backward_Convolution", "_backward_FullyConnected", "_backward_dot"})
@@ -60,11 +67,10 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         keeps_state = has_state_or_user_code(node) and node.op not in _RNN
         if keeps_state and not is_made_of_symbol(node):
             raise TraceError(_refused(node))
-        if node.op in _WRONG_OF_GIVEN_OUTPUTS:
+        if node.op in _OTHERWISE_ALONE:
             raise TraceError(
-                f"op {node.name!r} ({node.op}) cannot run in packed memory: MXNet infers a wrong "
-                f"shape where the op is given an array to write into. Use realisation='explicit', "
-                f"or write np.concatenate"
+                f"op {node.name!r} ({node.op}) cannot run in packed memory: "
+                f"{_OTHERWISE_ALONE[node.op]}. Use realisation='explicit'"
             )
         if needs_state(node):
             gradients_read(node)

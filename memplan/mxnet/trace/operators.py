@@ -133,16 +133,12 @@ def overwrites_what_it_reads(node: Node) -> bool:
 
 
 def runs_user_code(op: str) -> bool:
-    """Is such an op a Custom op, or the backward op of one?"""
-    return op in ("Custom", "_backward_Custom")
+    """Is such an op a Custom op, or the backward op of one?
 
-
-def shows_attributes(op: str) -> bool:
-    """Is every attribute of such an op shown to user code, which may know no others than its own?
-
-    MXNet shows it those with hidden names, too, and crashes where it raises.
+    MXNet shows user code every attribute, those with hidden names, too, and crashes where it raises
+    because it knows no others than its own.
     """
-    return runs_user_code(op)
+    return op in ("Custom", "_backward_Custom")
 
 
 def may_be_mirrored(node: Node) -> bool:
