@@ -29,10 +29,10 @@ from helpers.training_runs import (
 from memplan.errors import ArgumentError, ScheduleError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.explicit import step_attrs, training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace.environment import match_range
-from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.nnvm import EntryInfo, Infos, Node
 from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.planning.realisation import trace
@@ -82,6 +82,15 @@ def test_random_ops_run_once_and_in_order() -> None:
         drops[0] in traced.graph.ops[drops[1]].after,
         drops[1] in traced.graph.ops[drops[2]].after,
     ]
+
+
+@pytest.mark.parametrize("size", [{}, {"size": "(4, 6)"}])
+def test_a_gamma_distribution_keeps_its_shape(size: dict[str, str]) -> None:
+    """Of others without inputs the attribute is the shape of the output."""
+    infos = Infos((), (EntryInfo((4, 6), "float32", 4),))
+    for kind, expected in (("_npi_gamma", "2.0"), ("_zeros", "(4, 6)")):
+        node = Node(kind, "drawn", {"shape": "2.0", **size}, infos=infos)
+        assert step_attrs(node, is_copy=False)["shape"] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import from_json
 from memplan.mxnet.trace.sizes import true_nelements
+from memplan.planning.realisation import load
 
 WRAPS = 2**20  # two of them, multiplied, are more than a dimension holds
 
@@ -145,4 +147,25 @@ def test_attributes_are_read_as_mxnet_reads_them(kernel: str) -> None:
         nodes, _ = from_json(data)
         [op] = [node for node in nodes if node.name == "op"]
         shapes = [(2, 4, 5, 5)] if net is body else [(2, 1, 3)]
-        assert true_nelements(op, shapes)
+        # A picture of 5 by 5 becomes one of 7 by 7; a GRU of one layer and direction has 3 gates.
+        width = int(op.attrs.get("state_size", 0))
+        expected = 2 * 3 * 7 * 7 if net is body else 3 * width * (3 + width + 2)
+        assert true_nelements(op, shapes) == expected
+
+
+def test_places_in_a_branch_are_read_as_mxnet_reads_them() -> None:
+    data = S.Variable("data")
+    net = S.contrib.cond(S.sum(data) > 0, lambda: S.sin(data), lambda: S.cos(data))
+    other = symbol_json.parse(net)
+    for node in other["nodes"]:
+        for name, value in node.get("attrs", {}).items():
+            if name.endswith("_input_locs"):
+                node["attrs"][name] = re.sub("([0-9])", r"\1L", value)
+    shapes = {"data": (2, 3)}
+    graphs = [
+        trace(
+            S.MakeLoss(symbol, name="loss"), shapes=shapes, grad_req="write", form=load("packed")
+        ).graph
+        for symbol in (net, symbol_json.load(other))
+    ]
+    assert graphs[0].tensors == graphs[1].tensors

@@ -42,6 +42,9 @@ from memplan.step.schedule import Schedule
 # operators do not see, tells them apart.
 _DISTINCT = "__memplan_step__"
 
+# The only operator whose ``shape`` is not that of what it writes, but a parameter of what it draws.
+_SHAPED_OTHERWISE = "_npi_gamma"
+
 
 @dataclass(frozen=True)
 class Explicit(Form):
@@ -159,9 +162,9 @@ def step_attrs(node: Node, *, is_copy: bool) -> dict[str, str]:
     """The attributes with which a step runs ``node``, for the first time or, a copy, again."""
     attrs = dict(node.attrs)
     info = node.infos.outputs[0] if node.infos.outputs else None
-    if not node.inputs and "shape" in attrs and "size" not in attrs and info is not None:
-        # An unknown dimension would be inferred from readers, which a copy may not have. What has a
-        # size besides, as np.random.gamma, means something else by its shape.
+    is_of_output = not node.inputs and "shape" in attrs and node.op != _SHAPED_OTHERWISE
+    if is_of_output and info is not None:
+        # An unknown dimension would be inferred from readers, which a copy may not have.
         attrs["shape"] = str(info.shape)
     if is_copy and node.op == "BatchNorm":
         # cuDNN updates the statistics in every forward call: so a copy leaves them alone.

@@ -8,7 +8,6 @@ writes. A cond whose branches return different shapes stays unknown.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from memplan.mxnet.trace.nnvm import (
     shape_is_known,
     to_symbol,
 )
+from memplan.mxnet.trace.sizes import Attributes
 
 # Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
 # or the networks that they hold.
@@ -156,7 +156,7 @@ def _of_subgraph(
 ) -> list[EntryInfo] | None:
     """The outputs of a subgraph of ``node``, whose variables are the inputs at ``places``."""
     _, heads = from_json(node.subgraphs[subgraph])
-    infos = [inputs[place] for place in ast.literal_eval(node.attrs[places])]
+    infos = [inputs[place] for place in Attributes(node).numbers(places)]
     names = [inner.name for inner in depth_first(heads) if inner.is_variable]
     shapes = {name: info.shape for name, info in zip(names, infos, strict=True)}
     dtypes = {name: info.dtype for name, info in zip(names, infos, strict=True)}
