@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -162,9 +163,10 @@ def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     """The scratchpads in the estimate for packed steps."""
     traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
     all_copies = copies(traced.graph, traced.nodes)
-    copied = max(*all_copies.kept_nbytes, *all_copies.temporary_nbytes)
-    temporary = 2 * max(copied, largest_nbytes(traced.nodes))
-    temporary = max(temporary, copied_back_nbytes(traced.graph, traced.nodes))
+    copied_back = copied_back_nbytes(traced.graph, traced.nodes)
+    space = max(map(operator.add, all_copies.temporary_nbytes, copied_back))
+    for_copies = space + space // 2 + 2 * max(all_copies.kept_nbytes)
+    temporary = max(for_copies, 7 * largest_nbytes(traced.nodes) // 4)
     return packed_nbytes(traced.graph, traced.nodes) - temporary
 
 
@@ -246,10 +248,15 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
         traced = trace(net, shapes={"data": (2, 16, 32, 32)}, realisation="packed")
         estimates[name] = packed_nbytes(traced.graph, traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
-    # The picture and the weight, brought into oneDNN's layout, or the weight's gradient out of it;
-    # what relu's backward op reads and writes.
+    # An activation's gradient brings the one that it reads into oneDNN's layout, and is computed
+    # beside that. What relu reads and writes; the gradient of the convolution behind it brings
+    # picture and gradient into that layout, and the weight's gradient out of it.
     picture = 16 * N
-    assert estimates == {"onednn": 2 * (picture + WEIGHT), "other": 2 * 3 * picture}
+    spaces = {"onednn": 2 * picture, "other": 2 * picture + WEIGHT}
+    for_relu = {"onednn": 0, "other": 2 * picture}
+    assert estimates == {
+        name: space + space // 2 + 2 * for_relu[name] for name, space in spaces.items()
+    }
 
 
 def test_updates_and_sums_of_gradients_are_in_place() -> None:
@@ -278,5 +285,28 @@ def test_the_gradient_of_an_activation_is_computed_beside_what_it_overwrites() -
         net = _loss(activation(_norm(_conv(mx.sym.Variable("data"), 15))))
         traced = trace(net, shapes={"data": (2, 15, 8, 8)}, realisation="packed")
         beside.append(packed_nbytes(traced.graph, traced.nodes))
-    picture, for_the_loss = 4 * 2 * 15 * 64, 2 * largest_nbytes(traced.nodes)
-    assert beside[0] - beside[1] == picture - for_the_loss
+    picture, for_the_loss = 4 * 2 * 15 * 64, 7 * largest_nbytes(traced.nodes) // 4
+    assert beside[0] - beside[1] == picture + picture // 2 - for_the_loss
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(("nfilter", "more"), [(16, 0), (8, 4)])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_onednn_has_code_for_each_of_its_operators_that_differs(
+    monkeypatch: pytest.MonkeyPatch, realisation: str, nfilter: int, more: int
+) -> None:
+    """A further convolution and activation, of other shapes or of the same, and their gradients."""
+    monkeypatch.setattr(workspace_estimate, "CODE_NBYTES", GB)
+    monkeypatch.setattr(workspace_estimate, "FIRST_PRIMITIVES", 1)
+    one = _activation(_conv(_activation(_data())))
+    found = []
+    for net in (one, _activation(_conv(one, nfilter))):
+        # A loss of its own shapes would differ, too.
+        net = mx.sym.MakeLoss(mx.sym.mean(net))
+        traced = trace(net, shapes={"data": SHAPE}, realisation=realisation)
+        estimate = load(realisation).workspace(traced, "cpu")
+        assert estimate is not None
+        found.append(estimate[0] // GB)
+    assert found == [3, 3 + more]

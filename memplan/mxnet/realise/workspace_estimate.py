@@ -1,14 +1,15 @@
 """What operators take on a CPU beside what they read and write, by their shapes.
 
-MXNet gives an operator temporary space, and oneDNN primitives have scratchpads of their own. Where
-an operator wants another layout than an array has, it makes a copy of it. It is
-much the same whatever is recomputed. MXNet's code as it is first used, 13 MB, comes on top,
+MXNet gives an operator temporary space, and oneDNN primitives have scratchpads and code of their
+own. Where an operator wants another layout than an array has, it makes a copy of it. It is
+much the same whatever is recomputed. MXNet's code as it is first used, up to 13 MB, comes on top,
 whatever runs.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,11 @@ LAYOUTS = 3
 # few at a time (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit_by_tensor_sizes).
 MOST_COLUMNS = 15
 
+# oneDNN writes code for each of its operators on each set of shapes and attributes: 200 kB were
+# seen for a convolution and its two gradients, as little as 30 for others. The first ones are
+# within MXNet's code as it is first used, which no plan counts.
+CODE_NBYTES, FIRST_PRIMITIVES = 50_000, 48
+
 # Operators of oneDNN that do not compute in place.
 _COPIED_BACK = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
 
@@ -48,41 +54,39 @@ def executor_nbytes(
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
     for_copies = max(sizes, default=0) + sum(sizes) // 5
-    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back_nbytes(graph, nodes))
+    copied_back = max(copied_back_nbytes(graph, nodes), default=0)
+    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back)
     if leaves_holes:
         nbytes += nbytes // 2
-    return sum(kept) + nbytes + _scratchpads(nodes) + _recurrent_nbytes(nodes), kept
+    return sum(kept) + nbytes + _of_onednn(nodes), kept
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
-    Twice what the largest op needs of temporary space, or for the copies of what it reads and
-    writes if it is none of oneDNN's (CreateDefaultInputs of MXNet's src/common/exec_utils.h): the C
-    library keeps some of what comes and goes. Beside that scratchpads. Set on the networks of
-    benchmarks/process_networks.py and of Gluon's zoo.
+    One temporary space, in which operators of oneDNN have their copies, and half of it. Twice the
+    copies of an operator without oneDNN, as those of the one before may not be freed yet
+    (CreateDefaultInputs of MXNet's src/common/exec_utils.h). Where fewer copies are made, what the
+    largest op reads and writes, and three quarters of it. Set on 34 networks, those of
+    benchmarks/process_networks.py and of Gluon's and GluonCV's zoos, by ``chen_sqrt`` at AVX2.
     """
     all_copies = copies(graph, nodes)
-    nbytes = max((*all_copies.kept_nbytes, *all_copies.temporary_nbytes), default=0)
-    nbytes = 2 * max(nbytes, largest_nbytes(nodes))
-    nbytes = max(nbytes, copied_back_nbytes(graph, nodes))
-    return nbytes + _scratchpads(nodes) + _recurrent_nbytes(nodes)
+    copied_back = copied_back_nbytes(graph, nodes)
+    space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
+    for_copies = space + space // 2 + 2 * max(all_copies.kept_nbytes, default=0)
+    return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _of_onednn(nodes)
 
 
-def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
-    """The most that a gradient of an activation function takes that is written over what it reads.
+def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
+    """Op by op, what a gradient of an activation function takes that writes over what it reads.
 
     oneDNN's is computed beside it and copied then: DNNL_VERBOSE=1 shows a reorder that changes
     nothing.
     """
-    return max(
-        (
-            graph.tensors[op.outputs[0]].nbytes
-            for op, node in zip(graph.ops, nodes, strict=True)
-            if node.op in _COPIED_BACK and op.handovers
-        ),
-        default=0,
-    )
+    return [
+        graph.tensors[op.outputs[0]].nbytes if node.op in _COPIED_BACK and op.handovers else 0
+        for op, node in zip(graph.ops, nodes, strict=True)
+    ]
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
@@ -107,6 +111,21 @@ def _read_and_written(node: Node) -> int:
         ]
     of_tensors = [info for (source, _), info in reads if not source.is_variable]
     return total_nbytes((*of_tensors, *writes))
+
+
+def _of_onednn(nodes: Sequence[Node]) -> int:
+    """What oneDNN keeps for itself: scratchpads, the states of recurrent layers, code."""
+    return _scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
+
+
+def _code_nbytes(nodes: Iterable[Node]) -> int:
+    """The code for the operators of oneDNN that differ."""
+    kinds: set[Any] = set()
+    for node in nodes:
+        if reads_any_layout(node):
+            call = node if node.forward is None else node.forward
+            kinds.add((node.op, call.op, call.key, node.infos.inputs))
+    return CODE_NBYTES * max(0, len(kinds) - FIRST_PRIMITIVES)
 
 
 def _scratchpads(nodes: Iterable[Node]) -> int:
