@@ -220,6 +220,7 @@ class Program:
         self.nodes = MOST
         self.variables: list[Any] = []
         self.costs: list[float] = []
+        self.has_integers = False
         self.has_failed = False
         self.floor = 0.0  # a lower bound on the objective, by the bounds of the variables
         self.contradicts = False  # is there a row without variables that does not hold?
@@ -248,6 +249,7 @@ class Program:
         """The number of a new variable with this factor in the objective."""
         kind = mip.INTEGER if integer else mip.CONTINUOUS
         self.costs.append(cost)
+        self.has_integers |= integer
         self.floor += min(0.0, cost * upper) if cost else 0.0
         self.variables.append(self.model.add_var(obj=cost, lb=0.0, ub=upper, var_type=kind))
         return len(self.variables) - 1
@@ -330,8 +332,9 @@ class Program:
     def _optimize(self, seconds: float, *, relax: bool) -> mip.OptimizationStatus:
         """The status after at most ``seconds``; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
+        is_linear = relax or not self.has_integers
         around = {
-            "CBC": _silence if relax else contextlib.nullcontext,
+            "CBC": _silence if is_linear else contextlib.nullcontext,
             "HIGHS": lambda: _stoppable(self.model),
         }
         with around[self.model.solver_name]():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import os
@@ -139,6 +140,22 @@ def test_bounds_hold_for_negative_costs(solver: str) -> None:
     assert solved.bound <= solved.value
     assert solved.bound < 0.0
     assert not solved.optimal
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("relax", [False, True])
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_solver_prints_nothing(
+    solver: str, relax: bool, integer: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where the command line prints JSON, say. What C prints lies in a buffer of its own."""
+    with Program(solver) as program:
+        variables = [program.variable(1.0, integer=integer) for _ in range(2)]
+        program.at_most(dict.fromkeys(variables, 1.0), 1.0)
+        program.start_from([0.0, 0.0])
+        assert program.solve(Stop.after(60), relax=relax).value == 0.0
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
 
 
 def test_an_interrupt_stops_highs(monkeypatch: pytest.MonkeyPatch) -> None:
