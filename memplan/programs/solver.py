@@ -344,6 +344,9 @@ class Program:
                 )
             except mip.InterfacingError:
                 status = mip.OptimizationStatus.ERROR
+            except TypeError:  # HiGHS says OPTIMAL, and has no values: python-mip compares None
+                if self.model.num_solutions:
+                    raise
         self.has_failed = status == mip.OptimizationStatus.ERROR
         return status
 

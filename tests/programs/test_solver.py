@@ -133,6 +133,19 @@ def test_a_failed_solve_proves_nothing(failure: Any, monkeypatch: pytest.MonkeyP
     assert program.solve(Stop.after(60)) == Solved(None, math.inf, 0.0, False, False)
 
 
+def test_an_optimum_without_values_proves_nothing() -> None:
+    """Of a row at its limit but for less than a solver's tolerance, as of a small tensor."""
+    program = Program("HIGHS")
+    dropped, kept, large = (program.variable(cost, integer=True) for cost in (1.0, 0.0, 0.0))
+    program.at_most({dropped: -1.0, kept: -1.0}, -1.0)
+    program.at_most({large: -1.0}, -1.0)
+    program.at_most({kept: 1e-7, large: 500.0}, 500.0)
+    nothing = Solved(None, math.inf, 0.0, False, False)
+    relaxed = program.solve(Stop.after(60), relax=True)
+    assert relaxed == nothing or relaxed.value <= 1.0
+    assert program.solve(Stop.after(60)).bound <= 1.0
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_bounds_hold_for_negative_costs(solver: str) -> None:
     program = hard_program(solver)
