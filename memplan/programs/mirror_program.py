@@ -40,14 +40,10 @@ from typing import Any
 
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, reasons_of
-from memplan.programs.solver import SCALE, Program
+from memplan.programs.solver import LEEWAY, SCALE, Program
 from memplan.step.graph import TrainingGraph, reached
 from memplan.step.mirroring import flaggable
 from memplan.util.stop import Stop
-
-# Bytes are counted in MiB in the rows, as solvers have tolerances; in budgets, where these are
-# smaller.
-MIB = 1 << 20
 
 NONE, ALL = Linear(), Linear(constant=1.0)
 
@@ -84,7 +80,7 @@ class MirrorProgram:
         self.graph = graph
         self.program = program
         self.scale = SCALE / graph.seconds if graph.seconds else 1.0
-        self.unit = 1.0 / min(MIB, max(1, budget_nbytes))
+        self.unit = SCALE / max(1, budget_nbytes)
         self.budget_nbytes = budget_nbytes
         self.consumers = consumers_of(graph)
         self.reasons = reasons_of(graph, self.consumers)
@@ -202,7 +198,8 @@ class MirrorProgram:
         self._add_row(alive - savings + gradient_nbytes - most * (1.0 - runs_here))
 
     def _add_row(self, nbytes: Linear) -> None:
-        self._at_most(self.unit * nbytes, Linear(constant=self.unit * self.budget_nbytes))
+        room = self.unit * self.budget_nbytes + LEEWAY
+        self._at_most(self.unit * nbytes, Linear(constant=room))
 
     def _at_most(self, left: Linear, right: Linear) -> None:
         """The row left <= right."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, SCALE, TOLERANCE, Program
+from memplan.programs.solver import DEFAULT_SOLVER, LEEWAY, SCALE, TOLERANCE, Program
 from memplan.util.stop import Stop
 
 
@@ -208,7 +208,8 @@ class MomentProgram:
                 self._demand(terms, at_least=-float(len(firsts)))
 
     def _fit(self, k: int, budget_nbytes: int) -> None:
-        """What is there beside the op's working set takes at most the room."""
+        """What is there beside the op's working set takes at most the room, but for a solver's
+        precision."""
         unit = SCALE / max(1, budget_nbytes)
         room = budget_nbytes - self.moments.working_nbytes(self.ops[k])
         sizes = {
@@ -216,7 +217,7 @@ class MomentProgram:
             for (moment, c), variable in self.present.items()
             if moment == k
         }
-        self.program.at_most(sizes, unit * room)
+        self.program.at_most(sizes, unit * room + LEEWAY)
 
     def demand_less(self, seconds: float) -> None:
         """Allow no answer of more than ``seconds``, which may be infinite."""

@@ -38,6 +38,11 @@ DEFAULT_SOLVER = "HIGHS"
 # are of that order, so costs are scaled until the unplanned step costs this much.
 TOLERANCE, SCALE = 1e-6, 1000.0
 
+# Nor do they tell what is so near to a budget from what is over it, in a row of which the budget is
+# SCALE: what is within it to the byte was proved impossible, beside tensors of gigabytes. So such a
+# row allows this much more, which takes a proof away only where less than that is missing.
+LEEWAY = SCALE * TOLERANCE
+
 # Sums of floats that should be equal differ by less than this.
 ROUNDING = 1e-9
 

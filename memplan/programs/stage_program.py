@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from memplan.programs.solver import SCALE, TOLERANCE, Program
+from memplan.programs.solver import LEEWAY, SCALE, TOLERANCE, Program
 from memplan.search.buffers import Buffers, carried_tensors, last_stages
 from memplan.search.rematerialize import repeatable, retaining
 from memplan.step.graph import TrainingGraph
@@ -49,8 +49,8 @@ from memplan.util.stop import Stop
 # Of graphs with more pairs of ops than this the program is too large to be solved in a minute.
 PAIRS = 1_000_000
 
-# Memory rows count in budgets; one that is exceeded by less than this is left to the exact replay.
-SLACK = 1e-6
+# A memory row that is exceeded by less than this, in budgets, is left to the exact replay.
+SLACK = LEEWAY / SCALE
 
 # A quantity is the number of a variable (int) or a constant (float).
 Quantity = int | float
@@ -245,7 +245,7 @@ class StageProgram:
         if (t, k) in self.rows:
             return False
         self.rows.add((t, k))
-        unit = 1.0 / max(1, self.budget_nbytes)
+        unit = SCALE / max(1, self.budget_nbytes)
         quantities: list[tuple[float, Quantity]] = []
         for nbytes, members in self.buffers.classes:
             alive = [self._alive(t, k, a) for a in members if self.graph.producer[a] <= t]
@@ -253,8 +253,9 @@ class StageProgram:
         for nbytes, sources in self.buffers.takeovers[k]:
             quantities.append((-nbytes * unit, self._savings(t, k, sources)))
         terms, constant = _summed(quantities)
-        if terms or constant > 1.0:
-            self.program.at_most(terms, min(1.0, self.budget_nbytes) - constant)
+        room = unit * self.budget_nbytes + LEEWAY - constant
+        if terms or room < 0.0:
+            self.program.at_most(terms, room)
         return True
 
     def _savings(self, t: int, k: int, sources: Sequence[Sequence[int]]) -> Quantity:
