@@ -84,6 +84,8 @@ def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
         return _share(text, number / 100, unplanned_total_nbytes)
     if unit not in _NBYTES_OF_UNIT:
         raise _error(text, f"{unit!r} is no unit of bytes; {_UNITS}")
+    if not unit and number.denominator > 1:
+        raise _error(text, "without a unit it is bytes, which are whole numbers")
     return number * _NBYTES_OF_UNIT[unit]
 
 

@@ -97,6 +97,8 @@ def test_float_and_percentage_agree(percent: int, total: int) -> None:
         "٤GiB",
         "0",
         "0.5B",
+        "1.5",
+        "2.0001",
         "0%",
         "101%",
         [4],
