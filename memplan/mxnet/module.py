@@ -13,7 +13,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.updates import numbers_of, refusal_of_updater
+from memplan.mxnet.train.updates import changed, inputs_of, is_mxnets, refusal_of_updater
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
@@ -95,6 +95,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         )
         #: By what the last training step has updated the parameters, until :meth:`update`.
         self._updated_by: dict[str, Any] | None = None
+        #: How often the parameters were set.
+        self._nsettings = 0
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
@@ -145,8 +147,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
         trains = self.for_training if is_train is None else is_train
-        if trains and self._updater is not self._plans.updates.updater:
-            self._update_within()
+        if trains:
+            self._update_within()  # whatever a script has put in its place
         nbound = self._plans.nbound
         super().forward(data_batch, is_train)
         if trains and self._plans.update_within:
@@ -154,6 +156,16 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
+
+    def init_params(self, *arguments: Any, **options: Any) -> None:
+        """Set the parameters, or initialise them."""
+        self._nsettings += 1
+        super().init_params(*arguments, **options)
+
+    def set_params(self, *arguments: Any, **options: Any) -> None:
+        """Set the parameters."""
+        self._nsettings += 1
+        super().set_params(*arguments, **options)
 
     def update(self) -> None:
         """Update the parameters by the gradients of the last training step, if it has not."""
@@ -171,14 +183,15 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def _updates_by(self) -> dict[str, Any]:
         """By what a training step updates the parameters now."""
-        return {"updater": self._updater, **numbers_of(self._plans.updates.updater)}
+        inputs = inputs_of(self._plans.updates.updater)
+        return {"updater": self._updater, "parameters": self._nsettings, **inputs}
 
     def _check_unchanged(self, before: Mapping[str, Any]) -> None:
         """UsageError if :meth:`update` would have updated by something else than the step has."""
-        changed = [name for name, value in self._updates_by().items() if value != before[name]]
-        if changed:
+        names = changed(self._updates_by(), before)
+        if names:
             raise UsageError(
-                f"{', '.join(changed)} changed after the training step, which has updated the "
+                f"{', '.join(names)} changed after the training step, which has updated the "
                 f"parameters already; set what updates depend on before the step "
                 f"(forward_backward), or take realisation='packed'"
             )
@@ -199,6 +212,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             return
         if self._kvstore is not None:
             reason: str | None = "a kvstore sums up the gradients, or updates the parameters"
+        elif not is_mxnets(mx.mod.Module.update):
+            reason = "update of the class Module was replaced, and may do more than MXNet's"
         else:
             reason = refusal_of_updater(self._updater)
         if reason is None:

@@ -13,7 +13,12 @@ from mxnet import gluon
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.bound_step import BoundStep, is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
-from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
+from memplan.mxnet.train.updates import (
+    OptimizerUpdates,
+    is_mxnets,
+    refusal_of_updater,
+    warn_behind,
+)
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_update
 
@@ -99,6 +104,8 @@ class StepTrainer:
         for name in _METHODS:
             if name in vars(trainer) and not isinstance(vars(trainer)[name], _Guard):
                 return f"{name} of the trainer was replaced, and may do more than that of its class"
+            if not is_mxnets(getattr(gluon.Trainer, name)):
+                return f"{name} of the class Trainer was replaced, and may do more than MXNet's"
         if computed:
             return f"what the block reads of parameter {computed[0]!r} is computed from it"
         if sparse:
@@ -120,7 +127,7 @@ class StepTrainer:
         assert self.trainer is not None
         for name in ("step", "update"):
             if name not in vars(self.trainer):
-                setattr(self.trainer, name, _Guard(self.trainer, getattr(self.trainer, name)))
+                setattr(self.trainer, name, _Guard(self.trainer, name))
         return _TrainerUpdates(self, self.trainer)
 
     def begin(self, batches: Sequence[Arrays], batch_size: int | None) -> None:
@@ -184,10 +191,13 @@ def _has_kvstore(trainer: gluon.Trainer) -> bool:
 
 @dataclass(frozen=True)
 class _Guard:
-    """``method`` of ``trainer``, but UsageError where it would update by gradients used up."""
+    """A method of ``trainer``, but UsageError where it would update by gradients used up.
+
+    It is that of the class as it is when it is called: a script may put another one there.
+    """
 
     trainer: gluon.Trainer
-    method: Callable[..., None]
+    name: str
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         for p in self.trainer._params:
@@ -197,4 +207,4 @@ class _Guard:
                     f"the parameters within the step. Leave trainer.step out, or give TrainStep no "
                     f"trainer"
                 )
-        self.method(*arguments, **options)
+        getattr(type(self.trainer), self.name)(self.trainer, *arguments, **options)

@@ -7,6 +7,7 @@ Within a step they are updated in the order in which their gradients are complet
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,22 +43,32 @@ _REFUSED = {
     optimizers.LBSGD: "it adds up gradients over steps",
 }
 
-# Attributes of optimizers that scripts set from batch to batch.
-_NUMBERS = ("lr", "lr_scheduler", "wd", "momentum", "rescale_grad", "clip_gradient")
+# Attributes of optimizers that no script sets: counts, and what they know of the network.
+_OWN = ("num_update", "_index_update_count", "_all_index_update_counts", "sym_info")
 
 ANY_ORDER = "updates_in_any_order"
 """A class of the user's with this attribute true may update within a step."""
 
 
+def is_mxnets(method: Any) -> bool:
+    """Is it a function of MXNet's own code, which nobody has put another one in the place of?"""
+    module = getattr(method, "__globals__", {}).get("__name__", "")
+    return str(module).split(".")[0] == "mxnet"
+
+
 def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
     """Why ``optimizer`` cannot update within a step; None if it can."""
     kind = type(optimizer)
+    is_known = kind in _ONE_OPERATOR or kind in _SEVERAL_OPERATORS
+    any_order = getattr(kind, ANY_ORDER, False)
     for name in ("update", "update_multi_precision"):
         if name in vars(optimizer):
             return f"{name} of the optimizer was replaced, and may do more than that of its class"
+        if is_known and not any_order and not is_mxnets(getattr(kind, name)):
+            return f"{name} of the class {kind.__name__} was replaced, and may do more than MXNet's"
     if kind in _REFUSED:
         return f"the optimizer {kind.__name__} needs all gradients at once: {_REFUSED[kind]}"
-    if kind in _ONE_OPERATOR or kind in _SEVERAL_OPERATORS or getattr(kind, ANY_ORDER, False):
+    if is_known or any_order:
         return None
     return (
         f"the optimizer {kind.__name__} is none of MXNet's; if it updates every parameter by its "
@@ -69,12 +80,48 @@ def refusal_of_updater(updater: Any) -> str | None:
     """Why ``updater``, by its optimizer, cannot update within a step; None if it can."""
     if type(updater) is not optimizers.Updater:
         return f"the updater is a {type(updater).__name__}, which may do more than MXNet's"
+    if not is_mxnets(type(updater).__call__):
+        return "__call__ of the class Updater was replaced, and may do more than MXNet's"
     return refusal(updater.optimizer)
 
 
-def numbers_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
-    """What enters an update beside gradients and states, and a script may set, as it is now."""
-    return {name: getattr(updater.optimizer, name, None) for name in _NUMBERS}
+def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
+    """What enters an update beside weights and gradients, and a script may set, as it is now."""
+    optimizer = updater.optimizer
+    scheduler = optimizer.lr_scheduler
+    inputs = {"optimizer": optimizer, "states": updater.states, "lr_scheduler": scheduler}
+    inputs |= {name: v for name, v in _settings(optimizer).items() if name not in _OWN}
+    inputs |= {f"lr_scheduler.{name}": value for name, value in _settings(scheduler).items()}
+    for parameter in optimizer.param_dict.values():
+        inputs[f"lr_mult of {parameter.name!r}"] = parameter.lr_mult
+        inputs[f"wd_mult of {parameter.name!r}"] = parameter.wd_mult
+    return inputs
+
+
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The names of what enters an update ``now`` and is not what it was ``before``."""
+
+    def is_same(name: str) -> bool:
+        if name not in now or name not in before:
+            return False
+        value, other = now[name], before[name]
+        return value is other or (_is_setting(value) and _is_setting(other) and value == other)
+
+    return [name for name in {**before, **now} if not is_same(name)]
+
+
+def _settings(owner: Any) -> dict[str, Any]:
+    """Copies of those attributes of ``owner`` that are numbers, words, or made of such."""
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    return {name: copy.deepcopy(v) for name, v in attributes.items() if _is_setting(v)}
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_setting, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, int | float | str | np.generic)
 
 
 def warn_behind(reason: str) -> None:
