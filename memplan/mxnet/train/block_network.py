@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -106,20 +106,6 @@ def is_trained(block: mx.gluon.Block) -> bool:
     if any(parameter.grad_req != "null" for parameter in block.params.values()):
         return True
     return any(map(is_trained, block._children.values()))
-
-
-def cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Every block in ``blocks`` that can be hybridized, with what its cached graph is called with.
-
-    MXNet makes that list anew when it forgets the graph: when hybridize() is called, a layer is
-    added or replaced, or a dtype is cast.
-    """
-    result = []
-    for block in blocks:
-        if isinstance(block, mx.gluon.HybridBlock):
-            result.append((block, block._cached_op_args))
-        result += cached_graphs(block._children.values())
-    return result
 
 
 def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) -> tuple[Any, Any]:

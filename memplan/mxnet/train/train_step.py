@@ -24,12 +24,8 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
-from memplan.mxnet.train.block_network import (
-    BlockNetwork,
-    cached_graphs,
-    compose,
-    trained_blocks,
-)
+from memplan.mxnet.train.block_changes import BlockChanges
+from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     FirstHalf,
@@ -73,7 +69,8 @@ class TrainStep:
     ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those of
     ``block``, which serves for inference, saving and exporting as before. They may be cast, frozen,
     moved or set anew in between. Whoever changes what a layer computes, such as the probability of
-    DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block.
+    DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block; numbers and words
+    among the attributes of a block that is not hybridized are looked at in every step.
 
     Every new combination of input shapes is planned when it is first seen, or asked for by
     :meth:`plan`; :attr:`plans` has them all. They share their memory; where that would exceed the
@@ -141,7 +138,8 @@ class TrainStep:
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
-        self._graphs = cached_graphs(self._blocks)
+        #: Whether the block may compute something else than in the last step.
+        self.changes = BlockChanges(self._blocks)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
         refuse_grad(self)
@@ -375,10 +373,9 @@ class TrainStep:
         return compose(self.block, self.loss, specs, params, keep_outputs=keep, in_halves=in_halves)
 
     def _forget_changed(self) -> None:
-        """Drop the plans of what the block computes no longer, where MXNet forgot graphs of it."""
-        if all(block._cached_op_args is arguments for block, arguments in self._graphs):
+        """Drop the plans of what the block computes no longer."""
+        if not self.changes.are_possible():
             return
-        self._graphs = cached_graphs(self._blocks)
         params = self._parameters()
         for key, (_, network) in list(self._plans.items()):
             if not self._computes(network, key[0], params):

@@ -7,7 +7,6 @@ Within a step they are updated in the order in which their gradients are complet
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.settings import is_same, settings
 
 NDArray = Any
 
@@ -90,8 +90,8 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     optimizer = updater.optimizer
     scheduler = optimizer.lr_scheduler
     inputs = {"optimizer": optimizer, "states": updater.states, "lr_scheduler": scheduler}
-    inputs |= {name: v for name, v in _settings(optimizer).items() if name not in _OWN}
-    inputs |= {f"lr_scheduler.{name}": value for name, value in _settings(scheduler).items()}
+    inputs |= {name: v for name, v in settings(optimizer).items() if name not in _OWN}
+    inputs |= {f"lr_scheduler.{name}": value for name, value in settings(scheduler).items()}
     for parameter in optimizer.param_dict.values():
         inputs[f"lr_mult of {parameter.name!r}"] = parameter.lr_mult
         inputs[f"wd_mult of {parameter.name!r}"] = parameter.wd_mult
@@ -100,28 +100,8 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
 
 def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """The names of what enters an update ``now`` and is not what it was ``before``."""
-
-    def is_same(name: str) -> bool:
-        if name not in now or name not in before:
-            return False
-        value, other = now[name], before[name]
-        return value is other or (_is_setting(value) and _is_setting(other) and value == other)
-
-    return [name for name in {**before, **now} if not is_same(name)]
-
-
-def _settings(owner: Any) -> dict[str, Any]:
-    """Copies of those attributes of ``owner`` that are numbers, words, or made of such."""
-    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
-    return {name: copy.deepcopy(v) for name, v in attributes.items() if _is_setting(v)}
-
-
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_setting, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_setting, value))
-    return value is None or isinstance(value, int | float | str | np.generic)
+    both = now.keys() & before.keys()
+    return [n for n in {**before, **now} if n not in both or not is_same(now[n], before[n])]
 
 
 def warn_behind(reason: str) -> None:
