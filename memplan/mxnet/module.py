@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -146,6 +147,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
+        self._tell_of_update()
         trains = self.for_training if is_train is None else is_train
         if trains:
             self._update_within()  # whatever a script has put in its place
@@ -156,6 +158,22 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
+
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments and states, by name."""
+        self._tell_of_update()
+        parameters: tuple[dict[str, Any], dict[str, Any]] = super().get_params()
+        return parameters
+
+    def _tell_of_update(self) -> None:
+        """Warn where MXNet's parameters would be those of before the last training step."""
+        if self._updated_by is not None:
+            warnings.warn(
+                "update() was not called after the last training step, which has updated the "
+                "parameters already (realisation='updating'); call update() right after the step, "
+                "or take realisation='packed' if a script leaves updates out",
+                stacklevel=3,
+            )
 
     def init_params(self, *arguments: Any, **options: Any) -> None:
         """Set the parameters, or initialise them."""

@@ -228,6 +228,30 @@ def test_what_updates_depend_on_is_set_before_the_step(name: str) -> None:
     module.update()
 
 
+@pytest.mark.parametrize(
+    "early",
+    [
+        lambda module: module.forward_backward(batch()),
+        lambda module: module.forward(batch(), is_train=False),
+        lambda module: module.get_params(),
+    ],
+)
+def test_what_comes_before_update_is_told_of_it(early: Callable[[Module], Any]) -> None:
+    """In MXNet it finds the parameters as they were before the step."""
+    module = ready({}, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for _ in range(2):
+            module.forward_backward(batch())
+            module.update()
+            early(module)
+            if module._updated_by is not None:
+                module.update()
+    module.forward_backward(batch())
+    with pytest.warns(UserWarning, match=r"update\(\) was not called.*right after the step"):
+        early(module)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_optimizer_may_be_given_another_method(first: int) -> None:
     """On the object that the module has: before the first step, or later."""
