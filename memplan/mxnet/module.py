@@ -14,7 +14,8 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.updates import changed, inputs_of, is_mxnets, refusal_of_updater
+from memplan.mxnet.train.read_by import is_mxnets
+from memplan.mxnet.train.updates import changed, inputs_of, refusal_of_updater
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -14,6 +17,9 @@ from helpers.blocks import CPU, SOFTMAX, vectors
 from memplan.mxnet.gluon import TrainStep, planned
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
+
+# As a script keeps numbers that change, which the block reads as a global name.
+SCHEDULE = {"shift": 0.0}
 
 
 class Scaled(gluon.HybridBlock):
@@ -33,7 +39,7 @@ class Scaled(gluon.HybridBlock):
         for layer, is_used in zip(self.body, [*self.widths["used"], True], strict=True):
             y = layer(x)
             x = y if is_used else x + 0 * y
-        return self.scores(x) / self.temperature
+        return F.broadcast_add(self.scores(x) / self.temperature, SCHEDULE["shift"] * F.sum(x))
 
 
 def change(net: Scaled, step: int) -> None:
@@ -45,11 +51,14 @@ def change(net: Scaled, step: int) -> None:
     elif step == 3:
         net.body[-1]._rate = 0.6
     elif step == 4:
+        SCHEDULE["shift"] = 0.5
+    elif step == 5:
         net.note = "for the log"  # which nobody reads
 
 
 def left_by(way: str, *, hybridized: bool) -> tuple[list[Any], list[Any]]:
     """Losses and gradients of steps between which attributes change, and the plans."""
+    SCHEDULE["shift"] = 0.0
     mx.random.seed(3)
     net = Scaled()
     net.initialize(mx.init.Xavier(), ctx=CPU)
@@ -60,7 +69,7 @@ def left_by(way: str, *, hybridized: bool) -> tuple[list[Any], list[Any]]:
     whole = TrainStep(net, SOFTMAX, **OPTIONS) if way == "TrainStep" else None
     net = planned(net, **OPTIONS) if way == "planned" else net
     found, plans = [], []
-    for number in range(6):
+    for number in range(7):
         change(net, number)
         if whole is not None:
             loss = whole(x, y)
@@ -81,4 +90,78 @@ def test_attributes_are_read_when_mxnet_reads_them(way: str, hybridized: bool) -
     expected, _ = left_by("autograd", hybridized=hybridized)
     found, plans = left_by(way, hybridized=hybridized)
     assert not differences(expected, found)
-    assert len(set(map(id, plans))) == (1 if hybridized else 4)
+    assert len(set(map(id, plans))) == (1 if hybridized else 5)
+
+
+WEIGHT = 1.0
+ARGUMENTS = types.SimpleNamespace(weight=1.0)
+
+
+def by_global(outputs: Any, labels: Any) -> Any:
+    return WEIGHT * SOFTMAX(outputs, labels)
+
+
+def by_attribute(outputs: Any, labels: Any) -> Any:
+    return sum(ARGUMENTS.weight * part for part in [SOFTMAX(outputs, labels)])
+
+
+class Weighted:
+    """A loss that is an object, or a method of one."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        return self.weight * SOFTMAX(outputs, labels)
+
+    def loss(self, outputs: Any, labels: Any) -> Any:
+        return self(outputs, labels) * self.weight
+
+
+def closing_over() -> tuple[Any, Callable[[float], None]]:
+    weight, inner = 1.0, gluon.loss.SoftmaxCrossEntropyLoss(weight=1.0)
+
+    def set_to(value: float) -> None:
+        nonlocal weight
+        weight = inner._weight = value
+
+    return lambda outputs, labels: weight * inner(outputs, labels), set_to
+
+
+def loss_that_is(kind: str) -> tuple[Any, Callable[[float], None]]:
+    """A loss, and what sets its weight."""
+    weighted = Weighted()
+    return {
+        "global": (by_global, lambda value: globals().update(WEIGHT=value)),
+        "attribute": (by_attribute, lambda value: setattr(ARGUMENTS, "weight", value)),
+        "closure": closing_over(),
+        "object": (weighted, lambda value: setattr(weighted, "weight", value)),
+        "method": (weighted.loss, lambda value: setattr(weighted, "weight", value)),
+        "partial": (functools.partial(by_global), lambda value: globals().update(WEIGHT=value)),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["global", "attribute", "closure", "object", "method", "partial"])
+def test_a_function_for_a_loss_reads_what_it_reads_in_every_step(kind: str) -> None:
+    """A weight that a script raises from step to step is no constant of the first one."""
+    found, plans = [], []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = nn.Dense(10, in_units=12)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        (x, y), (loss_function, set_to) = vectors(), loss_that_is(kind)
+        step = TrainStep(net, loss_function, **OPTIONS) if is_planned else None
+        for weight in (1.0, 1.0, 0.5, 2.0):
+            set_to(weight)
+            if step is not None:
+                loss = step(x, y)
+                plans.append(id(next(iter(step.plans.values()))))
+            else:
+                with autograd.record():
+                    loss = loss_function(net(x), y)
+                loss.backward()
+            gradient = net.weight.grad().asnumpy()
+            found.append({"loss": loss.asnumpy(), "gradient": gradient})
+        set_to(1.0)
+    assert not differences(found[:4], found[4:])
+    assert plans[0] == plans[1]

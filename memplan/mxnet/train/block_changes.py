@@ -7,6 +7,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.train.read_by import is_mxnets, read_by
 from memplan.mxnet.train.settings import are_set, settings
 
 # What MXNet keeps in every block: names, children, and its graph.
@@ -14,14 +15,17 @@ _OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 
 
 class BlockChanges:
-    """Notices that ``blocks`` may compute something else than before.
+    """Notices that ``blocks`` and a ``loss`` may compute something else than before.
 
     MXNet forgets its graph of a hybridized block when hybridize() is called, a layer is added or
-    replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call.
+    replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
+    and hybrid_forward or a loss that is a function what they close over and what is global.
     """
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
         self._blocks = blocks
+        losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+        self._losses = [fn for fn in losses if not isinstance(fn, mx.gluon.Block)]
         self.look()
 
     def look(self) -> None:
@@ -29,14 +33,18 @@ class BlockChanges:
         self._graphs = _cached_graphs(self._blocks)
         every = [(vars(block), _settings_of(block)) for block in _run(self._blocks)]
         self._read = [(attributes, len(attributes), values) for attributes, values in every]
+        functions = [*self._losses, *_hybrid_forwards(_run(self._blocks))]
+        self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self) -> bool:
         """May there have been any since this was asked last?"""
         has_graphs = all(block._cached_op_args is arguments for block, arguments in self._graphs)
-        if has_graphs and all(
+        has_settings = all(
             len(attributes) == count and are_set(attributes, values)
             for attributes, count, values in self._read
-        ):
+        )
+        found = (are_set(read_by(function), values) for function, values in self._found)
+        if has_graphs and has_settings and all(found):
             return False
         self.look()
         return True
@@ -63,5 +71,11 @@ def _run(blocks: Iterable[Any]) -> Iterator[Any]:
             yield from _run(block._children.values())
 
 
+def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:
+    """What the blocks run, where MXNet has not written it."""
+    functions = {getattr(type(block), "hybrid_forward", None) for block in blocks}
+    return {fn for fn in functions if fn is not None and not is_mxnets(fn)}
+
+
 def _settings_of(block: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings(block).items() if name not in _OF_MXNET}
+    return {name: value for name, value in settings(vars(block)).items() if name not in _OF_MXNET}

@@ -11,9 +11,8 @@ import numpy as np
 _ATOMS = frozenset({bool, int, float, str, type(None)})
 
 
-def settings(owner: Any) -> dict[str, Any]:
-    """The attributes of ``owner`` that are settings, as they are now."""
-    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+def settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``attributes`` that are settings, as they are now."""
     return {
         name: value if type(value) in _ATOMS else copy.deepcopy(value)
         for name, value in attributes.items()

@@ -13,12 +13,8 @@ from mxnet import gluon
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.bound_step import BoundStep, is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
-from memplan.mxnet.train.updates import (
-    OptimizerUpdates,
-    is_mxnets,
-    refusal_of_updater,
-    warn_behind,
-)
+from memplan.mxnet.train.read_by import is_mxnets
+from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_update
 

@@ -70,7 +70,7 @@ class TrainStep:
     ``block``, which serves for inference, saving and exporting as before. They may be cast, frozen,
     moved or set anew in between. Whoever changes what a layer computes, such as the probability of
     DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block; numbers and words
-    among the attributes of a block that is not hybridized are looked at in every step.
+    that a block that is not hybridized, or a function, reads are looked at in every step.
 
     Every new combination of input shapes is planned when it is first seen, or asked for by
     :meth:`plan`; :attr:`plans` has them all. They share their memory; where that would exceed the
@@ -139,7 +139,7 @@ class TrainStep:
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
         #: Whether the block may compute something else than in the last step.
-        self.changes = BlockChanges(self._blocks)
+        self.changes = BlockChanges(self._blocks, loss)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
         refuse_grad(self)

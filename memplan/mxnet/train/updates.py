@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.read_by import is_mxnets
 from memplan.mxnet.train.settings import is_same, settings
 
 NDArray = Any
@@ -48,12 +49,6 @@ _OWN = ("num_update", "_index_update_count", "_all_index_update_counts", "sym_in
 
 ANY_ORDER = "updates_in_any_order"
 """A class of the user's with this attribute true may update within a step."""
-
-
-def is_mxnets(method: Any) -> bool:
-    """Is it a function of MXNet's own code, which nobody has put another one in the place of?"""
-    module = getattr(method, "__globals__", {}).get("__name__", "")
-    return str(module).split(".")[0] == "mxnet"
 
 
 def refusal(optimizer: mx.optimizer.Optimizer) -> str | None:
@@ -90,8 +85,11 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     optimizer = updater.optimizer
     scheduler = optimizer.lr_scheduler
     inputs = {"optimizer": optimizer, "states": updater.states, "lr_scheduler": scheduler}
-    inputs |= {name: v for name, v in settings(optimizer).items() if name not in _OWN}
-    inputs |= {f"lr_scheduler.{name}": value for name, value in settings(scheduler).items()}
+    inputs |= {name: v for name, v in settings(vars(optimizer)).items() if name not in _OWN}
+    inputs |= {
+        f"lr_scheduler.{name}": value
+        for name, value in settings(getattr(scheduler, "__dict__", {})).items()
+    }
     for parameter in optimizer.param_dict.values():
         inputs[f"lr_mult of {parameter.name!r}"] = parameter.lr_mult
         inputs[f"wd_mult of {parameter.name!r}"] = parameter.wd_mult
