@@ -269,6 +269,25 @@ def test_the_optimizer_may_be_given_another_method(first: int) -> None:
     assert (module.plan.realisation, bool(calls)) == ("packed", True)
 
 
+def test_update_may_be_replaced_on_the_class_of_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To clip gradients in every module, say, as a library may do after the first step."""
+    module = ready({}, {})
+    module.forward_backward(batch())
+    module.update()
+    update, calls = mx.mod.Module.update, []
+
+    def clipped(self: Any) -> None:
+        calls.append([gradient.asnumpy() for [gradient] in self._exec_group.grad_arrays])
+        update(self)
+
+    monkeypatch.setattr(mx.mod.Module, "update", clipped)
+    with pytest.warns(UserWarning, match="update of the class Module was replaced"):
+        module.forward_backward(batch())
+    module.update()
+    assert len(calls) == 1
+    assert all(gradient.any() for gradient in calls[0][-2:])
+
+
 def test_a_network_that_is_refused_trains_behind_the_step() -> None:
     words = mx.sym.Embedding(
         mx.sym.Variable("data"), input_dim=9, output_dim=4, sparse_grad=True, name="words"
