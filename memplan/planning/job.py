@@ -291,7 +291,7 @@ class Job:
         self, schedule: Schedule, problem: Problem, limited: Problem, stop: Stop
     ) -> Schedule:
         """What searches for less memory make of ``schedule``, within the seconds of ``limited``."""
-        is_repeated = len(self.graph.ops) <= REPEATED_UP_TO and not self.realisation.in_one_array
+        is_repeated = len(self.graph.ops) <= REPEATED_UP_TO and problem.memory.match_ranges
         for seed in range(MOST_SEARCHES if is_repeated else 1):
             seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
             search = Search(rounds=1, time_limit=seconds, start=schedule, seed=seed)
