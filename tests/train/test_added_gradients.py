@@ -239,3 +239,24 @@ def test_the_executors_gradients_are_the_arrays_given() -> None:
         expected = np.ones((WORDS, 4))
         expected[0] += 12 * (step + 1)
         assert np.array_equal(total.asnumpy(), expected)
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_the_sums_of_an_optimized_einsum(realisation: str) -> None:
+    """MXNet adds them to memory that it has not written."""
+    names, shapes = "abc", {"a": (4, 6), "b": (6, 3), "c": (3, 2)}
+    terms = [mx.sym.Variable(name).as_np_ndarray() for name in names]
+    product = mx.sym.np.einsum("ij,jk,kl->il", *terms, optimize=True).as_nd_ndarray()
+    found = {}
+    for grad_req in ("write", "add"):
+        traced = trace(product, shapes=shapes, grad_req=grad_req, realisation=realisation)
+        executor = TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(0))
+        for name in names:
+            executor.arg_dict[name][:] = mx.nd.arange(1, 1 + np.prod(shapes[name])).reshape(
+                shapes[name]
+            )
+        for _ in range(2):
+            executor.forward(is_train=True)
+        found[grad_req] = {name: executor.grad_dict[name].asnumpy() for name in names}
+    for name in names:
+        assert np.array_equal(found["add"][name], 2 * found["write"][name])

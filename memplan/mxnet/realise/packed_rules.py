@@ -130,13 +130,26 @@ def gradients_outside(
     for name, entry in zip(wanted(requests), heads[noutputs:], strict=True):
         node, is_added = entry[0], requests[name] == "add"
         # What user code or a loop adds to would have to be zeros.
-        by_autograd = needs_state(node) and not is_made_of_symbol(node.forward or node)
+        by_autograd = needs_state(node) and not (
+            is_made_of_symbol(node.forward or node) or _adds_to_garbage(node)
+        )
         if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
             result.add(entry)
     for node in order:
         if _is_sparse(node) and not _finds_a_place(node, readers, result):
             raise TraceError(_refused(node.forward or node))
     return result
+
+
+def _adds_to_garbage(backward: Node) -> bool:
+    """Does MXNet add within ``backward``, told to add, to memory that it has not written?
+
+    An optimized einsum of several products hands the request on to those that go before the last.
+    """
+    forward = backward.forward
+    if forward is None or forward.op != "_npi_einsum":
+        return False
+    return forward.attrs.get("optimize", "0").lower() not in ("0", "false")
 
 
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
