@@ -7,6 +7,7 @@ order that of the schedule.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,11 +29,16 @@ from memplan.mxnet.realise.rewrite import (
 )
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.arguments import wanted
-from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.build import Trace, is_shared
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
-from memplan.mxnet.trace.operators import ignored_inputs, is_made_of_symbol, runs_user_code
+from memplan.mxnet.trace.operators import (
+    ignored_inputs,
+    is_gradient_of_slopes,
+    is_made_of_symbol,
+    runs_user_code,
+)
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
@@ -55,9 +61,17 @@ class Explicit(Form):
     binds: ClassVar[float] = 4.0
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
-        """``heads`` as a Symbol can hold them; TraceError for user code and loops."""
-        for node in depth_first(heads):
+        """``heads`` as a Symbol can hold them; TraceError for user code and loops.
+
+        And for the slopes of a PReLU whose gradient would depend on the schedule.
+        """
+        order = depth_first(heads)
+        nreaders = Counter(entry for node in order for entry in node.inputs)
+        nreaders.update(heads)
+        for node in order:
             forward = node.forward
+            if is_gradient_of_slopes(node) and nreaders[node, 1]:
+                _check_slopes(node, nreaders)
             if forward is not None and is_made_of_symbol(forward):
                 raise TraceError(
                     f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
@@ -110,6 +124,22 @@ class Explicit(Form):
         replayed = best_allocation(lower(trace, schedule).schedule)
         nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
         return nbytes, replayed.match_range
+
+
+def _check_slopes(node: Node, nreaders: Mapping[Entry, int]) -> None:
+    """TraceError where the backward op of a PReLU shares the gradient that it reads.
+
+    MXNet writes over that where it dies, and the gradient of the slopes is another one then: a plan
+    may let it die earlier, or later, than the unplanned step does.
+    """
+    if is_shared(node.inputs[0], nreaders):
+        assert node.forward is not None
+        raise TraceError(
+            f"op {node.forward.name!r} (LeakyReLU, act_type='prelu') cannot be trained by an "
+            f"explicit plan: it shares the gradient of its output with another op, as the terms of "
+            f"a sum do, and the gradient of its slopes would depend on the schedule. Use "
+            f"realisation='packed' or 'mirror', or freeze the slopes (grad_req 'null')"
+        )
 
 
 def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:

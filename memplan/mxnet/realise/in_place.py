@@ -3,6 +3,7 @@
 An operator leaves its output in the layout in which oneDNN left the input that it writes over
 (MXNet's src/common/exec_utils.h and src/operator/nn/mkldnn/mkldnn_base.cc), and the sums of a
 BatchNorm are rounded by the layout of what it reads. A plan lets tensors die earlier than MXNet.
+What a PReLU's backward op writes over it reads once more, so that its numbers depend on that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, reads_any_layout
 from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -70,6 +71,15 @@ def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
             elif handover.alias or _has_layout(node, source, taken, own):
                 second.append(handover)
         ops.append(dataclasses.replace(op, handovers=(*first, *second)))
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def with_slopes_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    """``graph``, in which a PReLU's backward op writes over no input if it does not unplanned."""
+    source_of, ops = overwritten(graph, nodes), list(graph.ops)
+    for index, node in enumerate(nodes):
+        if is_gradient_of_slopes(node) and source_of.keys().isdisjoint(ops[index].outputs):
+            ops[index] = dataclasses.replace(ops[index], handovers=())
     return dataclasses.replace(graph, ops=tuple(ops))
 
 

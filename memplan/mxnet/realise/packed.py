@@ -31,6 +31,7 @@ from memplan.mxnet.realise.in_place import (
     layouts_taken_over,
     overwritten,
     with_layouts_of_unplanned,
+    with_slopes_of_unplanned,
 )
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
@@ -43,6 +44,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
@@ -76,11 +78,12 @@ class Packed(Explicit):
     def finished(
         self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
     ) -> TrainingGraph:
-        """Fewer ops may run twice, and on a CPU fewer inputs be written over.
+        """Fewer ops may run twice, and fewer inputs be written over, on a CPU above all.
 
         TraceError for an op that cannot be called by itself.
         """
         graph = packable(super().finished(graph, nodes, device_type), nodes)
+        graph = with_slopes_of_unplanned(graph, nodes)
         has_layouts = device_type == "cpu" and onednn_is_enabled()
         return with_layouts_of_unplanned(graph, nodes) if has_layouts else graph
 
@@ -292,9 +295,10 @@ def _in_place(
     taking_layouts = layouts_taken_over(graph, nodes, sources) if on_cpu else ()
     result = {}
     for tensor, source in sources.items():
+        node = nodes[graph.producer[tensor]]
         entry = nodes[graph.producer[source]], graph.position[source]
-        key = lowered.index_of[nodes[graph.producer[tensor]]], graph.position[tensor]
-        result[key] = Overwritten(entry, tensor in taking_layouts)
+        is_needed = tensor in taking_layouts or is_gradient_of_slopes(node)
+        result[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
     return result
 
 

@@ -48,10 +48,10 @@ class Outside:
 
 
 class Overwritten(NamedTuple):
-    """What MXNet's executor writes an output over; does that give the output its layout?"""
+    """What MXNet's executor writes an output over; is it to be written over that, or a copy?"""
 
     source: Entry
-    gives_layout: bool
+    is_needed: bool
 
 
 class _Place(NamedTuple):
@@ -149,7 +149,7 @@ class Calls:
         An operator that is none of oneDNN's writes over its input only where it does so in MXNet's
         own executor (:mod:`memplan.mxnet.realise.in_place`): else its output is another array to
         MXNet, in the same memory. Where the plan keeps what MXNet writes over, a copy is written
-        over instead, which brings its layout along.
+        over instead, which brings its layout along, where that matters.
         """
         op = self.lowered.schedule.ops[step]
         node = self.lowered.nodes[op]
@@ -163,7 +163,7 @@ class Calls:
             for source in sources:
                 keeps_layout = node.forward is not None or reads_any_layout(node)
                 place = source if keeps_layout or taken is not None else source.other
-            if not sources and taken is not None and taken.gives_layout:
+            if not sources and taken is not None and taken.is_needed:
                 self._copied[step] = node.inputs.index(taken.source), k
             self._places[step, k] = place
 

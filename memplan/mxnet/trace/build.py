@@ -208,7 +208,7 @@ def _check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> Non
     nreaders = Counter(entry for node in order for entry in node.inputs)
     nreaders.update(full)
     for node in order:
-        if node.op == "_backward_hard_sigmoid" and _is_shared(node.inputs[0], nreaders):
+        if node.op == "_backward_hard_sigmoid" and is_shared(node.inputs[0], nreaders):
             assert node.forward is not None
             raise TraceError(
                 f"{node.forward.name!r} (hard_sigmoid) shares the gradient of its output with "
@@ -217,7 +217,7 @@ def _check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> Non
             )
 
 
-def _is_shared(entry: Entry, nreaders: Mapping[Entry, int]) -> bool:
+def is_shared(entry: Entry, nreaders: Mapping[Entry, int]) -> bool:
     """Does another op read the memory of ``entry``? An op with one input may return a view."""
     while nreaders[entry] == 1:
         inputs = entry[0].inputs

@@ -99,6 +99,18 @@ def reads_any_layout(node: Node) -> bool:
     return node.attrs.get(attribute, default) in layouts
 
 
+def is_gradient_of_slopes(node: Node) -> bool:
+    """Is ``node`` the backward op of a PReLU?
+
+    It computes the gradient of the slopes last, and reads what it may have written over by then:
+    the gradient of the output, over which goes that of the data (leaky_relu-inl.h).
+    """
+    forward = node.forward
+    if node.op != "_backward_LeakyReLU" or forward is None:
+        return False
+    return forward.attrs.get("act_type") == "prelu"
+
+
 def ignored_inputs(node: Node) -> tuple[int, ...]:
     """Positions of the inputs of which ``node`` reads only the shape."""
     if node.op.startswith(("_random_", "_sample_")) and node.op.endswith("_like"):

@@ -1,0 +1,56 @@
+"""The slopes of a PReLU, whose gradient depends in MXNet on what its backward op writes over."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from helpers.schedules import random_schedule
+from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
+from memplan.errors import TraceError
+from memplan.planning.realisation import trace
+
+Symbol = mx.sym.Symbol
+
+
+def _prelu(data: Symbol, name: str) -> Symbol:
+    return mx.sym.LeakyReLU(data, mx.sym.Variable(name), act_type="prelu")
+
+
+def _term(data: Symbol, name: str, *, first: bool) -> Symbol:
+    """The sum of a PReLU and of what has no oneDNN; its backward op comes ``first``, or last."""
+    terms = [_prelu(data, name), mx.sym.tanh(data)]
+    left, right = terms if first else reversed(terms)
+    return left + right
+
+
+def _network(*, first: bool) -> Symbol:
+    out = mx.sym.Variable("data")
+    for layer in range(2):
+        out = mx.sym.Convolution(out, num_filter=5, kernel=(3, 3), pad=(1, 1))
+        out = _term(mx.sym.sin(out), f"slopes{layer}", first=first)
+        out = mx.sym.tanh(_term(mx.sym.sin(out), f"more{layer}", first=not first))
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(out, num_hidden=3), name="softmax")
+
+
+SHAPES = {"data": (2, 3, 6, 6)}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_packed_steps_write_over_what_mxnet_writes_over(first: bool) -> None:
+    traced = trace(_network(first=first), shapes=SHAPES, realisation="packed")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 2)
+    for seed in range(6):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 2)
+        assert not differences(stock, planned), seed
+
+
+def test_explicit_steps_refuse_what_a_schedule_would_decide() -> None:
+    network = _network(first=True)
+    with pytest.raises(TraceError, match=r"act_type='prelu'.*slopes.*realisation='packed'"):
+        trace(network, shapes=SHAPES, realisation="explicit")
+    frozen = {"slopes0": "null", "slopes1": "null", "more0": "null", "more1": "null"}
+    requests = {n: frozen.get(n, "write") for n in network.list_arguments()}
+    requests["data"] = requests["softmax_label"] = "null"
+    trace(network, shapes=SHAPES, realisation="explicit", grad_req=requests)
