@@ -165,7 +165,8 @@ def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     all_copies = copies(traced.graph, traced.nodes)
     copied_back = copied_back_nbytes(traced.graph, traced.nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back))
-    for_copies = space + space // 2 + 2 * max(all_copies.kept_nbytes)
+    kept = max(all_copies.kept_nbytes)
+    for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept)
     temporary = max(for_copies, 7 * largest_nbytes(traced.nodes) // 4)
     return packed_nbytes(traced.graph, traced.nodes) - temporary
 
@@ -249,14 +250,22 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
         estimates[name] = packed_nbytes(traced.graph, traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
     # An activation's gradient brings the one that it reads into oneDNN's layout, and is computed
-    # beside that. What relu reads and writes; the gradient of the convolution behind it brings
-    # picture and gradient into that layout, and the weight's gradient out of it.
+    # beside that. relu's backward op reads two pictures and writes one.
     picture = 16 * N
-    spaces = {"onednn": 2 * picture, "other": 2 * picture + WEIGHT}
-    for_relu = {"onednn": 0, "other": 2 * picture}
-    assert estimates == {
-        name: space + space // 2 + 2 * for_relu[name] for name, space in spaces.items()
-    }
+    assert estimates == {"onednn": 3 * picture, "other": 7 * 3 * picture // 4}
+
+
+@pytest.mark.parametrize(
+    ("space", "kept", "expected"), [(100, 10, 160), (100, 100, 250), (10, 100, 205), (10, 0, 15)]
+)
+def test_packed_steps_have_room_for_copies_of_both_kinds(
+    monkeypatch: pytest.MonkeyPatch, space: int, kept: int, expected: int
+) -> None:
+    found = Copies(kept_nbytes=(0, kept * N, kept * N // 2), temporary_nbytes=(space * N, 0, 0))
+    monkeypatch.setattr(workspace_estimate, "copies", lambda graph, nodes: found)
+    traced = trace(_loss(_data()), shapes={"data": (2, 3)}, realisation="packed")
+    more = packed_nbytes(traced.graph, traced.nodes)
+    assert more == expected * N
 
 
 def test_updates_and_sums_of_gradients_are_in_place() -> None:

@@ -64,16 +64,18 @@ def executor_nbytes(
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
-    One temporary space, in which operators of oneDNN have their copies, and half of it. Twice the
-    copies of an operator without oneDNN, as those of the one before may not be freed yet
-    (CreateDefaultInputs of MXNet's src/common/exec_utils.h). Where fewer copies are made, what the
+    One temporary space, in which operators of oneDNN have their copies, half as large again, and
+    the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
+    src/common/exec_utils.h). Where these are more, they count twice, as those of the operator
+    before may not be freed yet, and half of the space. Where fewer copies are made, what the
     largest op reads and writes, and three quarters of it. Set on 34 networks, those of
     benchmarks/process_networks.py and of Gluon's and GluonCV's zoos, by ``chen_sqrt`` at AVX2.
     """
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
-    for_copies = space + space // 2 + 2 * max(all_copies.kept_nbytes, default=0)
+    kept = max(all_copies.kept_nbytes, default=0)
+    for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept)
     return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _of_onednn(nodes)
 
 
