@@ -154,9 +154,18 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     except TypeError as error:
         if not options:
             raise
-        raise ArgumentError(f"strategy {strategy!r}: {error}") from error
+        raise ArgumentError(f"strategy {strategy!r}: {error}{_choices(row)}") from error
     _check_switches(strategy, result)
     return result
+
+
+def _choices(row: _Row) -> str:
+    """The options that there are, for a message, as far as they can be known."""
+    try:
+        options = options_of(row.loader())
+    except TypeError:  # it does without no option
+        return ""
+    return f"; its options are {', '.join(sorted(options))}" if options else ""
 
 
 def _check_switches(name: str, strategy: Strategy) -> None:

@@ -318,6 +318,19 @@ def test_options_may_stand_behind_the_name() -> None:
             strategies.create(wrong)
 
 
+@pytest.mark.usefixtures("registry")
+def test_an_option_that_there_is_not_is_told_those_that_there_are() -> None:
+    with pytest.raises(ArgumentError, match=r"'linaer'; its options are linear, ntrial"):
+        strategies.create("chen_greedy:linaer")
+
+    def needs(seed: int) -> Any:
+        raise AssertionError(seed)
+
+    strategies.register("needs", needs)
+    with pytest.raises(ArgumentError, match=r"strategy 'needs': .*'sed'"):
+        strategies.create("needs:sed=1")
+
+
 def test_every_name_can_be_made() -> None:
     for name in strategies.names():
         assert callable(strategies.create(name).solve)
