@@ -61,9 +61,9 @@ class Explicit(Form):
     binds: ClassVar[float] = 4.0
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
-        """``heads`` as a Symbol can hold them; TraceError for user code and loops.
+        """``heads`` as a Symbol can hold them.
 
-        And for the slopes of a PReLU whose gradient would depend on the schedule.
+        TraceError for user code, loops, and a PReLU whose slopes the schedule would decide on.
         """
         order = depth_first(heads)
         nreaders = Counter(entry for node in order for entry in node.inputs)

@@ -76,9 +76,12 @@ def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
 
 def with_slopes_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph``, in which a PReLU's backward op writes over no input if it does not unplanned."""
+    of_slopes = [index for index, node in enumerate(nodes) if is_gradient_of_slopes(node)]
+    if not of_slopes:
+        return graph
     source_of, ops = overwritten(graph, nodes), list(graph.ops)
-    for index, node in enumerate(nodes):
-        if is_gradient_of_slopes(node) and source_of.keys().isdisjoint(ops[index].outputs):
+    for index in of_slopes:
+        if source_of.keys().isdisjoint(ops[index].outputs):
             ops[index] = dataclasses.replace(ops[index], handovers=())
     return dataclasses.replace(graph, ops=tuple(ops))
 

@@ -48,7 +48,7 @@ class Outside:
 
 
 class Overwritten(NamedTuple):
-    """What MXNet's executor writes an output over; is it to be written over that, or a copy?"""
+    """What MXNet's executor writes an output over; ``is_needed``: over that, or a copy of it."""
 
     source: Entry
     is_needed: bool
