@@ -183,10 +183,10 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stoppable(model: Model) -> Iterator[None]:
+def _stoppable(model: Model, stop: Stop) -> Iterator[None]:
     """Let an interrupt stop HiGHS: Python alone would only see it once the solver has come back.
 
-    CBC offers no such way.
+    So does another thread that ends ``stop``. CBC offers no such way.
     """
     if model.solver_name != "HIGHS":
         yield
@@ -194,8 +194,11 @@ def _stoppable(model: Model) -> Iterator[None]:
     with deferring() as interrupt:
         highs, pointer = model.solver._lib, model.solver._model
 
+        def is_to_end() -> bool:
+            return interrupt.has_come or stop.is_ended
+
         def look(kind: int, message: Any, out: Any, answer: Any, data: Any) -> None:
-            if interrupt.has_come and answer != mip.highs.ffi.NULL:
+            if is_to_end() and answer != mip.highs.ffi.NULL:
                 answer.user_interrupt = 1
 
         signature = "void(int, char *, HighsCallbackDataOut *, HighsCallbackDataIn *, void *)"
@@ -206,7 +209,7 @@ def _stoppable(model: Model) -> Iterator[None]:
         try:
             yield
         except KeyError:  # python-mip knows no status "interrupted"
-            if not interrupt.has_come:
+            if not is_to_end():
                 raise
         finally:
             for kind in _MAY_BE_STOPPED:
@@ -295,11 +298,11 @@ class Program:
         if self.has_failed:
             return no_answer
         self._limit(effort, gap, relax=relax)
-        status = self._optimize(stop.seconds_left, relax=relax)
+        status = self._optimize(stop, relax=relax)
         if self._is_late(stop):
             stop.cut()
         if status == mip.OptimizationStatus.UNBOUNDED:
-            is_proved = self._is_infeasible(stop.seconds_left, relax=relax)
+            is_proved = self._is_infeasible(stop, relax=relax)
             return infeasible if is_proved else no_answer
         if status in _INFEASIBLE:
             return infeasible
@@ -334,18 +337,18 @@ class Program:
         status = library.Highs_getModelStatus(self.model.solver._model)
         return bool(status == library.kHighsModelStatusTimeLimit)
 
-    def _optimize(self, seconds: float, *, relax: bool) -> mip.OptimizationStatus:
-        """The status after at most ``seconds``; ERROR if the solver fails."""
+    def _optimize(self, stop: Stop, *, relax: bool) -> mip.OptimizationStatus:
+        """The status when ``stop`` is over at the latest; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
         is_linear = relax or not self.has_integers
         around = {
             "CBC": _silence if is_linear else contextlib.nullcontext,
-            "HIGHS": lambda: _stoppable(self.model),
+            "HIGHS": lambda: _stoppable(self.model, stop),
         }
         with around[self.model.solver_name]():
             try:
                 status = self.model.optimize(
-                    max_seconds=max(0.1, seconds), max_nodes=self.nodes, relax=relax
+                    max_seconds=max(0.1, stop.seconds_left), max_nodes=self.nodes, relax=relax
                 )
             except mip.InterfacingError:
                 status = mip.OptimizationStatus.ERROR
@@ -355,13 +358,13 @@ class Program:
         self.has_failed = status == mip.OptimizationStatus.ERROR
         return status
 
-    def _is_infeasible(self, seconds: float, *, relax: bool) -> bool:
+    def _is_infeasible(self, stop: Stop, *, relax: bool) -> bool:
         """Is it proved of what is unbounded or infeasible, which HiGHS does not tell apart?
 
         Without an objective nothing is unbounded: what is infeasible then, is so.
         """
         self.model.objective = mip.LinExpr()
-        status = self._optimize(seconds, relax=relax)
+        status = self._optimize(stop, relax=relax)
         self.model.objective = mip.LinExpr(self.variables, self.costs)
         return status in _INFEASIBLE
 

@@ -17,6 +17,7 @@ from memplan.strategies.base import (
     check_options,
 )
 from memplan.strategies.least import least
+from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import quick_schedule
 from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
 from memplan.util.progress import tell
@@ -45,10 +46,10 @@ BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 # time with it.
 MOST_ANEW = 1000
 
-# Where the best is further than this from the bound in the end, in parts of the step, this part of
-# what is left of the time goes into a higher bound: a tree of orders of moments. Set on the zoo's
-# ResNet-50 and on dense_blocks, small_unet and ssd of benchmarks/gaps.py, at 30% of the step.
-FAR, MORE_PROOF_SHARE = 0.01, 0.9
+# Where the best is further than this from the bound, in parts of the step, a tree of orders of
+# moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
+# of benchmarks/gaps.py, at 30% of the step.
+FAR = 0.01
 
 # Without a budget, the part of the time that goes into the least memory; the rest makes the
 # schedule of that memory cheaper.
@@ -152,14 +153,7 @@ class _Search:
                 return self._outcome()
             if not self._is_enough():
                 self._begin()
-            if self.searches_anew and not self._is_enough() and not self.stop.is_over():
-                self._search_anew()
-            if not self._is_enough() and not self.stop.is_over():
-                self._search()
-            if self.best is None:
-                self._begin_quickly()
-            if self._is_far and self.problem.effort * self.options.effort >= 1.0:
-                self._prove_more()
+            self._search_and_prove()
         except KeyboardInterrupt:
             self._take()
             if self.best is None:
@@ -167,6 +161,23 @@ class _Search:
             if self.best is None:
                 raise
         return self._outcome()
+
+    def _search_and_prove(self) -> None:
+        """The searches, and a higher bound, for where they do not get near the known one."""
+        enough = math.inf if self.best is None else self.best.seconds - self._gap_seconds
+        options = dataclasses.replace(self._proving, enough_seconds=enough)
+        with ProofBeside(self.problem, self.stop, options) as proof:
+            if self._is_far:
+                proof.begin()
+            if self.searches_anew and not self._is_enough() and not self.stop.is_over():
+                self._search_anew()
+            if not self._is_enough() and not self.stop.is_over():
+                self._search()
+            if self.best is None:
+                self._begin_quickly()
+            if self._is_far:
+                self.known += proof.facts()
+                self._take()
 
     def _outcome(self) -> Outcome:
         late = self.stop.cut_by_clock
@@ -197,7 +208,8 @@ class _Search:
     def _is_far(self) -> bool:
         """Is the best far from the bound, of a graph of which more can be proved in time?"""
         far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
-        return self.is_recreated and not self.problem.is_closed(self.best, far)
+        is_worthwhile = self.is_recreated and self.problem.effort * self.options.effort >= 1.0
+        return is_worthwhile and not self.problem.is_closed(self.best, far)
 
     @property
     def _in_blocks(self) -> bool:
@@ -225,13 +237,6 @@ class _Search:
             effort=self.problem.effort * self.options.effort,
             gap_seconds=self._gap_seconds,
         )
-
-    def _prove_more(self) -> None:
-        until = self.stop.with_work(math.inf).share(MORE_PROOF_SHARE)
-        enough = math.inf if self.best is None else self.best.seconds - self._gap_seconds
-        options = dataclasses.replace(self._proving, enough_seconds=enough)
-        self.problem.space.prove(self.problem, until, options, self.known)
-        self._take()
 
     def _take(self) -> None:
         """The cheapest schedule that is known and fits, and the highest bound."""

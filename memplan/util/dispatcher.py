@@ -49,7 +49,8 @@ def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
     """``function``, compiled where it is first called with arguments of these types."""
     private = function.__name__.startswith("_")
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private, "_nrt": makes_arrays}
-    dispatcher = numba.njit(**options)(function)
+    # Without Python's lock, which another thread may then have: one that proves something.
+    dispatcher = numba.njit(nogil=True, **options)(function)
     template: Any = dispatcher.get_call_template
     unliteral: Any = types.unliteral
     dispatcher.get_call_template = lambda args, kws: template(

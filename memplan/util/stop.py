@@ -54,6 +54,11 @@ class Stop:
         if self._part_of is not None:
             self._part_of.end()
 
+    @property
+    def is_ended(self) -> bool:
+        """Has :meth:`end` been called? The clock alone never says so."""
+        return self.deadline == -math.inf
+
     def cut(self) -> None:
         """Time is too short for what was to be done."""
         self.cut_by_clock = True

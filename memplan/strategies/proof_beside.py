@@ -1,0 +1,78 @@
+"""A proof that is made while a search uses another core, and used if it is needed then."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import TracebackType
+
+from memplan.programs.refinement import Proving, Refined
+from memplan.strategies.base import Problem
+from memplan.util.stop import Stop
+
+# Part of the time left that the proof gets: a solve may end a little late.
+SHARE = 0.9
+
+
+class ProofBeside:
+    """What ``problem.space`` proves with ``options``, until :meth:`facts` asks for it.
+
+    :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
+    so that takes next to nothing from a search on another core. Where there is none, or the solver
+    cannot be stopped, it is proved when it is asked for. What is proved is the same, unless the
+    clock cuts it. At the end of the ``with`` block the thread ends.
+    """
+
+    def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
+        self._problem, self._stop, self._options = problem, stop, options
+        self._until = stop
+        self._facts: list[Refined] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Prove it in a thread, where that does not delay the search."""
+        if len(os.sched_getaffinity(0)) > 1 and self._options.solver == "HIGHS":
+            self._until = self._share()
+            self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
+            self._thread.start()
+
+    def _share(self) -> Stop:
+        """A stop of its own, with the clock's part of what is left: the search has other work."""
+        return Stop(time.monotonic() + SHARE * self._stop.seconds_left)
+
+    def _try(self) -> None:
+        try:
+            self._prove()
+        except BaseException as error:
+            self._error = error
+
+    def _prove(self) -> None:
+        self._problem.space.prove(self._problem, self._until, self._options, self._facts)
+
+    def facts(self) -> list[Refined]:
+        """What is proved in the end."""
+        if self._thread is None:
+            self._until = self._share()
+            self._prove()
+        else:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._until.cut_by_clock:
+            self._stop.cut()
+        return self._facts
+
+    def __enter__(self) -> ProofBeside:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._until.end()
+            self._thread.join()
