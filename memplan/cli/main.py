@@ -11,7 +11,7 @@ import click
 
 import memplan
 from memplan.cli.check import check
-from memplan.cli.output import Exit, note, show_error
+from memplan.cli.output import Exit, note, show_error, with_options
 from memplan.cli.plan import explain, plan
 from memplan.cli.profile import profile
 from memplan.cli.search import compare, frontier, max_batch
@@ -76,7 +76,7 @@ def _show_warning() -> Callable[..., None]:
 
     def show(message: Warning | str, *_: object) -> None:
         if str(message) not in messages:
-            note(f"Warning: {message}")
+            note(f"Warning: {with_options(str(message))}")
         messages.add(str(message))
 
     return show

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from memplan.errors import (
 )
 from memplan.planning.comparison import COLUMNS, figures
 from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.step.costs import HOW_TO_PROFILE
 from memplan.util.files import write_text
 
 
@@ -49,8 +51,19 @@ class Exit(enum.IntEnum):
     INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"
 
 
-# Messages name the arguments of Python's functions; here these are options.
-_OPTIONS = {"type_dict": "--dtype", "grad_req": "--grad-req", "time_limit": "--time-limit"}
+# Messages speak of the arguments of Python's functions, in ways like these; here they are options.
+_IN_PYTHON = (
+    (re.escape(HOW_TO_PROFILE), "memplan profile NETWORK --shape data=32,3,224,224 -o costs.json"),
+    (r"\b(realisation|strategy|costs)='([^']*)'", r"--\1 \2"),
+    (r"\bgrad_req='(\w+)'", r"--grad-req '...=\1'"),
+    (r"\b(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)", lambda match: _shape_option(*match.groups())),
+    (r"^(costs must be )a Roofline, (.*), a CostTable or", r"\1\2 or"),
+    (r"^(costs|reserve|optimizer|cache|steps|repeats|warmup)(?= must be )", r"--\1"),
+    (r"\btype_dict\b", "--dtype"),
+    (r"\bgrad_req\b", "--grad-req"),
+    (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too
+    (r"^max_overhead(?= must be )", "--max-overhead"),
+)
 
 
 class OutputError(MemplanError):
@@ -100,10 +113,18 @@ def _message(error: BaseException) -> str:
         return error.format_message()
     if type(error).__name__ == "MXNetError":
         return f"MXNet failed: {str(error).strip().splitlines()[-1]}"
-    message = str(error)
-    for argument, option in _OPTIONS.items():
-        message = message.replace(argument, option)
+    return with_options(str(error))
+
+
+def with_options(message: str) -> str:
+    """``message`` with the options of the command line in the place of Python's arguments."""
+    for pattern, replacement in _IN_PYTHON:
+        message = re.sub(pattern, replacement, message)
     return message
+
+
+def _shape_option(name: str, sizes: str) -> str:
+    return f"--shape {name}=" + re.sub("[ ']", "", sizes)
 
 
 def show_json(data: Mapping[str, Any]) -> None:

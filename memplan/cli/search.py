@@ -26,6 +26,7 @@ from memplan.cli.output import (
     show_json,
     write,
 )
+from memplan.errors import ArgumentError
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import usable
 from memplan.strategies import Status
@@ -43,8 +44,12 @@ _csv_option = click.option(
 _STRATEGIES = default_of(memplan.compare, "strategies")
 
 
-def _some(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _some(text: str, option: str) -> list[str]:
+    """What ``option`` lists; ArgumentError where that is nothing."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ArgumentError(f"{option} names none")
+    return parts
 
 
 @click.command()
@@ -88,8 +93,8 @@ def compare(args: Arguments, strategies: str | None, budgets: str, output: Path 
         defaults = [name for name in _STRATEGIES if name in names]
         table = memplan.compare(
             network.symbol,
-            strategies=defaults if strategies is None else _some(strategies),
-            budgets=[parse_budget(text) for text in _some(budgets)],
+            strategies=defaults if strategies is None else _some(strategies, "--strategies"),
+            budgets=[parse_budget(text) for text in _some(budgets, "--budgets")],
             **options,
         )
     _show(args, table, {"rows": list(map(attempt_figures, table.rows))}, output)
@@ -155,7 +160,9 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
             # Few digits are a count, more are bytes.
             digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
             count = digits is not None and int(budgets) < 2**10
-            options["budgets"] = int(budgets) if count else list(map(parse_budget, _some(budgets)))
+            options["budgets"] = (
+                int(budgets) if count else list(map(parse_budget, _some(budgets, "--budgets")))
+            )
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
     _show(args, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
     return Exit.INTERRUPTED if interrupt.has_come else Exit.OK

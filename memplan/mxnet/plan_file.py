@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,13 @@ def plan_text(plan: Plan) -> str:
 
 
 def is_plan(path: Path) -> bool:
-    """Does the file hold a plan, rather than a Symbol?"""
-    start = f'{{"format": "{FORMAT}"'.encode()
+    """Does the file hold a plan, rather than a Symbol?
+
+    Of any version, damaged, or written anew by what formats JSON: :func:`load_plan` says so then.
+    """
     try:
-        with path.open("rb") as file:
-            return file.read(len(start)) == start
-    except OSError:
+        return re.search(rb'"format"\s*:\s*"memplan\.plan/', path.read_bytes()) is not None
+    except (OSError, ValueError):  # a name with a zero byte
         return False
 
 

@@ -38,7 +38,7 @@ class Cache:
             path.mkdir(parents=True, exist_ok=True)
         except (TypeError, ValueError, OSError, RuntimeError) as error:
             raise ArgumentError(
-                f"cache must be a folder that can be written, got {folder!r}: {error}"
+                f"cache must be a folder that can be written, got {str(folder)!r}: {error}"
             ) from error
         return cls(path)
 

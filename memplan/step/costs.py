@@ -148,18 +148,18 @@ class CostTable:
         except OSError as error:
             raise CostError(
                 f"the costs in {str(path)!r} cannot be read: {error.strerror}. "
-                f"Write them with {_HOW_TO_PROFILE}"
+                f"Write them with {HOW_TO_PROFILE}"
             ) from error
         except (CostError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CostError(
                 f"{str(path)!r} is no table of costs: {error or type(error).__name__}. "
-                f"Write a new one with {_HOW_TO_PROFILE}"
+                f"Write a new one with {HOW_TO_PROFILE}"
             ) from error
 
 
 Costs = Roofline | CostTable | str | os.PathLike[str]
 
-_HOW_TO_PROFILE = "memplan.profile(net, ctx=..., data=(32, 3, 224, 224)).save('costs.json')"
+HOW_TO_PROFILE = "memplan.profile(net, ctx=..., data=(32, 3, 224, 224)).save('costs.json')"
 
 
 def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None) -> TrainingGraph:
@@ -178,7 +178,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
     if device is not None and device not in (model.device, model.device.split("(")[0]):
         raise CostError(
             f"the costs were measured on {model.device}, but the network will run on {device}; "
-            f"measure them there with {_HOW_TO_PROFILE}"
+            f"measure them there with {HOW_TO_PROFILE}"
         )
     seconds = {op.signature: 0.0 for op in graph.ops if op.kind == UPDATE} | {**model.seconds}
     missing = [op.name for op in graph.ops if op.signature not in seconds]
@@ -188,7 +188,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
             f"the costs measured on {model.device} (with {shapes or 'unknown shapes'}) lack "
             f"{len(missing)} of {len(graph.ops)} ops, among them "
             f"{', '.join(map(repr, missing[:3]))}; measure this network, with its shapes, dtypes "
-            f"and grad_req, with {_HOW_TO_PROFILE}"
+            f"and grad_req, with {HOW_TO_PROFILE}"
         )
     return graph.with_seconds([seconds[op.signature] for op in graph.ops])
 

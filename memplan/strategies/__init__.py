@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -38,6 +38,9 @@ GROUP = "memplan.strategies"
 
 # What people write for Python's constants.
 _PYTHON = {"true": "True", "false": "False", "none": "None"}
+
+# What Python raises for text that is no value of its own.
+_NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 Loader = Callable[..., Strategy]
 
@@ -154,18 +157,26 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     except TypeError as error:
         if not options:
             raise
-        raise ArgumentError(f"strategy {strategy!r}: {error}{_choices(row)}") from error
+        reason = _wrong_option(row, options, text_options) or error
+        raise ArgumentError(f"strategy {strategy!r}: {reason}") from error
     _check_switches(strategy, result)
     return result
 
 
-def _choices(row: _Row) -> str:
-    """The options that there are, for a message, as far as they can be known."""
+def _wrong_option(row: _Row, options: Iterable[str], in_text: Collection[str]) -> str:
+    """Which option there is not, and those that there are; empty as far as that is not known."""
     try:
-        options = options_of(row.loader())
+        known = options_of(row.loader())
     except TypeError:  # it does without no option
         return ""
-    return f"; its options are {', '.join(sorted(options))}" if options else ""
+    unknown = [option for option in options if option not in known]
+    if not unknown:
+        return ""
+    # A schedule cannot be written behind the name.
+    choices = sorted(known - {"start"} if unknown[0] in in_text else known)
+    return f"there is no option {unknown[0]!r}; " + (
+        f"its options are {', '.join(choices)}" if choices else "it has none"
+    )
 
 
 def _check_switches(name: str, strategy: Strategy) -> None:
@@ -187,7 +198,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         option, equals, value = part.partition("=")
         try:
             options[option] = ast.literal_eval(_PYTHON.get(value, value)) if equals else True
-        except (ValueError, SyntaxError):
+        except _NO_LITERAL:
             options[option] = value  # a word, such as HIGHS
     return name, options
 

@@ -7,9 +7,10 @@ import json
 import os
 import secrets
 import stat
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # Drafts lie beside their target as ".NAME.XXXXXXXX.memplan-draft". One older than this belongs to
 # a process that was killed while it wrote.
@@ -46,9 +47,16 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
     It is on the disk before it takes its place. A file that is there keeps its permissions,
     a link stays a link to what is written, and what is no file (/dev/null) is written to, not
-    replaced. Drafts that killed processes left beside it are deleted.
+    replaced; so is a file that stdout or stderr goes to (/dev/stdout), with what it has already.
+    Drafts that killed processes left beside it are deleted.
     """
     target = Path(os.path.realpath(path))
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None and _goes_to(stream, target):
+            stream.flush()
+            with os.fdopen(os.dup(stream.fileno()), "wb") as file:
+                file.write(content)
+            return
     if target.exists() and not target.is_file():
         Path(path).write_bytes(content)
         return
@@ -67,6 +75,14 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         # Nothing is left of it once it has been renamed.
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def _goes_to(stream: TextIO, target: Path) -> bool:
+    """Does what is written to ``stream`` go to the file ``target``?"""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), target.stat())
+    except (OSError, ValueError):  # it is closed, or there is no such file yet
+        return False
 
 
 def _start(name: str) -> str:

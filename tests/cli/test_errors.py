@@ -45,6 +45,9 @@ from memplan.mxnet.plan_file import load_plan
         (["plan", "nets:block"], "inputs"),
         (["compare", *NET, "--strategies", "store_all,magic"], "'magic'"),
         (["frontier", *NET, "--budgets", "1"], "budgets"),
+        (["frontier", *NET, "--budgets", ","], "--budgets names none"),
+        (["compare", *NET, "--budgets", ""], "--budgets names none"),
+        (["compare", *NET, "--strategies", ""], "--strategies names none"),
         (["explain", *NET, *QUICK, "unit0_conv3"], "unit0_conv1"),
         (["max-batch", *NET, "--budget", "1MiB"], "N"),
         (["fly"], "fly"),
@@ -53,6 +56,35 @@ from memplan.mxnet.plan_file import load_plan
 )
 def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: Any) -> None:
     assert culprit in error(2, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "advice"),
+    [
+        (["--costs", "none"], 2, "--costs must be a name like 'roofline:v100' or the path"),
+        (["--costs", "none.json"], 6, "memplan profile NETWORK --shape data=32,3,224,224 -o"),
+        (["--strategy", "auto:"], 2, "there is no option ''; its options are effort, gap,"),
+        (["--strategy", "auto:seed={[]"], 2, "seed must be an integer >= 0, got '{[]'"),
+        (["--strategy", "auto:seed={[]}"], 2, "seed must be an integer >= 0, got '{[]}'"),
+        (["--strategy", "search:time_limit=-1"], 2, "Error: time_limit must be a number"),
+        (["--time-limit", "0"], 2, "Error: --time-limit must be a positive number"),
+        (["--strategy", "griewank:max_slots=1"], 4, "Name a budget, or take --strategy auto"),
+        (["--grad-req", "*=add", "--realisation", "updating"], 6, "use --realisation packed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_advice_names_options_of_the_command_line(
+    arguments: list[str], code: int, advice: str, error: Any
+) -> None:
+    message = error(code, "plan", *NET, *arguments)
+    assert advice in message
+    assert "start" not in message
+
+
+def test_shapes_in_advice_are_those_of_the_command_line(error: Any) -> None:
+    assert "--shape data=32,3,224,224" in error(2, "plan", "net-symbol.json")
+    batch = ("--shape", "data=2,3,8,8", "--budget", "1MiB")
+    assert "--shape data=N,3,224,224" in error(2, "max-batch", "net-symbol.json", *batch)
 
 
 # On which MXNet itself crashes.
@@ -173,6 +205,17 @@ def test_links_and_devices_stay_what_they_are(result: Any) -> None:
         assert reader.read(1) == "{"
 
 
+@pytest.mark.parametrize("form", [{"indent": 1}, {"sort_keys": True}, {"separators": (",", ":")}])
+def test_a_plan_file_that_was_formatted_is_a_plan_file(
+    form: dict[str, Any], result: Any, error: Any
+) -> None:
+    result("plan", *NET, *QUICK, "-o", "plan.json")
+    data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    Path("plan.json").write_text(json.dumps(data, **form), encoding="utf-8")
+    assert result("explain", "plan.json")["plan"]["realisation"] == "packed"
+    assert "is a plan; name the network that it is for" in error(2, "plan", "plan.json", *SHAPE)
+
+
 @pytest.mark.parametrize("damage", ["format", "ops", "shapes", "schedule", "strategy"])
 def test_a_damaged_plan_file_is_bad_usage(damage: str, result: Any, error: Any) -> None:
     result("plan", *NET, *QUICK, "--realisation", "explicit", "-o", "plan.json")
@@ -190,5 +233,4 @@ def test_a_damaged_plan_file_is_bad_usage(damage: str, result: Any, error: Any) 
     Path("plan.json").write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(memplan.errors.ArgumentError, match=r"plan\.json"):
         load_plan("plan.json")
-    if damage != "format":
-        assert "holds no plan" in error(2, "explain", "plan.json")
+    assert "holds no plan" in error(2, "explain", "plan.json")

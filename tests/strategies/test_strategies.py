@@ -323,6 +323,13 @@ def test_an_option_that_there_is_not_is_told_those_that_there_are() -> None:
     with pytest.raises(ArgumentError, match=r"'linaer'; its options are linear, ntrial"):
         strategies.create("chen_greedy:linaer")
 
+    with pytest.raises(ArgumentError, match=r"'store_all': there is no option 'x'; it has none"):
+        strategies.create("store_all:x")
+    with pytest.raises(ArgumentError, match=r"no option 'strat'; .* seed, time_limit$"):
+        strategies.create("search:strat=1")  # no schedule can stand behind a name
+    with pytest.raises(ArgumentError, match=r"no option 'begin'; .* seed, start, time_limit$"):
+        strategies.create("search", begin=1)
+
     def needs(seed: int) -> Any:
         raise AssertionError(seed)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.paths import ROOT
 from memplan.util import files
 from memplan.util.files import DRAFT, parse_json, read_json, write_text
 from memplan.util.numbers import is_finite, is_whole, shown
@@ -80,6 +82,19 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
         write_text(pipe, "new")
         assert reader.read(3) == "new"
     assert pipe.is_fifo()
+
+
+def test_what_stdout_goes_to_keeps_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    code = (
+        "import sys; from memplan.util.files import write_text; print('before');"
+        "write_text(sys.argv[1], 'new\\n'); print('after')"
+    )
+    for name in ("/dev/stdout", str(path)):
+        path.write_text("old\n")
+        with path.open("a") as file:
+            subprocess.run([sys.executable, "-c", code, name], stdout=file, cwd=ROOT, check=True)
+        assert path.read_text() == "old\nbefore\nnew\nafter\n"
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "ü" * 127, "🦜" * 63])
