@@ -174,12 +174,14 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
         if place in targets:
             raise ArgumentError(f"{str(output)!r} is named for two outputs")
         try:
-            exists = output.exists()
+            # A file is replaced by a new one of its folder, any other thing is written to.
+            places = [place.parent, place] if output.is_file() else [place]
+            places = places if output.exists() else [place.parent]
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
-        if not os.access(output if exists else place.parent, os.W_OK):
+        if not all(os.access(path, os.W_OK) for path in places):
             raise OutputError(
-                f"{str(output)!r} cannot be written: its folder is missing or read-only"
+                f"{str(output)!r} cannot be written: it is read-only, or its folder is, or missing"
             )
         targets.add(place)
 

@@ -158,7 +158,7 @@ class _Child:
         return PlanningError(
             f"the process that plans {how}{why}. Nothing in this process was lost: plan again with "
             f"another strategy or budget, or where there is more memory (memplan plan writes a "
-            f"file that Module and TrainStep take)"
+            f"file, by which Module trains)"
         )
 
     def end(self) -> None:

@@ -6,7 +6,6 @@ schedule and what it allocates, is asked of the training process.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import io
 import logging
@@ -37,10 +36,8 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.base import LIVE
 from memplan.util.heap import give_back_what_is_free
 from memplan.util.interrupts import deferring
+from memplan.util.parent import end_with
 from memplan.util.progress import LOGGER
-
-# From linux/prctl.h: the signal that a process gets when its parent ends.
-PR_SET_PDEATHSIG = 1
 
 # Of a log record, what progress is told by (memplan/util/progress.py).
 FIGURES = ("incumbent_seconds", "bound_seconds", "unplanned_seconds")
@@ -175,8 +172,7 @@ def main() -> None:
     """Answer on the descriptors that the arguments name, for as long as the parent lives."""
     parent, requests, answers = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not end_with(parent):
         return
     try:
         conversation = _Conversation(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from helpers.command_line import NET, QUICK
 from helpers.networks import residual_net
+from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
 from memplan.cli import main as cli
 from memplan.errors import ArgumentError, CostError
@@ -38,6 +42,19 @@ def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
         assert said[name]["promised_nbytes"] > 0 < said[name]["seconds"]
         # A network of 100 KB: what grows is MXNet's code, as far as it is used for the first time.
         assert 1 << 20 < said[name]["grown_nbytes"] < 64 << 20
+
+
+def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
+    """And one that runs is killed with it (tests/util/test_parent.py)."""
+    process = subprocess.run(
+        [sys.executable, "-m", Trial.__module__],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input='{"parent": 0}',
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (0, ""), process.stderr
 
 
 def test_a_broken_promise_is_told(

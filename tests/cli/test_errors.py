@@ -192,6 +192,18 @@ def test_nothing_half_written_is_left(error: Any, monkeypatch: pytest.MonkeyPatc
     assert sorted(Path().iterdir()) == before
 
 
+def test_a_folder_that_is_read_only_is_said_before_the_work(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write the file needs its folder all the same: a new file takes its place."""
+    Path("folder").mkdir()
+    Path("folder/out.json").write_text("old", encoding="utf-8")
+    read_only = Path("folder").resolve()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != read_only)
+    monkeypatch.setattr(memplan, "plan", lambda *_, **__: pytest.fail("searched before"))
+    assert "its folder is" in error(7, "plan", *NET, "-o", "folder/out.json")
+
+
 def test_links_and_devices_stay_what_they_are(result: Any) -> None:
     Path("target.json").write_text("old", encoding="utf-8")
     Path("link.json").symlink_to("target.json")

@@ -51,7 +51,9 @@ def planner_of_steps(
     whole steps.
     """
     if given is not None and not isinstance(given, Plan):
-        raise ArgumentError(f"plan must be one that memplan.plan made, got {given!r}")
+        raise ArgumentError(
+            f"plan must be one that memplan.plan made or load_plan has read, got {given!r}"
+        )
     name = suited(realisation, contexts) if given is None else given.realisation
     if not runs_whole_steps(name):
         raise ArgumentError(

@@ -33,6 +33,7 @@ from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import load, request_of, trace_again
 from memplan.step.schedule import Schedule
+from memplan.util.parent import end_with
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -88,6 +89,7 @@ def run_apart(
         "optimizer": optimizer,
         "modules": defining_modules(),
         "results": None if results is None else str(results),
+        "parent": os.getpid(),
     }
     path = os.pathsep.join(text for text in sys.path if text)
     process = subprocess.run(
@@ -109,6 +111,8 @@ def run_apart(
 def main() -> None:
     """Do what the request on stdin says; the figures go to stdout."""
     request = json.load(sys.stdin)
+    if not end_with(request["parent"]):
+        return
     import_modules(request["modules"])
     form = load(request["trace"]["realisation"])
     traced = trace_again(request["trace"], match_range=request["traced_at"])
