@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import warnings
@@ -16,6 +18,9 @@ from memplan.cli.plan import explain, plan
 from memplan.cli.profile import profile
 from memplan.cli.search import compare, frontier, max_batch
 from memplan.cli.strategies import strategies
+
+# What stdout says that cannot be written to: nobody reads it, or there is no room.
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _CODES = "\n".join(f"{int(code):5}  {code.meaning}" for code in Exit)
 
@@ -49,6 +54,21 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; its exit code. Errors of memplan are one message on stderr."""
     # MXNet says at every bind by which backend it computes.
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    try:
+        return _run(arguments)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        # Whoever reads this has enough, or the disk is full; Python would complain at its exit
+        # when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):  # of a stderr that cannot be written to
+            if not isinstance(error, BrokenPipeError):
+                note(f"Error: the result cannot be printed: {error.strerror}")
+        return int(Exit.OUTPUT)
+
+
+def _run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         with warnings.catch_warnings():
@@ -59,11 +79,9 @@ def run(arguments: Sequence[str]) -> int:
             return int(code)
     except click.exceptions.Exit as finish:  # of --help and --version
         return finish.exit_code
-    except BrokenPipeError:
-        # Whoever read this has enough; Python would complain at its exit when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(Exit.OUTPUT)
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            raise
         code = show_error(error, as_json=as_json)
         if code is Exit.BUG:
             raise

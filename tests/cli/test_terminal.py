@@ -70,6 +70,29 @@ STUCK = """
 """
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "message"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">/dev/full", 7, "Error: the result cannot be printed: No space left on device\n"),
+        ("--realisation none 2>/dev/full", 7, ""),
+        ("--realisation none 2>&1 | head -0", 7, ""),
+    ],
+)
+def test_where_nothing_can_be_printed(redirected: str, code: int, message: str) -> None:
+    command = shlex.join([sys.executable, "-m", "memplan", "strategies"])
+    process = subprocess.run(
+        ["bash", "-c", f"{command} {redirected}; exit ${{PIPESTATUS[0]}}"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (code, message)
+
+
 @pytest.mark.long
 def test_the_second_interrupt_ends_even_a_solver_in_c() -> None:
     Path("stuck.py").write_text(textwrap.dedent(STUCK), encoding="utf-8")
