@@ -15,11 +15,14 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
+import pickle
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from memplan.errors import ArgumentError, MemplanError
@@ -250,7 +253,8 @@ def _answer(
     """A worker's answer to a task, as JSON."""
     if os.getpid() != _HOME:
         # MXNet's engine and OpenMP do not outlive a fork: a fresh process does the work.
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        spawn = multiprocessing.get_context("spawn")
+        with _without_script(solver), ProcessPoolExecutor(1, mp_context=spawn) as fresh:
             arguments = (job_text, name, solver, budget_nbytes, start, bound_seconds)
             return fresh.submit(_answer, *arguments).result()
     with _ONE_AT_A_TIME, noticing() as interrupt:
@@ -262,3 +266,18 @@ def _answer(
             )
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.has_come})
+
+
+@contextlib.contextmanager
+def _without_script(solver: Strategy) -> Iterator[None]:
+    """What is spawned within does not run the script again, unless that defines ``solver``.
+
+    A script whose processes are forked needs no guard by ``__name__``, and may come from stdin.
+    """
+    script = sys.modules["__main__"]
+    if b"__main__" not in pickle.dumps(solver):
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script

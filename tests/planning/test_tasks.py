@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import memplan
 from helpers.amounts import long_except
 from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
+from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError
 from memplan.planning.comparison import Comparison
@@ -94,6 +97,37 @@ def test_threads_and_forks_will_do(kind: Any) -> None:
     with kind(2) as executor:
         [there] = compared("mirror", executor, **options).rows
     assert answer(here) == answer(there)
+
+
+FORKS = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+import memplan
+from helpers.networks import residual_net
+
+print("runs")
+net, shapes = residual_net(units=2)
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
+    table = memplan.compare(net, strategies="chen_sqrt", budgets=None, executor=executor, **shapes)
+print(len(table.rows))
+"""
+
+
+def test_a_script_that_forks_runs_once_and_may_come_from_stdin(tmp_path: Path) -> None:
+    """It has no guard by ``__name__``, which forks do not need."""
+    path = tmp_path / "script.py"
+    path.write_text(FORKS, encoding="utf-8")
+    for name in (str(path), "-"):
+        process = subprocess.run(
+            [sys.executable, name],
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            input=FORKS,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert process.stdout == "runs\n1\n", process.stderr
 
 
 @pytest.mark.long
