@@ -25,6 +25,7 @@ from memplan.planning.process import PlanningProcess
 from memplan.step.schedule import Schedule
 from memplan.util.heap import give_back_what_is_free
 from memplan.util.interrupts import deferring, passing_on
+from memplan.util.processes import ending
 from memplan.util.progress import LOGGER
 
 IN_A_CHILD = True
@@ -151,14 +152,10 @@ class _Child:
         status = self._process.popen.wait()
         if self._ninterrupts > 1:
             return KeyboardInterrupt()
-        how = f"ended with status {status}"
-        if status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
-        why = ", probably as the machine has no memory left" * (status == -signal.SIGKILL)
         return PlanningError(
-            f"the process that plans {how}{why}. Nothing in this process was lost: plan again with "
-            f"another strategy or budget, or where there is more memory (memplan plan writes a "
-            f"file, by which Module trains)"
+            f"the process that plans {ending(status)}. Nothing in this process was lost: plan "
+            f"again with another strategy or budget, or where there is more memory (memplan plan "
+            f"writes a file, by which Module trains)"
         )
 
     def end(self) -> None:

@@ -36,7 +36,7 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.base import LIVE
 from memplan.util.heap import give_back_what_is_free
 from memplan.util.interrupts import deferring
-from memplan.util.parent import end_with
+from memplan.util.processes import end_with
 from memplan.util.progress import LOGGER
 
 # Of a log record, what progress is told by (memplan/util/progress.py).

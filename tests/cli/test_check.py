@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mxnet as mx
@@ -45,7 +46,7 @@ def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
 
 
 def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
-    """And one that runs is killed with it (tests/util/test_parent.py)."""
+    """And one that runs is killed with it (tests/util/test_processes.py)."""
     process = subprocess.run(
         [sys.executable, "-m", Trial.__module__],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -55,6 +56,17 @@ def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
         check=False,
     )
     assert (process.returncode, process.stdout) == (0, ""), process.stderr
+
+
+def test_a_trial_that_was_killed_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What MXNet has printed before is no reason."""
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=-9, stderr="a line\n")
+    )
+    net, shapes = residual_net(units=1)
+    traced = trace(net, shapes=shapes)
+    with pytest.raises(CostError, match=r"failed: it was ended by SIGKILL, probably as the mach"):
+        run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu())
 
 
 def test_a_broken_promise_is_told(

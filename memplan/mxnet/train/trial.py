@@ -33,7 +33,7 @@ from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import load, request_of, trace_again
 from memplan.step.schedule import Schedule
-from memplan.util.parent import end_with
+from memplan.util.processes import end_with, ending
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -101,9 +101,11 @@ def run_apart(
         check=False,
     )
     if process.returncode:
-        lines = (process.stderr.strip() or f"it ended with {process.returncode}").splitlines()
-        missing = missing_operator(process.stderr)
-        reason = lines[-1] if missing is None else _NOT_IN_MODULE.format(missing)
+        reason = f"it {ending(process.returncode)}"
+        if process.returncode > 0 and process.stderr.strip():
+            reason = process.stderr.strip().splitlines()[-1]
+        if (missing := missing_operator(process.stderr)) is not None:
+            reason = _NOT_IN_MODULE.format(missing)
         raise CostError(f"a process that trains this network on {ctx} failed: {reason}")
     return Trial(**json.loads(process.stdout.splitlines()[-1]))
 

@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 CHILD = """
 import os, time
-from memplan.util.parent import end_with
+from memplan.util.processes import end_with
 print(end_with(0), end_with(os.getppid()), flush=True)
 time.sleep(600)
 """
