@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import memplan
 from memplan.cli.options import (
@@ -18,6 +19,7 @@ from memplan.cli.options import (
 )
 from memplan.cli.output import Exit, note, plan_figures, show_json, write
 from memplan.cli.progress import working
+from memplan.errors import ArgumentError
 from memplan.planning.plan import Plan
 from memplan.step.liveness import at_peak
 from memplan.views.explain import peak, why
@@ -156,7 +158,20 @@ def _planned(args: Arguments, strategy: str, budget: Any) -> Plan:
     from memplan.mxnet.plan_file import is_plan, load_plan
 
     if is_plan(Path(args.network)):
+        _refuse_options(args.network)
         return load_plan(args.network)
     network = args.load()
     options = args.options(network)
     return memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+
+
+def _refuse_options(path: str) -> None:
+    """ArgumentError for an option that says how to plan what is a plan already."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and option.name != "as_json" and is_given:
+            raise ArgumentError(
+                f"{path!r} is a plan already, so {option.opts[0]} says nothing of it; leave the "
+                "option out, or name the network"
+            )

@@ -225,6 +225,8 @@ def test_a_plan_file_that_was_formatted_is_a_plan_file(
     data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
     Path("plan.json").write_text(json.dumps(data, **form), encoding="utf-8")
     assert result("explain", "plan.json")["plan"]["realisation"] == "packed"
+    assert "so --budget says nothing of it" in error(2, "explain", "plan.json", "--budget", "50%")
+    assert "so --shape says nothing of it" in error(2, "explain", "plan.json", *SHAPE)
     assert "is a plan; name the network that it is for" in error(2, "plan", "plan.json", *SHAPE)
 
 
