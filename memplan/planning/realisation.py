@@ -156,14 +156,19 @@ def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace
     except TraceError as error:
         if not others or str(error) in refusal:
             raise
-        both = [text.partition(". Use realisation=")[0] for text in (refusal, str(error))]
+        both = [_without_advice(text) for text in (refusal, str(error))]
         raise TraceError(
             f"{both[0]}; nor can {last} steps: {both[1]}. A mirror plan may train it, which is "
             f"memplan.plan(net, ...).symbol, with mx.mod.Module; else leave one of the two out"
         ) from error
     if others:
-        LOGGER.warning("memplan trains by %s steps, for %s", last, refusal)
+        LOGGER.warning("memplan trains by %s steps, for %s", last, _without_advice(refusal))
     return load(last), traced
+
+
+def _without_advice(refusal: str) -> str:
+    """Why a realisation refuses a network, without the one to use instead, which is tried next."""
+    return refusal.partition(". Use realisation=")[0]
 
 
 def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:

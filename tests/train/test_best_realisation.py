@@ -43,6 +43,7 @@ def test_the_log_says_why_steps_are_explicit(caplog: pytest.LogCaptureFixture) -
     module.reshape([("data", (4, 6))], [("softmax_label", (4,))])
     [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "IdentityAttachKLSparseReg" in record.getMessage()
+    assert "Use realisation" not in record.getMessage()  # which is what is done
     with pytest.raises(TraceError, match="IdentityAttachKLSparseReg"):
         bound(regularised(), (8, 6), realisation="packed")
 
