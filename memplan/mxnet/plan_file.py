@@ -25,7 +25,7 @@ from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
-from memplan.util.files import read_json
+from memplan.util.files import damage, read_json
 from memplan.util.numbers import is_whole, shown
 from memplan.util.records import plain_fields
 
@@ -98,10 +98,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
                 f"{str(path)!r} plans for the Custom op {missing!r}, which is not defined here; "
                 "import the module that defines it first"
             ) from error
-        reason = str(error) or type(error).__name__
         raise ArgumentError(
-            f"{str(path)!r} holds no plan that can be used: {reason}. Make it anew: memplan plan "
-            "NETWORK --realisation explicit (or packed) -o FILE"
+            f"{str(path)!r} holds no plan that can be used: {damage(error)}. Make it anew: memplan "
+            "plan NETWORK --realisation explicit (or packed) -o FILE"
         ) from error
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import ArgumentError
-from memplan.util.files import read_json, write_text
+from memplan.util.files import damage, read_json, write_text
 
 FORMAT = "memplan.planning.cache/1"
 
@@ -59,7 +59,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except (OSError, KeyError, TypeError, ValueError) as error:
-            self.distrust(key, str(error) or type(error).__name__)
+            self.distrust(key, damage(error))
             return None
         return text
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from memplan.errors import ArgumentError, CostError
 from memplan.step.graph import UPDATE, Op, TrainingGraph
-from memplan.util.files import read_json, write_text
+from memplan.util.files import damage, read_json, write_text
 from memplan.util.numbers import is_finite, is_whole, shown
 
 FORMAT = "memplan.costs/1"
@@ -152,7 +152,7 @@ class CostTable:
             ) from error
         except (CostError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CostError(
-                f"{str(path)!r} is no table of costs: {error or type(error).__name__}. "
+                f"{str(path)!r} is no table of costs: {damage(error)}. "
                 f"Write a new one with {HOW_TO_PROFILE}"
             ) from error
 

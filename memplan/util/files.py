@@ -32,6 +32,13 @@ def parse_json(text: str, *, strict: bool = True) -> Any:
         raise ValueError("it nests too deep for JSON that memplan wrote") from None
 
 
+def damage(error: Exception) -> str:
+    """What is wrong with data from JSON by which ``error`` was raised, in words."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error) or type(error).__name__
+
+
 def read_json(path: Path) -> Any:
     """What the JSON in the file holds; OSError if it cannot be read, ValueError if damaged."""
     return parse_json(path.read_text(encoding="utf-8"))
@@ -71,6 +78,9 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(draft, target)
         _flush_folder(target.parent)
+    except OSError as error:
+        # The user knows of no draft.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
         # Nothing is left of it once it has been renamed.
         with contextlib.suppress(OSError):

@@ -182,6 +182,15 @@ def test_a_damaged_or_foreign_file(tmp_path: Path, text: str) -> None:
         CostTable.load(path)
 
 
+def test_what_a_file_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    for name in ("format", "device", "seconds", "shapes"):
+        data = {other: value for other, value in GOOD.items() if other != name}
+        path.write_text(json.dumps(data), encoding="utf-8")
+        with pytest.raises(CostError, match=f"no table of costs: it lacks '{name}'"):
+            CostTable.load(path)
+
+
 def test_a_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(b"\x80\x02}q\x00.")

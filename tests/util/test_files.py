@@ -109,6 +109,13 @@ def test_a_longer_one_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "out"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_text(path, "new")
+    assert str(caught.value) == f"[Errno 2] No such file or directory: {str(path)!r}"
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failure_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
