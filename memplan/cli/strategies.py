@@ -12,7 +12,7 @@ import click
 import memplan
 from memplan.cli.output import Exit, show_json
 from memplan.errors import MemplanError
-from memplan.strategies import REALISATIONS
+from memplan.strategies import REALISATIONS, in_words
 
 
 @click.command()
@@ -50,7 +50,10 @@ def _described(name: str, realisation: str) -> dict[str, Any]:
     except Exception as error:  # a plugin raises whatever it likes
         summary = str(error) if isinstance(error, MemplanError) else f"does not load: {error!r}"
         return {"name": name, "realisation": realisation, "summary": summary, "options": {}}
-    names = [field.name for field in dataclasses.fields(type(strategy))]  # type: ignore[arg-type]
+    fields: tuple[Any, ...] = ()
+    if dataclasses.is_dataclass(strategy):  # which one of a plugin may not be
+        fields = dataclasses.fields(strategy)
+    names = in_words(field.name for field in fields)
     summary = (inspect.getdoc(strategy) or "").partition("\n\n")[0].replace("\n", " ")
     return {
         "name": name,

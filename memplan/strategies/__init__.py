@@ -172,8 +172,7 @@ def _wrong_option(row: _Row, options: Iterable[str], in_text: Collection[str]) -
     unknown = [option for option in options if option not in known]
     if not unknown:
         return ""
-    # A schedule cannot be written behind the name.
-    choices = sorted(known - {"start"} if unknown[0] in in_text else known)
+    choices = sorted(in_words(known) if unknown[0] in in_text else known)
     return f"there is no option {unknown[0]!r}; " + (
         f"its options are {', '.join(choices)}" if choices else "it has none"
     )
@@ -215,6 +214,11 @@ def options_of(strategy: Strategy) -> frozenset[str]:
     if not dataclasses.is_dataclass(strategy):
         return frozenset()
     return frozenset(field.name for field in dataclasses.fields(strategy))
+
+
+def in_words(options: Iterable[str]) -> list[str]:
+    """Those of ``options`` that can stand behind a strategy's name: no schedule can."""
+    return [option for option in options if option != "start"]
 
 
 def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:

@@ -256,13 +256,30 @@ def test_profile_gives_costs_to_plan_by(result: Any, capsys: pytest.CaptureFixtu
     assert [float(row[0]) for row in rows] == sorted((float(row[0]) for row in rows), reverse=True)
 
 
+def test_a_strategy_that_is_no_dataclass_is_listed(
+    result: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain:
+        """A plain one."""
+
+        def solve(self, problem: Any) -> Any:
+            raise AssertionError(problem)
+
+    monkeypatch.setattr(memplan.strategies, "_rows", dict(memplan.strategies._rows))
+    memplan.strategies.register("plain", Plain)
+    rows = [row for row in result("strategies")["strategies"] if row["name"] == "plain"]
+    assert {(row["summary"], *row["options"]) for row in rows} == {("A plain one.",)}
+
+
 def test_strategies_lists_the_registry(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rows = result("strategies")["strategies"]
     for kind in memplan.strategies.REALISATIONS:
         names = [row["name"] for row in rows if row["realisation"] == kind]
         assert names == list(memplan.strategies.names(kind))
     assert all(row["summary"] and "`" not in row["summary"] for row in rows)
-    assert next(row for row in rows if row["name"] == "search")["options"]["seed"] == "0"
+    options = next(row for row in rows if row["name"] == "search")["options"]
+    assert options["seed"] == "0"
+    assert "start" not in options  # no schedule can stand behind the name
     assert cli.run(["strategies", "--realisation", "mirror"]) == 0
     printed = capsys.readouterr().out
     assert "memonger" in printed
