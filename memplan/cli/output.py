@@ -63,6 +63,8 @@ _IN_PYTHON = (
     (r"\bgrad_req\b", "--grad-req"),
     (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too
     (r"^max_overhead(?= must be )", "--max-overhead"),
+    # memplan plan has no such option; a plan for a budget may take more time than one without.
+    (r"\bRaise max_overhead\b", "Name a budget"),
 )
 
 

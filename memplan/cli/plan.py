@@ -123,7 +123,8 @@ def _what_next(plan: Plan, output: Path | None, source: str, *, gluon: bool) -> 
 def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Exit:
     """What holds the peak, or why NAME (an op or tensor) is kept or recomputed.
 
-    NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote.
+    NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote, for which there
+    are no options but --json.
 
     \b
     Examples:

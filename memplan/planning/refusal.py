@@ -50,8 +50,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
     sentences += [better] if better else []
     lowest = job.least[1].total_nbytes
     if budget_nbytes is None:
-        more = "Name a budget" if max_overhead is None else "Raise max_overhead"
-        sentences.append(f"{more}, or take strategy='auto'")
+        sentences.append("Raise max_overhead, or take strategy='auto'")
     elif lowest <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:
