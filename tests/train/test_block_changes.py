@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,55 @@ def test_attributes_are_read_when_mxnet_reads_them(way: str, hybridized: bool) -
     found, plans = left_by(way, hybridized=hybridized)
     assert not differences(expected, found)
     assert len(set(map(id, plans))) == (1 if hybridized else 5)
+
+
+@pytest.mark.parametrize("hybridized", ["net", "body", "net, planned before"])
+@pytest.mark.parametrize("way", ["planned", "TrainStep"])
+def test_batches_of_all_shapes_are_of_one_graph(way: str, hybridized: str) -> None:
+    """MXNet keeps the graph of the first batch; another shape was planned by later attributes."""
+
+    def run(way: str) -> list[Any]:
+        SCHEDULE["shift"] = 0.0
+        mx.random.seed(3)
+        net = Scaled()
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        x, y = vectors()
+        net(x)
+        (net.body if hybridized == "body" else net).hybridize()
+        step = TrainStep(net, SOFTMAX, **OPTIONS) if way == "TrainStep" else None
+        net = planned(net, **OPTIONS) if way == "planned" else net
+        if step is not None and "before" in hybridized:
+            step.plan(x, y)
+        net.temperature = 0.7
+        found = []
+        for number, size in enumerate([4, 2, 2, 4]):
+            if number == 1:
+                net.body.note, net.body[-1]._rate = "for the log", 0.6
+            if number == 2:
+                net.temperature = 0.3
+            with autograd.record():
+                loss = step(x[:size], y[:size]) if step else SOFTMAX(net(x[:size]), y[:size])
+            if step is None:
+                loss.backward()
+            found.append({"loss": loss.asnumpy(), **gradients(net)})
+        assert net.body[-1]._rate == 0.6
+        return found
+
+    assert not differences(run("autograd"), run(way))
+
+
+def test_a_block_that_changes_in_every_step_is_warned_of() -> None:
+    net = Scaled()
+    net.initialize(ctx=CPU)
+    step, batch = TrainStep(net, SOFTMAX, **OPTIONS), vectors()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(4):
+            net.temperature = 1.0 + number
+            step(*batch)
+    net.temperature = 0.5
+    with pytest.warns(UserWarning, match="anew each time, because of temperature of 'net'; make"):
+        step(*batch)
 
 
 WEIGHT = 1.0

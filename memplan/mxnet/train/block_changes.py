@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,41 +15,126 @@ from memplan.mxnet.train.settings import are_set, settings
 # What MXNet keeps in every block: names, children, and its graph.
 _OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 
+# After so many new plans, in one of so many steps each, a warning says what changes.
+MANY, OFTEN = 4, 3
+
+# The attributes of a block, and values of those that are settings.
+Values = tuple[dict[str, Any], dict[str, Any]]
+
 
 class BlockChanges:
     """Notices that ``blocks`` and a ``loss`` may compute something else than before.
 
     MXNet forgets its graph of a hybridized block when hybridize() is called, a layer is added or
     replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
-    and hybrid_forward or a loss that is a function what they close over and what is global.
+    a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward or a loss
+    that is a function what they close over and what is global.
     """
 
     def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
         self._blocks = blocks
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         self._losses = [fn for fn in losses if not isinstance(fn, mx.gluon.Block)]
+        # Of every hybridized block that has run, what its graph is called with, and the attributes
+        # of which the graph was made.
+        self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
+        self._nasked = self._nfound = 0
+        self._names: list[str] = []
         self.look()
 
     def look(self) -> None:
         """Take what they compute now for what is known."""
         self._graphs = _cached_graphs(self._blocks)
-        every = [(vars(block), _settings_of(block)) for block in _run(self._blocks)]
-        self._read = [(attributes, len(attributes), values) for attributes, values in every]
-        functions = [*self._losses, *_hybrid_forwards(_run(self._blocks))]
+        run = list(self._run(self._blocks))
+        self._read = [(attributes, len(attributes), v) for attributes, v in map(_values_of, run)]
+        functions = [*self._losses, *_hybrid_forwards(run)]
         self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self) -> bool:
         """May there have been any since this was asked last?"""
-        has_graphs = all(block._cached_op_args is arguments for block, arguments in self._graphs)
-        has_settings = all(
-            len(attributes) == count and are_set(attributes, values)
-            for attributes, count, values in self._read
-        )
-        found = (are_set(read_by(function), values) for function, values in self._found)
-        if has_graphs and has_settings and all(found):
-            return False
+        self._nasked += 1
+        self._names = self._changed()
+        if self._names:
+            self.look()
+        return bool(self._names)
+
+    def are_found(self, name: str) -> None:
+        """There were some, for which block ``name`` is planned anew: too often, says a warning."""
+        self._nfound += 1
+        if self._nfound == MANY and self._nasked <= MANY * OFTEN:
+            warnings.warn(
+                f"block {name!r} has computed something else {MANY} times in {self._nasked} steps, "
+                f"and was planned anew each time, because of {', '.join(self._names)}; make what "
+                f"changes so often an input of the block, or one of the labels",
+                stacklevel=2,
+            )
+
+    def _changed(self) -> list[str]:
+        """What changed, in words."""
+        names = [
+            f"the graph of {block.name!r}"
+            for block, arguments in self._graphs
+            if block._cached_op_args is not arguments
+        ]
+        for attributes, count, values in self._read:
+            if len(attributes) != count or not are_set(attributes, values):
+                now = settings(attributes)
+                which = [n for n in values if n not in now or not are_set(now, {n: values[n]})]
+                names.append(f"{', '.join(which) or 'attributes'} of {attributes['_name']!r}")
+        for function, values in self._found:
+            found = read_by(function)
+            if not are_set(found, values):
+                names += [n for n in values if not are_set(found, {n: values[n]})]
+        return names
+
+    def run(self) -> None:
+        """The blocks run as they are now: here MXNet makes graphs of those that are hybridized."""
+        blocks = list(_hybridized(self._blocks))
+        if all(map(self._has_run, blocks)):
+            return
+        self._graphs_of = {
+            block: self._graphs_of[block]
+            if self._has_run(block)
+            else (block._cached_op_args, [*map(_values_of, _with_children([block]))])
+            for block in blocks
+        }
         self.look()
-        return True
+
+    def have_graphs(self) -> None:
+        """MXNet has just made its graphs of the blocks that have run, as they were then."""
+        every = self._graphs_of.items()
+        self._graphs_of = {block: (block._cached_op_args, values) for block, (_, values) in every}
+        self.look()
+
+    @contextlib.contextmanager
+    def as_in_graphs(self) -> Iterator[None]:
+        """Within it hybridized blocks that have run have the attributes that they had then."""
+        others = [
+            (attributes, dict(attributes), values)
+            for block in _hybridized(self._blocks)
+            for attributes, values in (self._graphs_of[block][1] if self._has_run(block) else [])
+            if not are_set(attributes, values)
+        ]
+        for attributes, _, values in others:
+            attributes.update(values)
+        try:
+            yield
+        finally:
+            for attributes, before, values in others:
+                for name in values.keys() - before.keys():
+                    del attributes[name]
+                attributes.update({name: before[name] for name in values.keys() & before.keys()})
+
+    def _has_run(self, block: Any) -> bool:
+        return block in self._graphs_of and self._graphs_of[block][0] is block._cached_op_args
+
+    def _run(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        """Every block in ``blocks`` that is in no graph."""
+        for block in blocks:
+            is_hybridized = getattr(block, "_active", False)
+            if not (is_hybridized and (block._cached_graph or self._has_run(block))):
+                yield block
+                yield from self._run(block._children.values())
 
 
 def _cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -63,12 +150,19 @@ def _cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
     return result
 
 
-def _run(blocks: Iterable[Any]) -> Iterator[Any]:
-    """Every block in ``blocks`` that is in no hybridized one."""
+def _hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
+    """The hybridized blocks, but for those within others, which are parts of their graphs."""
     for block in blocks:
-        if not getattr(block, "_active", False):
+        if getattr(block, "_active", False):
             yield block
-            yield from _run(block._children.values())
+        else:
+            yield from _hybridized(block._children.values())
+
+
+def _with_children(blocks: Iterable[Any]) -> Iterator[Any]:
+    for block in blocks:
+        yield block
+        yield from _with_children(block._children.values())
 
 
 def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:
@@ -77,5 +171,6 @@ def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:
     return {fn for fn in functions if fn is not None and not is_mxnets(fn)}
 
 
-def _settings_of(block: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings(vars(block)).items() if name not in _OF_MXNET}
+def _values_of(block: Any) -> Values:
+    values = settings(vars(block)).items()
+    return vars(block), {name: value for name, value in values if name not in _OF_MXNET}

@@ -130,7 +130,7 @@ class _Forward:
         except Exception:  # the user's code raises whatever it likes
             self._clear_cached_op()
             self._cannot_infer = self._cached_op_args
-        self.planned_step.changes.look()  # the graph is of what the step has just computed
+        self.planned_step.changes.have_graphs()  # of what the step has just computed
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""

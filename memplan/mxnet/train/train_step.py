@@ -286,6 +286,7 @@ class TrainStep:
             plan, network = self._planned(kind, params, ctx, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.parameters, in_halves)
+        self.changes.run()
         return bound
 
     def _bind(
@@ -369,19 +370,22 @@ class TrainStep:
 
     def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
         specs, in_halves = kind
-        keep = self.keep_outputs and not in_halves
-        return compose(self.block, self.loss, specs, params, keep_outputs=keep, in_halves=in_halves)
+        modes = {"keep_outputs": self.keep_outputs and not in_halves, "in_halves": in_halves}
+        with self.changes.as_in_graphs():
+            return compose(self.block, self.loss, specs, params, **modes)
 
     def _forget_changed(self) -> None:
         """Drop the plans of what the block computes no longer."""
         if not self.changes.are_possible():
             return
-        params = self._parameters()
+        params, nplans = self._parameters(), len(self._plans)
         for key, (_, network) in list(self._plans.items()):
             if not self._computes(network, key[0], params):
                 del self._plans[key]
                 for bound in self._bound.values():
                     bound.is_outdated |= bound.network is network
+        if len(self._plans) < nplans:
+            self.changes.are_found(self.block.name)
 
     def _computes(self, network: BlockNetwork, kind: Kind, params: Mapping[str, Parameter]) -> bool:
         """Is ``network`` what the block is now for inputs of this ``kind``?"""
