@@ -232,3 +232,39 @@ def test_parameters_that_were_read_before_the_first_half() -> None:
         loss = step.forward(batch()).sum() + penalty
     with pytest.raises(UsageError, match="call the block first"):
         step.backward(loss)
+
+
+@pytest.mark.parametrize("strategy", ["store_all", "chen_sqrt"])
+def test_parameters_that_are_updated_before_backward(strategy: str) -> None:
+    """What is computed again would be computed by them, and MXNet computes nothing again."""
+
+    def run(is_planned: bool) -> list[np.ndarray[Any, Any]]:
+        mx.random.seed(5)
+        net = nn.HybridSequential()
+        for _ in range(6):
+            net.add(nn.Conv2D(6, 3, padding=1), nn.BatchNorm(), nn.Activation("tanh"))
+        net.add(nn.Dense(3))
+        net.initialize(mx.init.Xavier())
+        images = mx.nd.random.normal(shape=(5, 3, 8, 8))
+        net(images)
+        if is_planned:
+            planned(net, strategy=strategy)
+        else:
+            net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        for number in range(3):
+            with autograd.record():
+                loss = SOFTMAX(net(images), mx.nd.zeros(5))
+                penalty = penalty_of(net)
+            if number == 1:
+                penalty.backward()
+                trainer.step(1, ignore_stale_grad=True)
+            loss.backward()
+            trainer.step(5)
+        return arrays(net)
+
+    if strategy == "store_all":
+        assert all(map(np.array_equal, run(False), run(True)))
+    else:
+        with pytest.raises(UsageError, match="was updated by a trainer between"):
+            run(True)

@@ -53,6 +53,9 @@ class FirstHalf:
     is_finished: bool = False
     late: Late | None = None
 
+    def __post_init__(self) -> None:
+        self._nupdates = self.bound.nupdates()
+
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
         return any(array._fresh_grad for array in self._variables())
@@ -65,7 +68,10 @@ class FirstHalf:
         """UsageError for a loss that reads it and parameters as no step can serve them."""
         bound = self.bound
         bound.gradients.check(read)
-        if not (self.is_read(read) and bound.gradients.reads(read)):
+        if not self.is_read(read):
+            return
+        self._check_updates()
+        if not bound.gradients.reads(read):
             return
         for parameter in bound.statistics():
             if is_read(parameter.data(bound.executor.ctx), read):
@@ -75,6 +81,18 @@ class FirstHalf:
                     f"has both calls, which memplan does not know; record and differentiate the "
                     f"two one after the other, with grad_req='add', or train the block unplanned"
                 )
+
+    def _check_updates(self) -> None:
+        """UsageError where what is recomputed would read parameters that were updated since."""
+        now = self.bound.nupdates()
+        updated = {name for name, before in self._nupdates.items() if now[name] != before}
+        for name in updated & self.bound.read_again() if updated else ():
+            raise UsageError(
+                f"parameter {name!r} was updated by a trainer between the call of a planned block "
+                f"and backward, which would recompute by the new values what was computed by the "
+                f"old ones; finish the step before trainer.step, or take strategy='store_all', "
+                f"which recomputes nothing"
+            )
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -199,6 +217,15 @@ class BoundStep:
         names = {state.name for node in nodes for state in states_written(node)}
         return [p for p, _, _ in self.places if p.name in names]
 
+    def nupdates(self) -> dict[str, int]:
+        """How often trainers have updated each parameter."""
+        return {p.name: _nupdates(p) for p, _, _ in self.places}
+
+    def read_again(self) -> set[str]:
+        """The parameters that recomputed ops read."""
+        nodes, schedule = self.executor.trace.nodes, self.executor.schedule
+        return {source.name for op in schedule.recomputed for source, _ in nodes[op].inputs}
+
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""
         if scale != self.scale:
@@ -280,6 +307,15 @@ def _held(
     """The gradient of a parameter: where it is added to, the parameter's own array."""
     array = parameter._grad[place] if request == "add" else grads[parameter.name]
     return Held(parameter, place, request, data, array)
+
+
+def _nupdates(parameter: Parameter) -> int:
+    """How often its trainer has updated the parameter, on all contexts."""
+    trainer = parameter._trainer
+    if trainer is None:
+        return 0
+    index, counts = trainer._param2idx[parameter.name], trainer.optimizer._all_index_update_counts
+    return sum(of_device.get(index, 0) for of_device in counts.values())
 
 
 def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
