@@ -66,12 +66,68 @@ def test_branches_compute_what_they_compute_where_they_are_not_hybridized() -> N
     assert not differences(train(case, plainly), train(case, by_plan(case, [])))
 
 
+class UntilLarge(mx.gluon.HybridBlock):
+    """The condition reads a state that needs a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.weight = self.params.get("weight", shape=(12, 12), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        def step(size: Any, s: Any) -> Any:
+            s = s * 1.5 + F.tanh(F.dot(s, weight))
+            size = F.maximum(size, F.abs(s).sum())
+            return s * 2, (size, s)
+
+        begin = F.zeros((1,)), x
+        return F.contrib.while_loop(lambda size, s: size < 90, step, begin, max_iterations=9)[1][1]
+
+
+class LoopOverData(mx.gluon.HybridBlock):
+    """A state of the loop begins with data, whose gradient nobody wants."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.weight = self.params.get("weight", shape=(5, 5), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        def step(i: Any, s: Any) -> Any:
+            return s * 2, (i + 1, F.tanh(F.dot(s, weight)))
+
+        begin = F.zeros((1,)), x
+        found, (_, last) = F.contrib.while_loop(lambda i, s: i < 3, step, begin, max_iterations=3)
+        return found.sum(axis=0) + last
+
+
+def test_loops_over_data_compute_what_they_compute_where_they_are_not_hybridized() -> None:
+    """A hybridized block adds gradients of what the loop reads to memory as it was before."""
+    gradients = []
+    for is_planned in (False, True):
+        mx.random.seed(0)
+        net = LoopOverData()
+        net.initialize()
+        x, y = mx.nd.random.normal(shape=(4, 5)), mx.nd.random.normal(shape=(4, 5))
+        garbage = [mx.nd.full((5, 5), 1e9) for _ in range(100)]
+        mx.nd.waitall()
+        del garbage
+        loss = mx.gluon.loss.L2Loss()
+        if is_planned:
+            train_step(net, loss, realisation="packed")(x, y)
+        else:
+            with autograd.record():
+                losses = loss(net(x), y)
+            losses.backward()
+        gradients.append(net.weight.grad().asnumpy())
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
         (UnevenCond, r"shape of 'net__cond0' \(_cond\) is not known"),
         (CondInForeach, r"shape of 'net__foreach0' \(_foreach\) is not known"),
         (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
+        (UntilLarge, r"_while_loop.*condition that reads a state.*count iterations"),
         (AddedCond, r"cannot bind the network.*write F\.where for the cond"),
     ],
 )

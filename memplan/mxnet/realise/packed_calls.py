@@ -19,6 +19,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
+from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import (
@@ -265,8 +266,10 @@ class Calls:
         inputs = self._inputs(backward)
         node = self.lowered.nodes[self.lowered.schedule.ops[backward]]
         places = gradients_read(node)
+        assert node.forward is not None
+        needed = states_to_differentiate(node.forward)
         written = [
-            array if (backward, k) in read else None
+            array if (backward, k) in read or k in needed else None
             for k, array in enumerate(self.outputs(backward))
         ]
         sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]

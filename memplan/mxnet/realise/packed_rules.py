@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
+from memplan.mxnet.realise.loops import check_loop
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
@@ -75,6 +76,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         if needs_state(node):
             gradients_read(node)
             _check_branches(node)
+            check_loop(node.forward or node)
     once = _run_once(nodes)
     kinds = [info and (info.shape, info.dtype) for node in nodes for info in node.infos.outputs]
     ops = [
