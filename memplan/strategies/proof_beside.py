@@ -14,14 +14,18 @@ from memplan.util.stop import Stop
 # Part of the time left that the proof gets: a solve may end a little late.
 SHARE = 0.9
 
+# Programs of graphs with more ops than this take long to build, while Python's lock is held:
+# searches of 647 and 2,152 ops made half of their moves. Set on networks of benchmarks/gaps.py.
+MOST_BESIDE = 500
+
 
 class ProofBeside:
     """What ``problem.space`` proves with ``options``, until :meth:`facts` asks for it.
 
     :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
-    so that takes next to nothing from a search on another core. Where there is none, or the solver
-    cannot be stopped, it is proved when it is asked for. What is proved is the same, unless the
-    clock cuts it. At the end of the ``with`` block the thread ends.
+    so that takes a tenth of its moves from a search on another core. Where there is none, or the
+    solver cannot be stopped, or the graph is large, it is proved when it is asked for. What is
+    proved is the same, unless the clock cuts it. At the end of the ``with`` block the thread ends.
     """
 
     def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
@@ -33,7 +37,8 @@ class ProofBeside:
 
     def begin(self) -> None:
         """Prove it in a thread, where that does not delay the search."""
-        if len(os.sched_getaffinity(0)) > 1 and self._options.solver == "HIGHS":
+        ncores, is_small = len(os.sched_getaffinity(0)), len(self._problem.graph.ops) <= MOST_BESIDE
+        if ncores > 1 and is_small and self._options.solver == "HIGHS":
             self._until = self._share()
             self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
             self._thread.start()

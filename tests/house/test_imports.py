@@ -69,7 +69,10 @@ def test_one_file_at_most_imports(package: str) -> None:
 
 
 # A strategy file is on its own, but for these.
-SHARED = {f"memplan.strategies.{module}" for module in ("base", "spaces", "least", "quick")}
+SHARED = {
+    f"memplan.strategies.{module}"
+    for module in ("base", "spaces", "least", "quick", "proof_beside")
+}
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,25 @@ def test_highs_works_in_another_thread() -> None:
     assert found[0].value == 0
 
 
+def test_another_thread_stops_highs() -> None:
+    asked = threading.Event()
+
+    class Asked(Stop):
+        @property
+        def is_ended(self) -> bool:
+            asked.set()
+            return super().is_ended
+
+    program, stop = hard_program("HIGHS"), Asked.after(NEVER_SECONDS)
+    found: list[Solved] = []
+    thread = threading.Thread(target=lambda: found.append(program.solve(stop)))
+    thread.start()
+    asked.wait()
+    stop.end()
+    thread.join()
+    assert not found[0].optimal
+
+
 def plan(strategy: Any, realisation: str = "mirror", **options: Any) -> memplan.Plan:
     net, shapes = residual_net(batch=16, size=32, units=6, filters=16)
     options = {"costs": "roofline:v100", "budget": 0.6, "time_limit": NEVER_SECONDS, **options}

@@ -1,0 +1,100 @@
+"""A proof in a thread says what it says without one, and ends with what it is beside."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helpers.graphs import UNIT, unit_chain
+from helpers.planning import NEVER_SECONDS
+from memplan.programs.refinement import Proving, Refined
+from memplan.strategies.base import Problem
+from memplan.strategies.proof_beside import ProofBeside
+from memplan.strategies.spaces import Sequences
+from memplan.util.stop import Stop
+
+OPTIONS = Proving(enough_seconds=1e9)
+
+
+@pytest.fixture(params=[1, 2])
+def ncores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(request.param)))
+    return int(request.param)
+
+
+def proof(stop: Stop | None = None) -> ProofBeside:
+    problem = Problem(unit_chain(12), 5 * UNIT)
+    return ProofBeside(problem, stop or Stop.after(NEVER_SECONDS), OPTIONS)
+
+
+def proving(monkeypatch: pytest.MonkeyPatch, prove: Callable[[Stop, list[Refined]], None]) -> None:
+    def called(*arguments: Any) -> None:
+        prove(arguments[2], arguments[4])
+
+    monkeypatch.setattr(Sequences, "prove", called)
+
+
+def test_it_proves_the_same_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = []
+    for cores in ({0}, {0, 1}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        with proof() as beside:
+            beside.begin()
+            bounds.append([fact.bound_seconds for fact in beside.facts()])
+    alone, in_a_thread = bounds
+    assert alone == in_a_thread
+    assert alone[-1] > unit_chain(12).seconds
+
+
+def test_a_thread_proves_it_where_there_is_another_core(
+    monkeypatch: pytest.MonkeyPatch, ncores: int
+) -> None:
+    threads = []
+    proving(monkeypatch, lambda *_: threads.append(threading.current_thread()))
+    with proof() as beside:
+        beside.begin()
+        beside.facts()
+    assert (threads == [threading.current_thread()]) is (ncores == 1)
+
+
+def test_what_nobody_asks_for_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def prove(stop: Stop, facts: list[Refined]) -> None:
+        begun.set()
+        while not stop.is_over():
+            pass
+        ended.set()
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    proving(monkeypatch, prove)
+    stop = Stop.after(NEVER_SECONDS)
+    with proof(stop) as beside:
+        beside.begin()
+        begun.wait()
+    assert ended.is_set()
+    assert not stop.cut_by_clock
+
+
+def test_its_errors_are_raised(monkeypatch: pytest.MonkeyPatch, ncores: int) -> None:
+    def prove(stop: Stop, facts: list[Refined]) -> None:
+        raise ZeroDivisionError
+
+    proving(monkeypatch, prove)
+    with proof() as beside:
+        beside.begin()
+        with pytest.raises(ZeroDivisionError):
+            beside.facts()
+
+
+def test_the_clock_may_cut_it(monkeypatch: pytest.MonkeyPatch, ncores: int) -> None:
+    proving(monkeypatch, lambda stop, facts: stop.cut())
+    stop = Stop.after(NEVER_SECONDS)
+    with proof(stop) as beside:
+        beside.begin()
+        beside.facts()
+    assert stop.cut_by_clock
