@@ -6,7 +6,8 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,8 @@ class Arguments:
         """The network."""
         from memplan.mxnet.load import load_network
 
+        self._check_names("--shape", self.shape)
+        self._check_names("--dtype", self.dtype)
         for name, _ in self.shape:
             if name in inspect.signature(planner.plan).parameters:
                 raise ArgumentError(
@@ -100,6 +103,13 @@ class Arguments:
             type_dict=dict(self.dtype) or None,
             requests=self.grad_req,
         )
+
+    @staticmethod
+    def _check_names(option: str, pairs: Iterable[tuple[str, Any]]) -> None:
+        """ArgumentError for a name that an option is given for twice."""
+        counts = Counter(name for name, _ in pairs)
+        for name in (name for name, count in counts.items() if count > 1):
+            raise ArgumentError(f"{option} is given twice for {name!r}; leave one out")
 
     @contextlib.contextmanager
     def working(self, title: str, *outputs: Path | None) -> Iterator[tuple[Network, Interrupt]]:

@@ -144,8 +144,8 @@ def max_batch_size(
 
 
 def _bytes(budget: int | str) -> int:
-    text = budget.strip() if isinstance(budget, str) else ""
-    if budget is None or isinstance(budget, float) or text.endswith("%"):
+    text = str(budget).strip()
+    if budget is None or text.endswith("%") or ("." in text and text.replace(".", "").isdigit()):
         raise ArgumentError(
             f"the budget must be bytes or a string such as '4GiB', got {budget!r}: a share of the "
             "unplanned step grows with the batch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from types import TracebackType
@@ -18,12 +19,17 @@ SHARE = 0.9
 # searches of 647 and 2,152 ops made half of their moves. Set on networks of benchmarks/gaps.py.
 MOST_BESIDE = 500
 
+# Two threads of Python take turns so often meanwhile: a search has many short calls between which
+# it needs Python's lock, and by default it waits for 5 ms each time. Set on the zoo's ResNet-50,
+# whose search makes a sixth more moves by it.
+TURN_SECONDS = 1e-4
+
 
 class ProofBeside:
     """What ``problem.space`` proves with ``options``, until :meth:`facts` asks for it.
 
     :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
-    so that takes a tenth of its moves from a search on another core. Where there is none, or the
+    so that takes few moves from a search on another core. Where there is none, or the
     solver cannot be stopped, or the graph is large, it is proved when it is asked for. What is
     proved is the same, unless the clock cuts it. At the end of the ``with`` block the thread ends.
     """
@@ -39,6 +45,8 @@ class ProofBeside:
         """Prove it in a thread, where that does not delay the search."""
         ncores, is_small = len(os.sched_getaffinity(0)), len(self._problem.graph.ops) <= MOST_BESIDE
         if ncores > 1 and is_small and self._options.solver == "HIGHS":
+            self._turn_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(TURN_SECONDS)
             self._until = self._share()
             self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
             self._thread.start()
@@ -81,3 +89,4 @@ class ProofBeside:
         if self._thread is not None:
             self._until.end()
             self._thread.join()
+            sys.setswitchinterval(self._turn_seconds)

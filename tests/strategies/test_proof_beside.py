@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -72,11 +73,12 @@ def test_what_nobody_asks_for_ends_with_the_block(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     proving(monkeypatch, prove)
-    stop = Stop.after(NEVER_SECONDS)
+    stop, turn_seconds = Stop.after(NEVER_SECONDS), sys.getswitchinterval()
     with proof(stop) as beside:
         beside.begin()
         begun.wait()
     assert ended.is_set()
+    assert sys.getswitchinterval() == turn_seconds
     assert not stop.cut_by_clock
 
 

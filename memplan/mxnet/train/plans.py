@@ -158,16 +158,16 @@ class Plans:
         net = without_flags(self._net)
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         pairs = {
-            "network": (net.tojson(), plan.trace.symbol.tojson()),
-            "shapes": (shapes, plan.trace.shapes),
-            "dtypes": (dtypes, plan.trace.dtypes),
-            "grad_req": (request.grad_req, plan.trace.grad_req),
+            "another network": (net.tojson(), plan.trace.symbol.tojson()),
+            "other shapes": (shapes, plan.trace.shapes),
+            "other dtypes": (dtypes, plan.trace.dtypes),
+            "another grad_req": (request.grad_req, plan.trace.grad_req),
         }
         for what, (request_value, value) in pairs.items():
             if request_value != value:
-                differs = _other_node if what == "network" else _difference
+                differs = _other_node if what == "another network" else _difference
                 where = differs(request_value, value)
-                raise ArgumentError(f"the given plan was made for another {what}: {where}")
+                raise ArgumentError(f"the given plan was made for {what}: {where}")
         budget_nbytes = parse_budget(self._planner.budget, plan.unplanned.total_nbytes)
         if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
             raise ArgumentError(
