@@ -24,14 +24,17 @@ MOST_BESIDE = 500
 # whose search makes a sixth more moves by it.
 TURN_SECONDS = 1e-4
 
+# Those that run in threads: the last one to end gives back the turns that there were before.
+_RUNNING: list[ProofBeside] = []
+
 
 class ProofBeside:
     """What ``problem.space`` proves with ``options``, until :meth:`facts` asks for it.
 
     :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
-    so that takes few moves from a search on another core. Where there is none, or the
-    solver cannot be stopped, or the graph is large, it is proved when it is asked for. What is
-    proved is the same, unless the clock cuts it. At the end of the ``with`` block the thread ends.
+    so that takes few moves from a search on another core. Where there is none, or the solver cannot
+    be stopped, or the graph is large, it is proved when it is asked for. What is proved is the
+    same, unless the clock cuts it. At the end of the ``with`` block the thread ends.
     """
 
     def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
@@ -40,12 +43,15 @@ class ProofBeside:
         self._facts: list[Refined] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._turn_seconds = sys.getswitchinterval()
 
     def begin(self) -> None:
         """Prove it in a thread, where that does not delay the search."""
         ncores, is_small = len(os.sched_getaffinity(0)), len(self._problem.graph.ops) <= MOST_BESIDE
         if ncores > 1 and is_small and self._options.solver == "HIGHS":
-            self._turn_seconds = sys.getswitchinterval()
+            for other in _RUNNING[:1]:
+                self._turn_seconds = other._turn_seconds
+            _RUNNING.append(self)
             sys.setswitchinterval(TURN_SECONDS)
             self._until = self._share()
             self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
@@ -89,4 +95,6 @@ class ProofBeside:
         if self._thread is not None:
             self._until.end()
             self._thread.join()
-            sys.setswitchinterval(self._turn_seconds)
+            _RUNNING.remove(self)
+            if not _RUNNING:
+                sys.setswitchinterval(self._turn_seconds)

@@ -18,7 +18,7 @@ from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
 
-OPTIONS = Proving(enough_seconds=1e9)
+OPTIONS = Proving(enough_seconds=1e9, effort=0.05)
 
 
 @pytest.fixture(params=[1, 2])
@@ -80,6 +80,20 @@ def test_what_nobody_asks_for_ends_with_the_block(monkeypatch: pytest.MonkeyPatc
     assert ended.is_set()
     assert sys.getswitchinterval() == turn_seconds
     assert not stop.cut_by_clock
+
+
+def test_two_at_once_leave_the_turns_of_threads_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    proving(monkeypatch, lambda *_: None)
+    turn_seconds = sys.getswitchinterval()
+    first, second = proof(), proof()
+    first.begin()
+    second.begin()
+    for beside in (first, second):
+        beside.__exit__(None, None, None)
+    assert sys.getswitchinterval() == turn_seconds
 
 
 def test_its_errors_are_raised(monkeypatch: pytest.MonkeyPatch, ncores: int) -> None:

@@ -29,7 +29,8 @@ def check_loop(forward: Node) -> None:
     """TraceError for a while_loop whose condition reads a state that needs a gradient."""
     if forward.op != WHILE_LOOP:
         return
-    states, counted = _states(forward), _read_by_condition(forward)
+    states = _states(forward)
+    counted = _read_by_condition(forward) & set(states)
     body, places = forward.subgraphs[1], ast.literal_eval(forward.attrs["func_input_locs"])
     place_of = dict(zip(body["arg_nodes"], places, strict=True))
     heads = body["heads"][int(forward.attrs["num_out_data"]) :]
