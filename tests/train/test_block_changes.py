@@ -57,14 +57,20 @@ def change(net: Scaled, step: int) -> None:
         net.note = "for the log"  # which nobody reads
 
 
-def left_by(way: str, *, hybridized: bool) -> tuple[list[Any], list[Any]]:
-    """Losses and gradients of steps between which attributes change, and the plans."""
+def begun() -> tuple[Scaled, Any, Any]:
+    """A network whose layers have their shapes, and a batch."""
     SCHEDULE["shift"] = 0.0
     mx.random.seed(3)
     net = Scaled()
     net.initialize(mx.init.Xavier(), ctx=CPU)
     x, y = vectors()
     net(x)
+    return net, x, y
+
+
+def left_by(way: str, *, hybridized: bool) -> tuple[list[Any], list[Any]]:
+    """Losses and gradients of steps between which attributes change, and the plans."""
+    net, x, y = begun()
     if hybridized:
         net.hybridize()
     whole = TrainStep(net, SOFTMAX, **OPTIONS) if way == "TrainStep" else None
@@ -100,12 +106,7 @@ def test_batches_of_all_shapes_are_of_one_graph(way: str, hybridized: str) -> No
     """MXNet keeps the graph of the first batch; another shape was planned by later attributes."""
 
     def run(way: str) -> list[Any]:
-        SCHEDULE["shift"] = 0.0
-        mx.random.seed(3)
-        net = Scaled()
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        x, y = vectors()
-        net(x)
+        net, x, y = begun()
         (net.body if hybridized == "body" else net).hybridize()
         step = TrainStep(net, SOFTMAX, **OPTIONS) if way == "TrainStep" else None
         net = planned(net, **OPTIONS) if way == "planned" else net
