@@ -94,8 +94,8 @@ def runs_whole_steps(name: str) -> bool:
     return name == AUTO or (name in REALISATIONS and load(name).spells_out_backward)
 
 
-def may_update(name: str) -> bool:
-    """Can steps of this realisation be made to update the parameters, too?"""
+def may_pack(name: str) -> bool:
+    """May steps of this realisation run in one array? With "auto" the network decides."""
     return name == AUTO or load(name).in_one_array
 
 

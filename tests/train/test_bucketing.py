@@ -131,6 +131,26 @@ def test_a_bucket_that_is_prepared_leaves_the_outputs_of_the_last_step(realisati
     assert all(map(np.array_equal, outputs[:half], outputs[half:]))
 
 
+@pytest.mark.parametrize("realisation", ["auto", "packed"])
+def test_monitors_of_buckets_that_are_not_planned_yet(realisation: str) -> None:
+    """With "auto" nobody knows yet how they will run."""
+    found = []
+    for module in (Module(network, 8), planned(realisation)):
+        monitor = mx.mon.Monitor(1, pattern="(scores|softmax)_output")
+        seen = []
+        for number, batch in enumerate(steps(module, (8, 5))):
+            if number == 0:
+                module.install_monitor(monitor)
+            monitor.tic()
+            module.forward_backward(batch)
+            seen += monitor.toc()
+            module.update()
+        found.append(seen)
+    stock, ours = found
+    assert [name for _, name, _ in ours] == ["scores_output", "softmax_output"] * 2
+    assert stock == ours
+
+
 def test_a_bucket_that_is_only_evaluated_is_not_planned() -> None:
     module = planned()
     for _ in steps(module, (8, 5)):

@@ -22,7 +22,7 @@ from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import load
+from memplan.planning.realisation import may_pack
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -278,9 +278,9 @@ class Executor(BoundArrays):
         """Call ``callback`` with the outputs of all ops, as MXNet's executor does.
 
         UsageError for ``monitor_all`` in packed memory: at once, or a step that is bound later
-        would fail.
+        would fail. So it is where the network, which is not planned yet, may be packed.
         """
-        if load(self._plans.realisation).in_one_array:
+        if may_pack(self._plans.realisation):
             check_monitor(monitor_all)
         for executor in (self, *self._reshaped.values()):
             executor._monitor = (callback, monitor_all)

@@ -16,7 +16,7 @@ from memplan.mxnet.train.nesting import Arrays, leaves
 from memplan.mxnet.train.read_by import is_mxnets
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import UPDATING, may_update
+from memplan.planning.realisation import UPDATING, may_pack
 
 NDArray = Any
 Parameter = Any
@@ -76,7 +76,7 @@ class StepTrainer:
 
         It plans a network that has ``params``.
         """
-        if may_update(realisation) and self.updates_within(params, in_halves):
+        if may_pack(realisation) and self.updates_within(params, in_halves):
             try:
                 return planned(UPDATING)
             except TraceError as error:

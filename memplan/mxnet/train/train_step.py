@@ -51,7 +51,7 @@ from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
-from memplan.planning.realisation import UPDATING, may_update, runs_whole_steps, suited
+from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps, suited
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
@@ -119,7 +119,7 @@ class TrainStep:
                 f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
                 f"got {realisation!r}; with a trainer packed steps update the parameters"
             )
-        self._trainer = StepTrainer(trainer, may_update(realisation), ignore_stale_grad)
+        self._trainer = StepTrainer(trainer, may_pack(realisation), ignore_stale_grad)
         self.block, self.loss = block, loss
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
