@@ -10,6 +10,7 @@ import mxnet as mx
 
 from memplan.mxnet.module import Module
 from memplan.mxnet.train.plans import planner_of_steps
+from memplan.mxnet.train.updates import refusal_of_module
 from memplan.planning.plan import Plan
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
@@ -163,3 +164,6 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
         is_default = key == self._default_bucket_key
         given = self._given if is_default else None
         self._buckets[key]._plan_by(self._planner, given, at_once=is_default)
+        plans, reason = self._buckets[key]._plans, refusal_of_module(self)
+        if plans.update_within and reason is not None:
+            plans.update_behind(reason)

@@ -14,8 +14,12 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.read_by import is_mxnets
-from memplan.mxnet.train.updates import changed, inputs_of, refusal_of_updater
+from memplan.mxnet.train.updates import (
+    changed,
+    inputs_of,
+    refusal_of_module,
+    refusal_of_updater,
+)
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
@@ -231,10 +235,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             return
         if self._kvstore is not None:
             reason: str | None = "a kvstore sums up the gradients, or updates the parameters"
-        elif not is_mxnets(mx.mod.Module.update):
-            reason = "update of the class Module was replaced, and may do more than MXNet's"
         else:
-            reason = refusal_of_updater(self._updater)
+            reason = refusal_of_module(self) or refusal_of_updater(self._updater)
         if reason is None:
             names = self._exec_group.param_names
             self._plans.updates.indices = {name: index for index, name in enumerate(names)}

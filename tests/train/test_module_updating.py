@@ -19,7 +19,7 @@ from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from helpers.training_runs import differences
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet import Module
+from memplan.mxnet import BucketingModule, Module
 
 NET = residual_net()[0]
 SHAPES = {"data": (16, 3, 16, 16)}
@@ -286,6 +286,47 @@ def test_update_may_be_replaced_on_the_class_of_mxnet(monkeypatch: pytest.Monkey
     module.update()
     assert len(calls) == 1
     assert all(gradient.any() for gradient in calls[0][-2:])
+
+
+@pytest.mark.parametrize("name", ["backward", "update"])
+@pytest.mark.parametrize("bucketing", [False, True])
+def test_a_class_of_the_scripts_may_look_at_gradients(name: str, bucketing: bool) -> None:
+    """As one does that clips them where ``fit`` calls it: none would be there to clip."""
+
+    def halve(module: Any) -> None:
+        inner = module._curr_module if bucketing else module
+        for gradient in (g for [g] in inner._exec_group.grad_arrays if g is not None):
+            gradient *= 0.5
+
+    def method(self: Any) -> None:
+        if name == "update":
+            halve(self)
+        getattr(super(type(self), self), name)()
+        if name == "backward":
+            halve(self)
+
+    def trained(kind: type, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+        module = type("Halving", (kind,), {name: method})(*arguments, **options)
+        module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+        mx.random.seed(3)
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        step = batch()
+        step.bucket_key, step.provide_data, step.provide_label = 1, None, None
+        for _ in range(2):
+            module.forward_backward(step)
+            module.update()
+        mx.nd.waitall()
+        return [{n: array.asnumpy() for n, array in module.get_params()[0].items()}]
+
+    made: tuple[Any, ...] = (NET,)
+    kinds: tuple[type, type] = (mx.mod.Module, Module)
+    if bucketing:
+        made = (lambda _: (NET, ("data",), ("softmax_label",)), 1)
+        kinds = (mx.mod.BucketingModule, BucketingModule)
+    with pytest.warns(UserWarning, match=f"{name} of the class Halving was replaced"):
+        ours = trained(kinds[1], *made, **OPTIONS)
+    assert not differences(trained(kinds[0], *made), ours)
 
 
 def test_a_network_that_is_refused_trains_behind_the_step() -> None:

@@ -14,8 +14,17 @@ _WITHOUT_SETTINGS = (type, types.ModuleType, types.FunctionType, mx.nd.NDArray, 
 
 def is_mxnets(method: Any) -> bool:
     """Is it a function of MXNet's own code, which nobody has put another one in the place of?"""
-    module = getattr(method, "__globals__", {}).get("__name__", "")
-    return str(module).split(".")[0] == "mxnet"
+    return _package(method) == "mxnet"
+
+
+def is_scripts(method: Any) -> bool:
+    """Is it a function of neither MXNet's nor this package?"""
+    return _package(method) not in ("mxnet", "memplan")
+
+
+def _package(method: Any) -> str:
+    """The package in which ``method`` was written."""
+    return str(getattr(method, "__globals__", {}).get("__name__", "")).split(".")[0]
 
 
 def read_by(function: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.read_by import is_mxnets
+from memplan.mxnet.train.read_by import is_mxnets, is_scripts
 from memplan.mxnet.train.settings import is_same, settings
 
 NDArray = Any
@@ -78,6 +78,15 @@ def refusal_of_updater(updater: Any) -> str | None:
     if not is_mxnets(type(updater).__call__):
         return "__call__ of the class Updater was replaced, and may do more than MXNet's"
     return refusal(updater.optimizer)
+
+
+def refusal_of_module(module: mx.mod.BaseModule) -> str | None:
+    """Why ``module`` may look at gradients behind the step; None if it is as it was written."""
+    for name in ("backward", "update"):
+        if is_scripts(getattr(module, name)) or is_scripts(getattr(mx.mod.Module, name)):
+            kind = type(module).__name__
+            return f"{name} of the class {kind} was replaced, and may do more than MXNet's"
+    return None
 
 
 def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
