@@ -294,17 +294,15 @@ class _Binder:
         """An executor that trains by a plan; MXNet's own if no gradient is wanted."""
         arguments = self._net.list_arguments()
         if all(grad_req[name] == "null" for name in arguments):
-            pool = shared_exec
-            if isinstance(shared_exec, Executor):
-                # A packed step has no executor that could lend its arrays.
-                pool = shared_exec.pool or shared_exec.infer()
             with match_range(None):
                 return self._net.simple_bind(
                     ctx=ctx,
                     grad_req=grad_req,
                     type_dict=type_dict,
                     shared_arg_names=shared_arg_names,
-                    shared_exec=pool,
+                    # One that trains lends its handle, as to a Module of MXNet's own: in the memory
+                    # of a step, inference would overwrite gradients that wait for their update.
+                    shared_exec=shared_exec,
                     group2ctx=group2ctx,
                     shared_buffer=shared_buffer,
                     **shapes,

@@ -213,19 +213,27 @@ def test_parameters_shared_with_another_module() -> None:
     assert np.array_equal(expected, found)
 
 
+@pytest.mark.parametrize("evaluating", [mx.mod.Module, planned], ids=["ordinary", "planned"])
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
-def test_an_ordinary_module_evaluates_on_its_parameters(realisation: str) -> None:
+def test_another_module_evaluates_on_its_parameters(realisation: str, evaluating: Make) -> None:
     """Between a step and its update, too."""
-    network = NETWORKS["noisy"]
+    body = mx.sym.Variable("data")
+    for i in range(3):
+        body = mx.sym.Convolution(body, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{i}")
+        body = mx.sym.relu(mx.sym.BatchNorm(body, name=f"norm{i}"))
+    body = mx.sym.Pooling(body, global_pool=True, kernel=(1, 1), pool_type="avg")
+    scores = mx.sym.FullyConnected(body, num_hidden=CLASSES, name="scores")
+    network = mx.sym.SoftmaxOutput(scores, name="softmax"), {"data": (8, 3, 12, 12)}
 
-    def run(make: Make) -> list[Any]:
-        first, second = make(network[0]), mx.mod.Module(network[0])
-        data, outputs = batches(network, 4), []
-        first.bind(data.provide_data, data.provide_label)
+    def run(make: Make, other: Make = mx.mod.Module) -> list[Any]:
+        first, second = make(network[0]), other(network[0])
+        data, outputs = batches(network), []
+        shapes = (data.provide_data, data.provide_label)
+        first.bind(*shapes)
         seed()
         first.init_params(mx.init.Xavier())
         first.init_optimizer()
-        second.bind(data.provide_data, for_training=False, shared_module=first)
+        second.bind(*shapes, for_training=False, shared_module=first)
         for batch in data:
             first.forward_backward(batch)
             second.forward(batch, is_train=False)
@@ -233,7 +241,7 @@ def test_an_ordinary_module_evaluates_on_its_parameters(realisation: str) -> Non
             outputs += [array.asnumpy() for array in second.get_outputs()]
         return [state(first), *outputs]
 
-    ours = run(lambda net: planned(net, realisation=realisation))
+    ours = run(lambda net: planned(net, realisation=realisation, strategy="chen_sqrt"), evaluating)
     (stock, *expected), (found, *others) = run(mx.mod.Module), ours
     assert not differing(stock, found)
     assert all(map(np.array_equal, expected, others))

@@ -113,13 +113,8 @@ class Executor(BoundArrays):
         self._outputs: list[NDArray] | None = None
 
     @property
-    def pool(self) -> mx.executor.Executor | None:
-        """The executor of MXNet's whose memory others on this device share."""
-        return self.device.pool.executor
-
-    @property
     def handle(self) -> Any:
-        """MXNet's executor that a Module of MXNet's own shares by ``shared_module``.
+        """MXNet's executor that a Module which only evaluates shares by ``shared_module``.
 
         It has memory of its own: what that Module infers overwrites nothing of a step.
         """
