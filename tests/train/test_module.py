@@ -109,6 +109,26 @@ def test_inference_alone_is_mxnets_own() -> None:
     assert np.array_equal(*found)
 
 
+def test_its_executors_take_arrays_by_name() -> None:
+    """As scripts hand them to MXNet's, which look at other outputs than those of the last batch."""
+    network = NETWORKS["noisy"]
+    batch = batches(network).next()
+    [data], [label] = batch.data, batch.label
+    found = []
+    for make in (mx.mod.Module, planned):
+        module = make(network[0])
+        for _ in steps(module, network):
+            executor = module._exec_group.execs[0]
+            outputs = executor.forward(is_train=True, data=data, softmax_label=label)
+            executor.backward()
+            found += [outputs[0].asnumpy(), executor.grad_dict["scores_weight"].asnumpy()]
+            found += [executor.forward(data=data.asnumpy()[::-1])[0].asnumpy()]
+    half = len(found) // 2
+    assert all(map(np.array_equal, found[:half], found[half:]))
+    with pytest.raises(ArgumentError, match=r"'data' has the shape \(1, 20\)"):
+        executor.forward(data=data[:1])
+
+
 def test_checkpoints(tmp_path: Path) -> None:
     network = NETWORKS["residual"]
 

@@ -195,8 +195,9 @@ class Executor(BoundArrays):
             self._watch()
         return self._inference
 
-    def forward(self, is_train: bool = False) -> list[NDArray]:
-        """Run a training step, gradients included, or inference; the outputs."""
+    def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
+        """Set the arguments ``values``, then run a training step, or inference; the outputs."""
+        self._set(values)
         if is_train:
             if self._lacks_backward and (self._added or self.aux_dict):
                 warnings.warn(

@@ -62,6 +62,17 @@ class BoundArrays:
                 elif not allow_extra_params:
                     raise ArgumentError(f"{name!r} is no argument or state of the network")
 
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in self.arg_dict:
+                raise ArgumentError(f"{name!r} is no argument of the network")
+            shape, needed = tuple(np.shape(value)), self.arg_dict[name].shape
+            if shape != needed:  # or a batch of one would be copied to every place of a larger one
+                raise ArgumentError(f"{name!r} has the shape {shape}; it must be {needed}")
+            # Arrays of mx.np cannot be copied into others.
+            is_array = isinstance(value, mx.nd.NDArray)
+            self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
+
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
 # in layouts that the first has left.
@@ -252,17 +263,6 @@ class TrainExecutor(BoundArrays):
         if isinstance(self._training, PackedStep):
             return self._training
         return ExecutorHalves(self._training, lower(self.trace, self.schedule).schedule)
-
-    def _set(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if name not in self.arg_dict:
-                raise ArgumentError(f"{name!r} is no argument of the network")
-            shape, needed = tuple(np.shape(value)), self.arg_dict[name].shape
-            if shape != needed:  # or a batch of one would be copied to every place of a larger one
-                raise ArgumentError(f"{name!r} has the shape {shape}; it must be {needed}")
-            # Arrays of mx.np cannot be copied into others.
-            is_array = isinstance(value, mx.nd.NDArray)
-            self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
 
     def _begin(self) -> None:
         """Before a step: the engine learns what the step reads and writes unknown to it."""
