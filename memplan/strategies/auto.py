@@ -46,6 +46,11 @@ BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 # time with it.
 MOST_ANEW = 1000
 
+# Graphs of at most so many ops are searched from nothing so many times, each with this part of what
+# is left: a search may end far from the best there, however long it is. Set on random networks of 10
+# to 40 ops.
+FEW, TIMES, OFTEN_SHARE = 60, 8, 0.2
+
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
 # of benchmarks/gaps.py, at 30% of the step.
@@ -137,9 +142,11 @@ class _Search:
         # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
         # where a proof gives plans, too. In live bytes nothing has to be packed, and on graphs that
         # are not too long there is time for all that the strategy `search` does.
+        nops = len(problem.graph.ops)
         is_annealed = not (self._is_large or isinstance(problem.space, Flags))
-        is_short = problem.counts_live and len(problem.graph.ops) <= MOST_ANEW
+        is_short = problem.counts_live and nops <= MOST_ANEW
         self.searches_anew = is_annealed and (self._in_blocks or is_short)
+        self.searches_often = is_annealed and nops <= FEW
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
@@ -171,6 +178,8 @@ class _Search:
                 proof.begin()
             if self.searches_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
+            if self.searches_often:
+                self._search_often()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
             if self.best is None:
@@ -265,6 +274,19 @@ class _Search:
         until = Stop(self.stop.share(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
         self.anew = self.problem.space.improve(self.problem, None, until, self._search_moves())
         self.best = self.problem.cheapest([self.best, self.anew])
+
+    def _search_often(self) -> None:
+        """Short searches from nothing, every other one of which keeps the order of the ops."""
+        for number in range(1, TIMES + 1):
+            if self._is_enough() or self.stop.is_over():
+                return
+            reorder = self.moves.reorder and number % 2 == 0
+            moves = dataclasses.replace(
+                self._search_moves(), seed=self.moves.seed + number, reorder=reorder
+            )
+            until = self.stop.share(OFTEN_SHARE)
+            found = self.problem.space.improve(self.problem, None, until, moves)
+            self.best = self.problem.cheapest([self.best, found])
 
     def _search(self) -> None:
         graph = self.problem.graph

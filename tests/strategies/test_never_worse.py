@@ -6,7 +6,8 @@ import pytest
 
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
-from helpers.held_out import held_out
+from helpers.held_out import held_out, training_step, tree
+from memplan.memory.memory import Packed
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -50,6 +51,20 @@ def test_no_other_strategy_is_better(name: str) -> None:
             assert validate(auto.schedule, problem.budget_nbytes).valid
             assert auto.schedule.seconds <= schedule.seconds * (1 + 1e-9), (percent, other)
     assert compared >= 2
+
+
+@pytest.mark.parametrize("seed", [3, 15, 20])
+def test_small_graphs_are_searched_more_than_once(seed: int) -> None:
+    """One search for all of its work ends without a schedule there, or far from the best."""
+    graph, memory = training_step(tree(5), seed), Packed()
+    budget = memory.nbytes(Schedule.unplanned(graph)) * 60 // 100
+    problem = Problem(graph, budget, memory=memory, time_limit=PLENTY)
+    auto = Auto(effort=EFFORT).solve(problem).schedule
+    assert auto is not None
+    assert memory.nbytes(auto) <= budget
+    for reorder in (True, False):
+        schedule = Search(effort=EFFORT, reorder=reorder).solve(problem).schedule
+        assert schedule is None or auto.seconds <= schedule.seconds * (1 + 1e-9)
 
 
 def test_what_runs_everything_again_and_again_is_no_plan() -> None:
