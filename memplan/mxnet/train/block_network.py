@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +50,13 @@ def compose(
     *,
     keep_outputs: bool,
     in_halves: bool = False,
+    has_been_called: bool = False,
 ) -> BlockNetwork:
     """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
 
-    ``params`` are theirs, by name. With ``keep_outputs`` the block's outputs are outputs, too.
+    ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
+    be one of the user's, has made these inputs of others, and is not to run again.
+    With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
     that are no parameters.
@@ -63,7 +66,8 @@ def compose(
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with autograd.record(), mx.name.NameManager(), _without_hooks(block):
-        losses, outputs = _composed(block, loss, inputs, labels)
+        run = block.forward if has_been_called else block
+        losses, outputs = _composed(block, run, loss, inputs, labels)
     block_outputs = mapped(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
@@ -108,14 +112,16 @@ def is_trained(block: mx.gluon.Block) -> bool:
     return any(map(is_trained, block._children.values()))
 
 
-def _composed(block: mx.gluon.HybridBlock, loss: Any, inputs: Any, labels: Any) -> tuple[Any, Any]:
-    """Losses and outputs of the block as Symbols."""
+def _composed(
+    block: mx.gluon.HybridBlock, run: Callable[..., Any], loss: Any, inputs: Any, labels: Any
+) -> tuple[Any, Any]:
+    """Losses and outputs of the block as Symbols, which ``run`` computes."""
     culprit: Any = block
     try:
         if loss is None:
-            outputs = block(*inputs, *([] if labels is None else as_inputs(labels)))
+            outputs = run(*inputs, *([] if labels is None else as_inputs(labels)))
             return outputs, outputs
-        outputs = block(*inputs)
+        outputs = run(*inputs)
         culprit = loss
         arguments = () if labels is None else (labels,)
         if not isinstance(loss, list | tuple):

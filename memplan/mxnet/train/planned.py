@@ -65,6 +65,7 @@ def planned(block: Block, **options: Any) -> Block:
             f"to train it by these, make the block anew, load its parameters and plan that one"
         )
     step = TrainStep(block, **options)
+    step.has_been_called = True
     kind = type(block)
     # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
     # whose first base is an ABC: Python lets no object change to a class of another layout.

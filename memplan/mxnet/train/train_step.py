@@ -124,6 +124,8 @@ class TrainStep:
         self.keep_outputs = keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
+        #: Has the block's ``__call__`` run when a step begins, as that of a planned block has?
+        self.has_been_called = False
         self._planner = ShapePlanner(
             budget=budget,
             strategy=strategy,
@@ -343,7 +345,7 @@ class TrainStep:
         """
         realisation = suited(self._planner.realisation, {ctx, *contexts_of_params(params.values())})
         within = self._trainer.updates_within(params.values(), kind[1])
-        state = tuple(map(_state, params.values()))
+        state = tuple((p.name, p.grad_req, dtype_name(p.dtype)) for p in params.values())
         key = (kind, state, ctx.device_type, realisation, within)
         if key not in self._plans:
             network = self._compose(kind, params)
@@ -370,7 +372,8 @@ class TrainStep:
 
     def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
         specs, in_halves = kind
-        modes = {"keep_outputs": self.keep_outputs and not in_halves, "in_halves": in_halves}
+        modes = {"in_halves": in_halves, "has_been_called": self.has_been_called}
+        modes["keep_outputs"] = self.keep_outputs and not in_halves
         with self.changes.as_in_graphs():
             return compose(self.block, self.loss, specs, params, **modes)
 
@@ -394,7 +397,3 @@ class TrainStep:
         except MemplanError:  # it no longer takes such inputs
             return False
         return (other.structure, other.form) == (network.structure, network.form)
-
-
-def _state(parameter: Parameter) -> tuple[Any, ...]:
-    return parameter.name, parameter.grad_req, dtype_name(parameter.dtype)

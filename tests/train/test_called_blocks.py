@@ -1,0 +1,91 @@
+"""Blocks that are called otherwise than by arrays alone: with a ``__call__`` of their own."""
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.train.nesting import leaves
+
+REALISATIONS = ["packed", "explicit"]
+
+
+class Halving(nn.HybridBlock):  # type: ignore[misc]
+    """Halves its input before Gluon sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="halving_")
+        with self.name_scope():
+            self.hidden, self.scores = nn.Dense(5, in_units=6), nn.Dense(3, in_units=5)
+
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        return super().__call__(x * 0.5, mask)
+
+    def hybrid_forward(self, F: Any, x: Any, mask: Any) -> Any:  # noqa: N803
+        hidden = F.tanh(self.hidden(x))
+        return self.scores(hidden if mask is None else hidden * mask)
+
+
+def trained(block: Any, calls: list[tuple[Any, ...]]) -> list[np.ndarray]:
+    """What the block returns in training steps by these inputs, and its weights after them."""
+    trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.5})
+    arrays = []
+    for inputs in calls:
+        with autograd.record():
+            outputs = list(leaves(block(*inputs)))
+            loss = outputs[0].square().mean()
+        loss.backward()
+        trainer.step(1)
+        arrays += outputs
+    arrays += [p.data() for p in block.collect_params().values()]
+    return [array.asnumpy() for array in arrays]
+
+
+def initialized(block: Any) -> Any:
+    mx.random.seed(1)
+    block.initialize(mx.init.Xavier(), force_reinit=True)
+    return block
+
+
+def check_equal(block: Any, other: Any, calls: list[tuple[Any, ...]]) -> None:
+    expected = trained(initialized(block), calls)
+    for array, wanted in zip(trained(initialized(other), calls), expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_what_a_call_does_to_the_inputs_is_done_once(realisation: str) -> None:
+    batch, mask = mx.nd.random.normal(shape=(4, 6)), mx.nd.random.normal(shape=(4, 5))
+    other = planned(Halving(), realisation=realisation, strategy="chen_sqrt")
+    check_equal(Halving(), other, [(batch,), (batch, mask), (batch,)])
+    assert len(other.planned_step.plans) == 2
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_recurrent_layer_returns_states_where_it_was_given_some(
+    realisation: str, hybridized: bool
+) -> None:
+    """They are made by its ``__call__`` where it is given none."""
+    layers = [mx.gluon.rnn.LSTM(6, input_size=4, prefix="lstm_") for _ in range(2)]
+    for layer in layers if hybridized else []:
+        layer.hybridize()
+    batch = mx.nd.random.normal(shape=(5, 3, 4))
+    states = [mx.nd.random.normal(shape=(1, 3, 6)) for _ in range(2)]
+    other = planned(layers[1], realisation=realisation, strategy="chen_sqrt")
+    calls = [(batch,), (batch,)] if hybridized else [(batch,), (batch, states), (batch,)]
+    check_equal(layers[0], other, calls)
+    assert other(batch).shape == (5, 3, 6)
+
+
+def test_a_step_calls_the_block_itself() -> None:
+    """Its own inputs come from the caller, not from a ``__call__``."""
+    batch, block, other = mx.nd.random.normal(shape=(4, 6)), Halving(), Halving()
+    step = TrainStep(initialized(block), strategy="chen_sqrt", realisation="packed")
+    with autograd.record():
+        expected = initialized(other)(batch)
+    np.testing.assert_array_equal(step.forward(batch).asnumpy(), expected.asnumpy())
