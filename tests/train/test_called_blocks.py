@@ -89,3 +89,21 @@ def test_a_step_calls_the_block_itself() -> None:
     with autograd.record():
         expected = initialized(other)(batch)
     np.testing.assert_array_equal(step.forward(batch).asnumpy(), expected.asnumpy())
+
+
+def layers(count: int) -> nn.HybridSequential:
+    block = nn.HybridSequential(prefix="layers_")
+    with block.name_scope():
+        for n in range(count):
+            block.add(nn.Dense(5, in_units=5, activation="relu" if n % 2 else "tanh"))
+    return block
+
+
+def test_a_slice_of_a_planned_block_is_a_block_that_is_not_planned() -> None:
+    """HybridSequential makes it by the class of the block that is sliced."""
+    batch, block, other = mx.nd.random.normal(shape=(4, 5)), layers(3), layers(3)
+    planned(other, realisation="packed", strategy="chen_sqrt")
+    check_equal(block[:2], other[:2], [(batch,), (batch,)])
+    assert type(other[:2]) is nn.HybridSequential
+    check_equal(block, other, [(batch,), (batch,)])
+    assert other.planned_step.plans

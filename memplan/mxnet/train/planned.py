@@ -72,6 +72,7 @@ def planned(block: Block, **options: Any) -> Block:
     own = {name: value for name, value in vars(_Forward).items() if not name.startswith("__")}
     own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
     own |= {"_unplanned": kind, "__reduce_ex__": _Forward.__reduce_ex__}
+    own |= {"__init__": _Forward.__init__}
     block.__class__ = type(kind.__name__, (kind,), own)
     block.planned_step, block._past, block._planned_by = step, {}, options
     _wrap()
@@ -97,6 +98,11 @@ class _Forward:
     _cannot_infer: list[Any] | None = None
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Make another block of the class, as HybridSequential makes a slice: it is not planned."""
+        self.__class__: Any = self._unplanned
+        self.__class__.__init__(self, *args, **options)
 
     def forward(self, *args: Any) -> Any:
         inputs = list(leaves(args))
