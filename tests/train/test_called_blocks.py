@@ -1,6 +1,6 @@
 """Blocks that are called otherwise than by arrays alone: with a ``__call__`` of their own."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -107,3 +107,51 @@ def test_a_slice_of_a_planned_block_is_a_block_that_is_not_planned() -> None:
     assert type(other[:2]) is nn.HybridSequential
     check_equal(block, other, [(batch,), (batch,)])
     assert other.planned_step.plans
+
+
+class Answer(NamedTuple):
+    """What some blocks return."""
+
+    scores: Any
+    others: Any
+
+
+class Several(nn.HybridBlock):  # type: ignore[misc]
+    """Returns tuples, a list and a named tuple."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="several_")
+        with self.name_scope():
+            self.scores = nn.Dense(3, in_units=5)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        scores = self.scores(x)
+        return Answer(scores, (F.tanh(scores), [F.relu(scores)])), F.sigmoid(scores)
+
+
+def kinds(value: Any) -> Any:
+    """The types of what is nested."""
+    return type(value), list(map(kinds, value)) if isinstance(value, list | tuple) else []
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_block_returns_tuples_and_lists_as_without_a_plan(hybridized: bool) -> None:
+    batch, block, other = mx.nd.random.normal(shape=(4, 5)), Several(), Several()
+    planned(other, realisation="packed", strategy="chen_sqrt")
+    returned = []
+    for each in (block, other):
+        initialized(each).hybridize(hybridized)
+        with autograd.record():
+            returned.append(each(batch))
+    assert kinds(returned[1]) == kinds(returned[0])
+    assert type(returned[1]) is (list if hybridized else tuple)
+    check_equal(block, other, [(batch,), (batch,)])
+
+
+def test_a_step_returns_tuples_as_the_loss_does() -> None:
+    block = initialized(Several())
+    step = TrainStep(
+        block, lambda out: Answer(out[0].scores, out[0].others), keep_outputs=True, strategy="evict"
+    )
+    assert isinstance(step(mx.nd.random.normal(shape=(4, 5))), Answer)
+    assert isinstance(step.outputs[0].others, tuple)

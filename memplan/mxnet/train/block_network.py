@@ -17,7 +17,7 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.train.nesting import Specs, as_inputs, leaves, mapped, variables
+from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 
 Parameter = Any
 
@@ -68,7 +68,7 @@ def compose(
     with autograd.record(), mx.name.NameManager(), _without_hooks(block):
         run = block.forward if has_been_called else block
         losses, outputs = _composed(block, run, loss, inputs, labels)
-    block_outputs = mapped(_blocked, outputs) if keep_outputs else None
+    block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
@@ -85,7 +85,7 @@ def compose(
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
-        mapped(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs)),
+        alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs)),
         _structure(symbol),
         tuple(name for name in dict.fromkeys((*_inputs(outputs), *inputs)) if name in inputs),
     )

@@ -122,10 +122,19 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with every leaf replaced by ``function`` of it."""
+    """``value`` with every leaf replaced by ``function`` of it, in lists, as MXNet's graphs do."""
     if isinstance(value, list | tuple):
         return [mapped(function, item) for item in value]
     return None if value is None else function(value)
+
+
+def alike(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same, in tuples, named ones too, where ``value`` has tuples."""
+    if not isinstance(value, tuple):
+        is_list = isinstance(value, list)
+        return [alike(function, item) for item in value] if is_list else mapped(function, value)
+    items = [alike(function, item) for item in value]
+    return value._make(items) if hasattr(value, "_make") else tuple(items)
 
 
 def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
@@ -135,7 +144,7 @@ def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
         leaf = [next(arrays) for _ in range(count)]
         return leaf if count > 1 else leaf[0]
 
-    return mapped(taken, form)
+    return alike(taken, form)
 
 
 def variables(specs: Specs, name: str) -> Any:

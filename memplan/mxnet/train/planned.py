@@ -23,7 +23,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.gradients import ReadByLoss, passed_on
-from memplan.mxnet.train.nesting import leaves, one_context
+from memplan.mxnet.train.nesting import leaves, mapped, one_context
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
 
@@ -120,7 +120,8 @@ class _Forward:
             self._leave(ctx)
             outputs = self.planned_step.first_half(args).outputs
             self._cache_graph(args)
-            return outputs
+            # MXNet's graph of a hybridized block returns lists, whatever tuples that has.
+            return mapped(lambda array: array, outputs) if self._active else outputs
 
     def _cache_graph(self, args: tuple[Any, ...]) -> None:
         """Leave the graph that the first call of a hybridized block leaves, for ``export``.
