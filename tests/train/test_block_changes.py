@@ -216,3 +216,32 @@ def test_a_function_for_a_loss_reads_what_it_reads_in_every_step(kind: str) -> N
         set_to(1.0)
     assert not differences(found[:4], found[4:])
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_what_the_function_of_a_lambda_block_reads_is_looked_at(hybridized: bool) -> None:
+    """A number that it closes over, and the function itself; a hybridized block keeps its graph."""
+
+    def losses(make: Callable[[Any], Any]) -> list[float]:
+        mx.random.seed(1)
+        factor = {"now": 1.0}
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            scaled = nn.HybridLambda(lambda F, x: F.tanh(x * factor["now"]))  # noqa: N803
+            net.add(nn.Dense(5, in_units=6), scaled)
+        net.initialize(mx.init.Normal(1))
+        net.hybridize(hybridized)
+        net = make(net)
+        trainer, found = gluon.Trainer(net.collect_params(), "sgd"), []
+        for step in range(4):
+            factor["now"] = [1.0, 0.5, 0.5, 0.5][step]
+            if step == 3:
+                net[1]._func = lambda F, x: F.sigmoid(x)  # noqa: N803
+            with autograd.record():
+                loss = net(mx.nd.ones((2, 6))).sum()
+            loss.backward()
+            trainer.step(2)
+            found.append(loss.asscalar())
+        return found
+
+    assert losses(lambda net: planned(net, **OPTIONS)) == losses(lambda net: net)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,8 +28,9 @@ class BlockChanges:
 
     MXNet forgets its graph of a hybridized block when hybridize() is called, a layer is added or
     replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
-    a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward or a loss
-    that is a function what they close over and what is global.
+    a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward, a function
+    that is an attribute, as that of a HybridLambda, or a loss that is one what they close over and
+    what is global.
     """
 
     def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
@@ -47,7 +49,7 @@ class BlockChanges:
         self._graphs = _cached_graphs(self._blocks)
         run = list(self._run(self._blocks))
         self._read = [(attributes, len(attributes), v) for attributes, v in map(_values_of, run)]
-        functions = [*self._losses, *_hybrid_forwards(run)]
+        functions = [*self._losses, *_hybrid_forwards(run), *_own_functions(run)]
         self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self) -> bool:
@@ -78,8 +80,7 @@ class BlockChanges:
         ]
         for attributes, count, values in self._read:
             if len(attributes) != count or not are_set(attributes, values):
-                now = settings(attributes)
-                which = [n for n in values if n not in now or not are_set(now, {n: values[n]})]
+                which = [n for n in values if not are_set(attributes, {n: values[n]})]
                 names.append(f"{', '.join(which) or 'attributes'} of {attributes['_name']!r}")
         for function, values in self._found:
             found = read_by(function)
@@ -171,6 +172,16 @@ def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:
     return {fn for fn in functions if fn is not None and not is_mxnets(fn)}
 
 
+def _own_functions(blocks: Iterable[Any]) -> list[Any]:
+    """The functions that the blocks have as attributes, of the script's."""
+    return [fn for block in blocks for fn in _functions(block).values() if not is_mxnets(fn)]
+
+
+def _functions(block: Any) -> dict[str, types.FunctionType]:
+    attributes = vars(block).items()
+    return {name: fn for name, fn in attributes if isinstance(fn, types.FunctionType)}
+
+
 def _values_of(block: Any) -> Values:
-    values = settings(vars(block)).items()
+    values = {**settings(vars(block)), **_functions(block)}.items()
     return vars(block), {name: value for name, value in values if name not in _OF_MXNET}
