@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
+from memplan.errors import ArgumentError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train.nesting import leaves
 
@@ -155,3 +156,43 @@ def test_a_step_returns_tuples_as_the_loss_does() -> None:
     )
     assert isinstance(step(mx.nd.random.normal(shape=(4, 5))), Answer)
     assert isinstance(step.outputs[0].others, tuple)
+
+
+def test_a_call_with_a_number_trains_unplanned_and_says_so() -> None:
+    """MXNet's own blocks take numbers where they are not hybridized."""
+
+    class Scaled(nn.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(prefix="scaled_")
+            with self.name_scope():
+                self.scores = nn.Dense(3, in_units=5)
+
+        def hybrid_forward(self, F: Any, x: Any, factor: Any) -> Any:  # noqa: N803
+            return F.tanh(self.scores(x) * factor)
+
+    batch, other = mx.nd.random.normal(shape=(4, 5)), planned(Scaled(), strategy="chen_sqrt")
+    with pytest.warns(UserWarning, match=r"called with more than arrays \(float\)"):
+        check_equal(Scaled(), other, [(batch, 0.5), (batch, 2.0)])
+    assert not other.planned_step.plans
+
+
+def test_a_forward_is_called_by_the_names_of_its_arguments() -> None:
+    class Named(Halving):
+        def __call__(self, x: Any, mask: Any = None) -> Any:
+            return self.forward(x * 0.5, mask=mask)
+
+        def forward(self, x: Any, factor: Any = None, mask: Any = None) -> Any:
+            assert factor is None
+            return super().forward(x, mask)
+
+    batch, mask = mx.nd.random.normal(shape=(4, 6)), mx.nd.random.normal(shape=(4, 5))
+    other = planned(Named(), realisation="packed", strategy="chen_sqrt")
+    check_equal(Named(), other, [(batch, mask), (batch, mask)])
+    assert other.planned_step.plans
+
+
+def test_a_forward_replaced_on_the_object_is_refused() -> None:
+    block = layers(2)
+    block.forward = lambda x: block[1](block[0](x).square())
+    with pytest.raises(ArgumentError, match="forward of block 'layers' was replaced"):
+        planned(block)

@@ -11,6 +11,8 @@ the two functions of MXNet's that scripts call are wrapped.
 from __future__ import annotations
 
 import functools
+import inspect
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +66,11 @@ def planned(block: Block, **options: Any) -> Block:
             f"block {block.name!r} is planned already, by other options ({block._planned_by}); "
             f"to train it by these, make the block anew, load its parameters and plan that one"
         )
+    if "forward" in vars(block):
+        raise ArgumentError(
+            f"forward of block {block.name!r} was replaced on the object, which would go past its "
+            f"plan; derive a class with that forward from {type(block).__name__}"
+        )
     step = TrainStep(block, **options)
     step.has_been_called = True
     kind = type(block)
@@ -104,11 +111,19 @@ class _Forward:
         self.__class__: Any = self._unplanned
         self.__class__.__init__(self, *args, **options)
 
-    def forward(self, *args: Any) -> Any:
-        inputs = list(leaves(args))
-        arrays = all(isinstance(array, mx.nd.NDArray) for array in inputs)
+    def forward(self, *args: Any, **named: Any) -> Any:
+        args = _by_place(self._unplanned_forward, args, named) if named else args
+        others = {type(i).__name__ for i in leaves(args) if not isinstance(i, mx.nd.NDArray)}
+        arrays = any(isinstance(i, mx.nd.NDArray) for i in leaves(args))
         trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
-        if not (inputs and arrays and trains):
+        if arrays and trains and others:
+            warnings.warn(
+                f"planned block {self.name!r} trains unplanned where it is called with more than "
+                f"arrays ({', '.join(sorted(others))}), as MXNet runs no graph of a hybridized "
+                f"block so; make an array of it, or an attribute of the block",
+                stacklevel=3,
+            )
+        if others or not (arrays and trains):
             return self._unplanned_forward(*args)
         if is_mxnets_thread():
             raise UsageError(
@@ -206,6 +221,15 @@ class _Forward:
         for half in halves:
             self._past[half.bound.executor.ctx].append(half)
         return halves
+
+
+def _by_place(
+    forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, ...]:
+    """All arguments of ``forward`` in their order, as a graph takes them."""
+    bound = inspect.signature(forward).bind(*args, **named)
+    bound.apply_defaults()
+    return bound.args
 
 
 def _check_mode(half: FirstHalf, read: ReadByLoss, train_mode: bool) -> None:
