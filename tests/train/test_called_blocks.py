@@ -1,5 +1,6 @@
 """Blocks that are called otherwise than by arrays alone: with a ``__call__`` of their own."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -8,7 +9,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train.nesting import leaves
 
@@ -196,3 +197,32 @@ def test_a_forward_replaced_on_the_object_is_refused() -> None:
     block.forward = lambda x: block[1](block[0](x).square())
     with pytest.raises(ArgumentError, match="forward of block 'layers' was replaced"):
         planned(block)
+
+
+def test_a_call_whose_gradients_nobody_wants_goes_under_pause() -> None:
+    """As the error says of one that is recorded and detached, with the same numbers."""
+
+    def trained_by(block: Any, mode: Any) -> list[np.ndarray]:
+        trainer = mx.gluon.Trainer(initialized(block).collect_params(), "sgd")
+        for _ in range(2):
+            with autograd.record():
+                values = block(mx.nd.ones((4, 5)))
+                with mode():
+                    targets = block(mx.nd.zeros((4, 5))).detach()
+                loss = (values - targets).square().mean()
+            loss.backward()
+            trainer.step(1)
+        return [p.data().asnumpy() for p in block.collect_params().values()]
+
+    def noisy() -> Any:
+        block = layers(2)
+        block.add(nn.BatchNorm(in_channels=5), nn.Dropout(0.3))
+        return block
+
+    expected = trained_by(noisy(), nullcontext)
+    block = planned(noisy(), realisation="packed", strategy="chen_sqrt")
+    with pytest.raises(UsageError, match=r"autograd\.pause\(train_mode=True\)"):
+        trained_by(block, nullcontext)
+    found = trained_by(block, lambda: autograd.pause(train_mode=True))
+    for array, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)

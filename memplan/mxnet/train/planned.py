@@ -216,7 +216,8 @@ class _Forward:
             raise UsageError(
                 "backward went through an earlier call of a planned block, or through one for the "
                 "second time, and what it needs is no longer there; call a planned block once and "
-                "backward once in every step, or train it unplanned"
+                "backward once in every step, and call it under autograd.pause(train_mode=True) "
+                "where nobody wants gradients; or train it unplanned"
             )
         for half in halves:
             self._past[half.bound.executor.ctx].append(half)
