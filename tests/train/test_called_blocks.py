@@ -226,3 +226,15 @@ def test_a_call_whose_gradients_nobody_wants_goes_under_pause() -> None:
     found = trained_by(block, lambda: autograd.pause(train_mode=True))
     for array, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
+
+
+def test_a_planned_child_is_replaced_by_another() -> None:
+    """As in fine-tuning: MXNet asks whether the new one is of the class of the old one."""
+    block, other, batch = Halving(), Halving(), mx.nd.random.normal(shape=(4, 6))
+    planned(other.hidden, realisation="packed", strategy="chen_sqrt")
+    for each in (block, other):
+        each.hidden = nn.Dense(5, in_units=6, prefix="new_")
+    check_equal(block, other, [(batch,), (batch,)])
+    planned(other.scores)
+    with pytest.raises(TypeError, match="Changing attribute type"):
+        other.scores = nn.Dropout(0.1)

@@ -80,11 +80,21 @@ def planned(block: Block, **options: Any) -> Block:
     own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
     own |= {"_unplanned": kind, "__reduce_ex__": _Forward.__reduce_ex__}
     own |= {"__init__": _Forward.__init__}
-    block.__class__ = type(kind.__name__, (kind,), own)
+    block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
     block.planned_step, block._past, block._planned_by = step, {}, options
     _wrap()
     _ALL[block] = None
     return block
+
+
+def _like_its_base(metaclass: type) -> type:
+    """One whose classes have for instances those of their base.
+
+    Gluon asks for that where a child is replaced: a layer that is not planned takes the place of
+    one that is.
+    """
+    asked = {"__instancecheck__": lambda cls, block: isinstance(block, cls._unplanned)}
+    return type(metaclass.__name__, (metaclass,), asked)
 
 
 class _Forward:
