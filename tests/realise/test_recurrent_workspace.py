@@ -65,7 +65,7 @@ def test_estimates_have_room_for_it() -> None:
     traced = trace(net, shapes=shapes)
     nbytes, _ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
     packed = trace(net, shapes=shapes, realisation="packed")
-    assert min(nbytes, packed_nbytes(packed.graph, packed.nodes)) > kept(layers) > 0
+    assert min(nbytes, packed_nbytes(packed.graph, packed.nodes)) >= kept(layers) > 0
 
 
 def test_a_layer_of_np_blocks_keeps_the_same() -> None:

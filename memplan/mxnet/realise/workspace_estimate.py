@@ -17,6 +17,7 @@ from typing import Any
 
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
@@ -36,7 +37,10 @@ MOST_COLUMNS = 15
 CODE_NBYTES, FIRST_PRIMITIVES = 50_000, 48
 
 # Operators of oneDNN that do not compute in place.
-_COPIED_BACK = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
+_COPIED_BACK = frozenset(
+    """_backward_Activation _backward_FullyConnected _backward_LeakyReLU _backward_log_softmax
+    _backward_softmax""".split()
+)
 
 
 def executor_nbytes(
@@ -56,6 +60,7 @@ def executor_nbytes(
     for_copies = max(sizes, default=0) + sum(sizes) // 5
     copied_back = max(copied_back_nbytes(graph, nodes), default=0)
     nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back)
+    nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
         nbytes += nbytes // 2
     return sum(kept) + nbytes + _of_onednn(nodes), kept
@@ -67,20 +72,22 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     One temporary space, in which operators of oneDNN have their copies, half as large again, and
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
     src/common/exec_utils.h). Where these are more, they count twice, as those of the operator
-    before may not be freed yet, and half of the space. Where fewer copies are made, what the
-    largest op reads and writes, and three quarters of it. Set on 34 networks, those of
-    benchmarks/process_networks.py and of Gluon's and GluonCV's zoos, by ``chen_sqrt`` at AVX2.
+    before may not be freed yet, and half of the space. What a norm takes comes on top. Where an op
+    of which nobody knows what it takes is larger, what it reads and writes, and three quarters of
+    it. Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's
+    zoos, by ``chen_sqrt`` at AVX2.
     """
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     kept = max(all_copies.kept_nbytes, default=0)
     for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept)
+    for_copies += max(map(space_nbytes, nodes), default=0)
     return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _of_onednn(nodes)
 
 
 def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
-    """Op by op, what a gradient of an activation function takes that writes over what it reads.
+    """Op by op, what a gradient of oneDNN's takes that writes over what it reads.
 
     oneDNN's is computed beside it and copied then: DNNL_VERBOSE=1 shows a reorder that changes
     nothing.
@@ -92,13 +99,15 @@ def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
-    """The most that an op without oneDNN reads and writes, parameters and their gradients left out.
+    """The most that an op reads and writes of which nobody knows what it takes, oneDNN's left out.
 
-    Sums of gradients, and updates, read and write in place.
+    Parameters and their gradients are not counted. Sums of gradients, and updates, read and write
+    in place.
     """
     in_place = (UPDATE, "_grad_add")
     others = (node for node in nodes if node.op not in in_place and not reads_any_layout(node))
-    return max(map(_read_and_written, others), default=0)
+    unknown = (node for node in others if not is_known(node))
+    return max(map(_read_and_written, unknown), default=0)
 
 
 def _read_and_written(node: Node) -> int:
