@@ -27,9 +27,12 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # no more than this many were seen on the networks of benchmarks/process_networks.py.
 LAYOUTS = 3
 
-# Columns that would take more than this many times what a convolution reads and writes are made a
-# few at a time (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit_by_tensor_sizes).
-MOST_COLUMNS = 15
+# Columns that would take more than this many times what a convolution reads and writes, or more
+# than a gigabyte, are made a few at a time: for the gradient of the data in a tenth of that, for
+# that of the weight in a twentieth, and for the convolution itself in what fits a cache
+# (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit, and _coef).
+MOST_COLUMNS, MOST_COLUMNS_NBYTES = 15, 1 << 30
+OF_DATA, OF_WEIGHT = 10, 20
 
 # oneDNN writes code for each of its operators on each set of shapes and attributes: 200 kB were
 # seen for a convolution and its two gradients, as little as 30 for others. The first ones are
@@ -156,26 +159,34 @@ def _scratchpads(nodes: Iterable[Node]) -> int:
             call_of[kind] = call
     nbytes = 0
     for kind, times in kinds.items():
-        forward, *gradients = (kernel.has_columns for kernel in kernels(call_of[kind]))
-        ngradients = sum(gradients)
-        # What is counted for two gradients was seen to be enough for the convolution, too.
-        nproducts = ngradients * min(times, LAYOUTS) + (forward and ngradients < 2)
-        nbytes += nproducts * _of_product(call_of[kind])
+        has_columns = (kernel.has_columns for kernel in kernels(call_of[kind]))
+        sizes = _of_products(call_of[kind])
+        forward, *gradients = (
+            size if has else 0 for has, size in zip(has_columns, sizes, strict=True)
+        )
+        nbytes += sum(gradients) * min(times, LAYOUTS)
+        if not all(gradients):  # what is counted for two was seen to be enough for the convolution
+            nbytes += forward
     return nbytes
 
 
-def _of_product(call: Node) -> int:
-    """The columns for a convolution, or for one of its gradients."""
+def _of_products(call: Node) -> tuple[int, int, int]:
+    """The columns for a convolution, for the gradient of its data, and for that of its weight."""
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
     if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
-        return 0
-    if call.op == "Deconvolution":
+        return 0, 0, 0
+    is_turned_round = call.op == "Deconvolution"
+    if is_turned_round:
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
     nbytes = min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
-    most = MOST_COLUMNS * threads() * (data.nbytes + weight.nbytes + out.nbytes)
-    return nbytes if nbytes <= most else 0
+    read_and_written = data.nbytes + weight.nbytes + out.nbytes
+    most = min(MOST_COLUMNS * threads() * read_and_written, MOST_COLUMNS_NBYTES)
+    if nbytes <= most:
+        return nbytes, nbytes, nbytes
+    forward, of_data, of_weight = 0, most // OF_DATA, most // OF_WEIGHT
+    return (of_data, forward, of_weight) if is_turned_round else (forward, of_data, of_weight)
 
 
 def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
