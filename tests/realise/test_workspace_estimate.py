@@ -106,6 +106,12 @@ def test_executors_have_room_for_what_an_unknown_op_reads_and_writes() -> None:
     assert _beside_copies(net, leaves_holes=False) == 3 * N + 3 * N // 2
 
 
+def test_executors_have_room_for_what_one_op_copies() -> None:
+    net = mx.sym.relu(_conv(mx.sym.relu(_conv(_data()))))
+    # relu's backward op copies the gradient, the output, and what it makes of them.
+    assert _beside_copies(net, leaves_holes=False, shape=(2, 16, 32, 32)) == 3 * 16 * N
+
+
 def test_executors_have_room_for_copies_of_every_size() -> None:
     net = _activation(_conv(_activation(_conv(mx.sym.Variable("data"))), 32))
     # Forward ops bring the picture and weights into oneDNN's layout, the backward op of the last

@@ -54,15 +54,16 @@ def executor_nbytes(
     And, op by op, those for each further run: the copies that the executor keeps
     (:mod:`memplan.mxnet.realise.layout_copies`). Beside these and scratchpads it has one temporary
     space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what
-    comes and goes: some of every size, and half again where it ``leaves_holes``, because nobody
-    tells it to give memory back. Set on 130 schedules of the networks of
-    benchmarks/process_networks.py, of Gluon's zoo and of GluonCV's, at AVX-512.
+    comes and goes: some of every size, at least as much as one op copies, and half again where it
+    ``leaves_holes``, because nobody tells it to give memory back. Set on 130 schedules of the
+    networks of benchmarks/process_networks.py, of Gluon's zoo and of GluonCV's, at AVX-512.
     """
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
     for_copies = max(sizes, default=0) + sum(sizes) // 5
     copied_back = max(copied_back_nbytes(graph, nodes), default=0)
-    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back)
+    copied_first = max(kept, default=0)
+    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
         nbytes += nbytes // 2
