@@ -46,9 +46,9 @@ BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 # time with it.
 MOST_ANEW = 1000
 
-# Graphs of at most so many ops are searched from nothing so many times, each with this part of what
-# is left: a search may end far from the best there, however long it is. Set on random networks of 10
-# to 40 ops.
+# Graphs of at most so many ops are searched from nothing so many times, each with this part of
+# what is left: a search may end far from the best there, however long it is. Set on random networks
+# of 10 to 40 ops.
 FEW, TIMES, OFTEN_SHARE = 60, 8, 0.2
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of

@@ -237,7 +237,9 @@ def test_columns_of_a_gigabyte_are_made_a_few_at_a_time(monkeypatch: pytest.Monk
     net = _conv(_activation(_data()), 12)
     shape = (1, 12, 2048, 2048)
     assert 4 * 12 * 9 * 2048 * 2048 > 1 << 30
-    assert _estimated(net, shape) == (1 << 30) // 10 + (1 << 30) // 20
+    # The loss has a product of large matrices.
+    of_loss = workspace_estimate.MOST_FOR_PRODUCTS
+    assert _estimated(net, shape) == (1 << 30) // 10 + (1 << 30) // 20 + of_loss
 
 
 # Beyond some padding the convolution itself is a product of matrices, which is prepared once; what

@@ -39,6 +39,17 @@ OF_DATA, OF_WEIGHT = 10, 20
 # within MXNet's code as it is first used, which no plan counts.
 CODE_NBYTES, FIRST_PRIMITIVES = 50_000, 48
 
+# Products of matrices are made of copies of parts of them, of which each thread that makes one
+# keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB, by 9 MB
+# in three steps of two layers of 2048. What is kept for small ones is within what no plan counts.
+MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
+_PRODUCTS = frozenset(
+    """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
+    _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
+    _linalg_gemm _linalg_gemm2 _npi_dot _npi_einsum _npi_matmul _npi_tensordot batch_dot dot
+    FullyConnected""".split()
+)
+
 # Operators of oneDNN that do not compute in place.
 _COPIED_BACK = frozenset(
     """_backward_Activation _backward_FullyConnected _backward_LeakyReLU _backward_log_softmax
@@ -67,7 +78,7 @@ def executor_nbytes(
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
         nbytes += nbytes // 2
-    return sum(kept) + nbytes + _of_onednn(nodes), kept
+    return sum(kept) + nbytes + _kept_nbytes(nodes), kept
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
@@ -87,7 +98,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     kept = max(all_copies.kept_nbytes, default=0)
     for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept)
     for_copies += max(map(space_nbytes, nodes), default=0)
-    return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _of_onednn(nodes)
+    return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
 
 
 def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
@@ -128,9 +139,20 @@ def _read_and_written(node: Node) -> int:
     return total_nbytes((*of_tensors, *writes))
 
 
-def _of_onednn(nodes: Sequence[Node]) -> int:
-    """What oneDNN keeps for itself: scratchpads, the states of recurrent layers, code."""
-    return _scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
+def _kept_nbytes(nodes: Sequence[Node]) -> int:
+    """What is kept behind operators: scratchpads, states of recurrent layers, code."""
+    kept = _scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
+    return kept + _for_matrices(nodes)
+
+
+def _for_matrices(nodes: Iterable[Node]) -> int:
+    """Copies of parts of matrices of which products are made, in the largest product."""
+    sizes = (
+        total_nbytes((*node.infos.inputs, *node.infos.outputs))
+        for node in nodes
+        if (node if node.forward is None else node.forward).op in _PRODUCTS
+    )
+    return min(MOST_FOR_PRODUCTS, max(0, max(sizes, default=0) - SMALL_PRODUCT))
 
 
 def _code_nbytes(nodes: Iterable[Node]) -> int:
