@@ -94,7 +94,9 @@ class Packed(Explicit):
         asked for, and it bundles no calls of several contexts.
         """
         if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
-            raise ArgumentError(f"packed memory is on cpu(0) or a GPU, not on {ctx}")
+            raise ArgumentError(
+                f"packed memory is on cpu(0) or a GPU, not on {ctx}; use realisation='explicit'"
+            )
 
     def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
         """An estimate for a CPU, where all calls find one workspace."""
