@@ -100,6 +100,17 @@ def test_gradients_are_products_of_matrices_where_onednn_says_so() -> None:
     assert told == said
 
 
+@pytest.mark.parametrize("is_input", [True, False])
+def test_few_channels_have_columns_for_their_gradient_if_an_op_made_them(is_input: bool) -> None:
+    """Of what a network is given no gradient is computed."""
+    data = mx.sym.Variable("data")
+    pictures = data if is_input else mx.sym.tanh(data)
+    call = mx.sym.Convolution(pictures, num_filter=16, kernel=(3, 3), no_bias=True, name="call")
+    traced = trace(mx.sym.MakeLoss(call), shapes={"data": (2, 3, 9, 9)})
+    of_data = kernels(next(node for node in traced.nodes if node.name == "call")).of_data
+    assert of_data == Kernel(False, False, has_columns=not is_input)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "output"),
     [

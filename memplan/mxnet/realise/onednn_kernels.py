@@ -82,14 +82,15 @@ def _kernels(call: Node, data: EntryInfo, out: EntryInfo) -> Kernels:
         return _depthwise(_Geometry(call, data, out), groups)
     few = _FEW_CHANNELS_OF_AVX512 if has_avx512() else _FEW_CHANNELS
     if call.op == "Convolution" and ninputs <= few and noutputs % _BLOCK == 0:
-        # Data of so few channels are those of the network, of which no gradient is computed.
         kernel = Kernel(False, True)
         if has_avx512():
             return Kernels(kernel, kernel, kernel._replace(has_columns=True))
         geometry = _Geometry(call, data, out)
         forward = kernel if geometry.suits_forward() else _MATRICES
         is_own = ninputs == 3 and geometry.suits_weight()
-        return Kernels(forward, Kernel(False, False), kernel if is_own else _MATRICES)
+        # Of the data of a network no gradient is computed.
+        of_data = Kernel(False, False) if call.inputs[0][0].is_variable else _MATRICES
+        return Kernels(forward, of_data, kernel if is_own else _MATRICES)
     if ninputs % _BLOCK or noutputs % _BLOCK:
         return Kernels(_MATRICES, _MATRICES, _MATRICES)
     own = Kernel(True, True)
