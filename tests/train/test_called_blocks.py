@@ -177,6 +177,20 @@ def test_a_call_with_a_number_trains_unplanned_and_says_so() -> None:
     assert not other.planned_step.plans
 
 
+def test_an_argument_that_has_a_name_only_is_kept() -> None:
+    class Scaled(Halving):
+        def __call__(self, x: Any, mask: Any) -> Any:
+            return self.forward(x, mask=mask, factor=2.0)
+
+        def forward(self, x: Any, mask: Any, *, factor: float = 1.0) -> Any:
+            return super().forward(x * factor, mask)
+
+    batch, mask = mx.nd.random.normal(shape=(4, 6)), mx.nd.random.normal(shape=(4, 5))
+    other = planned(Scaled(), realisation="packed", strategy="chen_sqrt")
+    with pytest.warns(UserWarning, match=r"called with more than arrays \(factor\)"):
+        check_equal(Scaled(), other, [(batch, mask), (batch, mask)])
+
+
 def test_a_forward_is_called_by_the_names_of_its_arguments() -> None:
     class Named(Halving):
         def __call__(self, x: Any, mask: Any = None) -> Any:

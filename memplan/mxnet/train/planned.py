@@ -122,8 +122,10 @@ class _Forward:
         self.__class__.__init__(self, *args, **options)
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        args = _by_place(self._unplanned_forward, args, named) if named else args
+        if named:
+            args, named = _by_place(self._unplanned_forward, args, named)
         others = {type(i).__name__ for i in leaves(args) if not isinstance(i, mx.nd.NDArray)}
+        others.update(named)
         arrays = any(isinstance(i, mx.nd.NDArray) for i in leaves(args))
         trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
         if arrays and trains and others:
@@ -134,7 +136,7 @@ class _Forward:
                 stacklevel=3,
             )
         if others or not (arrays and trains):
-            return self._unplanned_forward(*args)
+            return self._unplanned_forward(*args, **named)
         if is_mxnets_thread():
             raise UsageError(
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
@@ -236,11 +238,11 @@ class _Forward:
 
 def _by_place(
     forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, ...]:
-    """All arguments of ``forward`` in their order, as a graph takes them."""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``forward`` in their order, as a graph takes them, and those without one."""
     bound = inspect.signature(forward).bind(*args, **named)
     bound.apply_defaults()
-    return bound.args
+    return bound.args, bound.kwargs
 
 
 def _check_mode(half: FirstHalf, read: ReadByLoss, train_mode: bool) -> None:
