@@ -13,8 +13,9 @@ import mxnet as mx
 import pytest
 
 from helpers.paths import ROOT
-from memplan.mxnet.realise import onednn_kernels
+from memplan.mxnet.realise import onednn_kernels, processor
 from memplan.mxnet.realise.onednn_kernels import Kernel, kernels
+from memplan.mxnet.realise.processor import has_avx512
 from memplan.planning.realisation import trace
 
 # Channels, filters, the dimensions of a picture, and what a convolution is called with.
@@ -48,23 +49,50 @@ CASES: dict[str, tuple[int, int, tuple[int, ...], dict[str, Any]]] = {
     "a depthwise volume": (16, 16, (4, 8, 8), {"kernel": (1, 3, 3), "num_group": 16}),
 }
 
+# The same turned round: a Deconvolution of so many channels to so many.
+TURNED_ROUND = {
+    "turned round": (16, 32, (9, 9), {"kernel": (4, 4), "stride": (2, 2), "pad": (1, 1)}),
+    "turned round, half a block": (24, 16, (9, 9), {"kernel": (2, 2), "stride": (2, 2)}),
+    "turned round, to colours": (16, 3, (9, 9), {"kernel": (4, 4), "stride": (2, 2)}),
+}
+
+# What AVX-512 computes otherwise.
+CASES |= {
+    "half a block": (24, 40, (9, 9), {"kernel": (3, 3), "pad": (1, 1)}),
+    "half a block, wide": (24, 40, (28, 28), {"kernel": (11, 11)}),
+    "four blocks, dilated": (64, 64, (40, 40), {"kernel": (3, 3), "pad": (8, 8), "dilate": (8, 8)}),
+    "one block, dilated": (16, 16, (40, 40), {"kernel": (3, 3), "pad": (8, 8), "dilate": (8, 8)}),
+    "beyond the picture": (16, 16, (9, 9), {"kernel": (1, 1), "pad": (1, 1)}),
+    "eight channels": (8, 32, (9, 9), {"kernel": (3, 3), "pad": (1, 1)}),
+    "groups of four": (16, 16, (9, 9), {"kernel": (3, 3), "pad": (1, 1), "num_group": 4}),
+    "groups of colours": (6, 32, (9, 9), {"kernel": (3, 3), "num_group": 2}),
+    "half a block, depthwise": (24, 24, (9, 9), {"kernel": (3, 3), "pad": (1, 1), "num_group": 24}),
+    "strides that do not fit": (32, 32, (40, 40), {"kernel": (5, 5), "stride": (3, 3)}),
+    "a long code": (16, 128, (60, 60), {"kernel": (15, 15), "pad": (7, 7)}),
+}
+
 RUN = """
 import json, sys
 import mxnet as mx
-for name, (channels, nfilter, shape, options) in json.loads(sys.argv[1]).items():
+for name, (op, channels, nfilter, shape, options) in json.loads(sys.argv[1]).items():
     options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
     data = mx.nd.ones((2, channels, *shape))
-    weight = mx.nd.ones((nfilter, channels // options.get("num_group", 1), *options["kernel"]))
+    sides = (nfilter, channels) if op == "Convolution" else (channels, nfilter)
+    weight = mx.nd.ones((sides[0], sides[1] // options.get("num_group", 1), *options["kernel"]))
     data.attach_grad(), weight.attach_grad()
-    with mx.autograd.record():
-        out = mx.nd.Convolution(data, weight, num_filter=nfilter, no_bias=True, **options)
-    mx.nd.waitall()
     print("\\nCASE " + name, flush=True)
+    with mx.autograd.record():
+        out = getattr(mx.nd, op)(data, weight, num_filter=nfilter, no_bias=True, **options)
     out.backward()
     mx.nd.waitall()
 """
 
-LINE = re.compile(r",convolution,([^,]*),(backward_data|backward_weights),")
+# What oneDNN says of a kernel: which it is, what it computes, whether in layouts of its own.
+LINE = re.compile(
+    r",(?:de)?convolution,([^,]*),(forward_training|backward_data|backward_weights),"
+    r"\w*src_f32::blocked:(\w+):\S* \S+ \S+ \w*dst_f32::blocked:(\w+):"
+)
+KINDS = ("forward_training", "backward_data", "backward_weights")
 
 
 @pytest.fixture(autouse=True)
@@ -73,30 +101,38 @@ def _avx2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_of(name: str, op: str = "Convolution") -> onednn_kernels.Kernels:
-    channels, nfilter, shape, options = CASES[name]
-    if op == "Deconvolution":
-        channels, nfilter = nfilter, channels
-    call = getattr(mx.sym, op)(
-        mx.sym.Variable("data"), num_filter=nfilter, no_bias=True, name="call", **options
-    )
+    channels, nfilter, shape, options = (CASES | TURNED_ROUND)[name]
+    data = mx.sym.tanh(mx.sym.Variable("data"))  # of what a network is given there is no gradient
+    call = getattr(mx.sym, op)(data, num_filter=nfilter, no_bias=True, name="call", **options)
     traced = trace(mx.sym.MakeLoss(call), shapes={"data": (2, channels, *shape)})
     return kernels(next(node for node in traced.nodes if node.name == "call"))
 
 
-def test_gradients_are_products_of_matrices_where_onednn_says_so() -> None:
-    environment = dict(os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA="AVX2")
-    command = [sys.executable, "-c", RUN, json.dumps(CASES)]
+@pytest.mark.parametrize("processor", ["AVX2", "AVX512_CORE"])
+def test_kernels_are_those_that_onednn_names(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if processor == "AVX512_CORE" and not has_avx512():
+        pytest.skip("this processor has no AVX-512")
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: processor != "AVX2")
+    cases = {name: ("Convolution", *case) for name, case in CASES.items()}
+    cases |= {name: ("Deconvolution", *case) for name, case in TURNED_ROUND.items()}
+    environment = dict(os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=processor)
+    command = [sys.executable, "-c", RUN, json.dumps(cases)]
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    said: dict[str, dict[str, bool]] = {}
+    said: dict[str, dict[str, Kernel]] = {}
     for part in run.stdout.split("\nCASE ")[1:]:
         name, _, text = part.partition("\n")
-        said[name] = {kind: "gemm" in kernel for kernel, kind in LINE.findall(text)}
-    told = {}
-    for name in CASES:
-        _, of_data, of_weight = kernels_of(name)
-        told[name] = {"backward_data": not of_data.data, "backward_weights": of_weight.has_columns}
+        said[name] = {}
+        for kernel, kind, *layouts in LINE.findall(text):
+            data, output = (any(letter.isdigit() for letter in layout) for layout in layouts)
+            said[name][kind] = Kernel(data, output, "gemm" in kernel)
+    told = {
+        name: dict(zip(KINDS, kernels_of(name, case[0]), strict=True))
+        for name, case in cases.items()
+    }
     assert told == said
 
 
@@ -111,50 +147,38 @@ def test_few_channels_have_columns_for_their_gradient_if_an_op_made_them(is_inpu
     assert of_data == Kernel(False, False, has_columns=not is_input)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "output"),
-    [
-        ("plain", True, True),
-        ("much padding", False, False),
-        ("colours", False, True),
-        ("colours, much padding", False, False),
-        ("seven channels", False, True),
-        ("small groups", False, False),
-        ("depthwise", True, True),
-        ("a depthwise volume", False, False),
-    ],
-)
-def test_layouts_that_a_convolution_wants(name: str, data: bool, output: bool) -> None:
-    forward = kernels_of(name).forward
-    assert (forward.data, forward.output) == (data, output)
-
-
-@pytest.mark.parametrize("name", ["plain", "dilated", "a volume", "uneven strides"])
-def test_avx512_has_kernels_for_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
-    assert set(kernels_of(name)) == {Kernel(True, True)}
-
-
 def test_a_deconvolution_is_the_gradient_of_a_convolution() -> None:
     forward, of_data, _ = kernels_of("a strided volume", "Deconvolution")
     assert (forward.data, of_data.data) == (False, True)
 
 
 def test_other_processors_are_taken_for_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
     flags = {
         "avx2 avx512f": False,
         "avx512f avx512bw avx512dq avx512vl avx2": True,
         None: False,
     }
     for text, answer in flags.items():
+        _say(monkeypatch, None if text is None else f"model name\t: x\nflags\t\t: fpu {text} sse\n")
+        assert has_avx512.__wrapped__() is answer
 
-        def read_text(*_: object, text: str | None = text, **__: object) -> str:
-            if text is None:
-                raise OSError("there is no /proc")
-            return f"model name\t: x\nflags\t\t: fpu {text} sse\n"
 
-        monkeypatch.setattr("pathlib.Path.read_text", read_text)
-        onednn_kernels.has_avx512.cache_clear()
-        assert onednn_kernels.has_avx512() is answer
-    onednn_kernels.has_avx512.cache_clear()
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("512K\n", 512 << 10), ("?", 1 << 20), (None, 1 << 20)]
+)
+def test_the_cache_is_as_large_as_linux_says(
+    text: str | None, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _say(monkeypatch, text)
+    assert processor.cache_nbytes.__wrapped__(2) == nbytes
+
+
+def _say(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    """Have Linux say ``text`` of the processor; None: nothing."""
+
+    def read_text(*_: object, **__: object) -> str:
+        if text is None:
+            raise OSError("there is no /proc")
+        return text
+
+    monkeypatch.setattr("pathlib.Path.read_text", read_text)

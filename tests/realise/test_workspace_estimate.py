@@ -68,10 +68,11 @@ def _activation(data: Symbol) -> Symbol:
         (lambda data: _activation(_conv(data)), SHAPE, 0),
         (lambda data: mx.sym.relu(_conv(data, 8)), SHAPE, 2 * N // 2),
         (lambda data: mx.sym.relu(_conv(data, 12)), SHAPE, 0),
-        (lambda data: mx.sym.relu(_conv(data)), (2, 12, 8, 8), 0),
+        (lambda data: mx.sym.relu(_conv(data)), (2, 12, 8, 8), 2 * N),
         (lambda data: mx.sym.relu(_conv(data)), (2, 3, 8, 8), 2 * N),
         (lambda data: mx.sym.relu(_conv(data, groups=16)), SHAPE, 2 * N),
-        (lambda data: mx.sym.relu(_conv(data, groups=4)), SHAPE, 0),
+        (lambda data: mx.sym.relu(_conv(data, groups=4)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(_conv(data, groups=8)), SHAPE, 0),
         (lambda data: mx.sym.relu(_conv(data, groups=2)), SHAPE, 2 * N),
         (lambda data: mx.sym.relu(data), SHAPE, 0),
         # Its gradient and its output are those of convolutions, and its result lies in one.
@@ -151,7 +152,7 @@ def test_nothing_is_estimated_for_a_gpu_or_without_onednn(
     assert load(name).workspace(traced, "cpu") is None
 
 
-@pytest.mark.parametrize(("channels", "matrices"), [(16, 0), (12, 2), (3, 1)])
+@pytest.mark.parametrize(("channels", "matrices"), [(16, 0), (12, 3), (3, 1)])
 def test_executors_keep_the_columns_of_convolutions_as_matrices(
     monkeypatch: pytest.MonkeyPatch, channels: int, matrices: int
 ) -> None:
@@ -177,10 +178,10 @@ def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
 
 
 # Of so many channels oneDNN has kernels of its own, which need no columns; of so few it has one for
-# all but the gradient of the weights.
+# all but the gradient of the data.
 @pytest.mark.parametrize(
     ("channels", "nfilter", "matrices"),
-    [(16, 16, 0), (24, 24, 0), (3, 24, 1), (3, 12, 2), (12, 24, 2), (24, 12, 2)],
+    [(16, 16, 0), (24, 24, 0), (3, 24, 1), (3, 12, 3), (12, 24, 3), (24, 12, 3)],
 )
 @pytest.mark.parametrize("nthreads", [1, 2])
 def test_packed_steps_have_scratchpads_for_matrices_only(
@@ -220,7 +221,7 @@ ALL_ELSE = 4 * (2 * 12 * 100 + 12 * 81 + 2 * 100)
 # half of that.
 @pytest.mark.parametrize(
     ("nfilter", "expected"),
-    [(12, 2 * 4 * 12 * 81 * 100), (1, 15 * ALL_ELSE // 10 + 15 * ALL_ELSE // 20)],
+    [(12, 3 * 4 * 12 * 81 * 100), (1, 15 * ALL_ELSE // 10 + 15 * ALL_ELSE // 20)],
 )
 def test_columns_far_larger_than_all_else_are_made_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch, nfilter: int, expected: int
@@ -242,9 +243,8 @@ def test_columns_of_a_gigabyte_are_made_a_few_at_a_time(monkeypatch: pytest.Monk
     assert _estimated(net, shape) == (1 << 30) // 10 + (1 << 30) // 20 + of_loss
 
 
-# Beyond some padding the convolution itself is a product of matrices, which is prepared once; what
-# differs in layouts only is prepared again for its gradient.
-@pytest.mark.parametrize(("by", "times", "products"), [(2, 1, 1), (2, 3, 3), (4, 1, 2), (4, 3, 4)])
+# Beyond some padding the convolution itself is a product of matrices, too.
+@pytest.mark.parametrize(("by", "times", "products"), [(2, 1, 1), (2, 3, 3), (4, 1, 2), (4, 3, 6)])
 def test_what_is_prepared_for_dilated_convolutions(
     monkeypatch: pytest.MonkeyPatch, by: int, times: int, products: int
 ) -> None:
@@ -256,13 +256,20 @@ def test_what_is_prepared_for_dilated_convolutions(
     assert _estimated(net, SHAPE) == products * 4 * 16 * 9 * 64
 
 
+def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
+    monkeypatch.setattr(workspace_estimate, "cache_nbytes", {2: 1000}.get)
+    net = _activation(_conv(_activation(_data()), 12))
+    assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
+
+
 @pytest.mark.parametrize("depth", [2, 8])
 def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
     net = mx.sym.Convolution(
         _activation(mx.sym.Variable("data")), num_filter=12, kernel=(3, 3, 3), pad=(1, 1, 1)
     )
-    assert _estimated(net, (2, 12, depth, 8, 8)) == 2 * 4 * 12 * 27 * 64
+    assert _estimated(net, (2, 12, depth, 8, 8)) == 3 * 4 * 12 * 27 * 64
 
 
 def test_packed_steps_copy_for_operators_without_onednn_only() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
+from memplan.mxnet.realise.processor import cache_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
@@ -182,19 +183,18 @@ def _scratchpads(nodes: Iterable[Node]) -> int:
             call_of[kind] = call
     nbytes = 0
     for kind, times in kinds.items():
-        has_columns = (kernel.has_columns for kernel in kernels(call_of[kind]))
-        sizes = _of_products(call_of[kind])
-        forward, *gradients = (
-            size if has else 0 for has, size in zip(has_columns, sizes, strict=True)
-        )
-        nbytes += sum(gradients) * min(times, LAYOUTS)
-        if not all(gradients):  # what is counted for two was seen to be enough for the convolution
-            nbytes += forward
+        products = zip(kernels(call_of[kind]), _of_products(call_of[kind]), strict=True)
+        columns = sum(size for kernel, size in products if kernel.has_columns)
+        nbytes += columns * min(times, LAYOUTS)
     return nbytes
 
 
 def _of_products(call: Node) -> tuple[int, int, int]:
-    """The columns for a convolution, for the gradient of its data, and for that of its weight."""
+    """The columns for a convolution, for the gradient of its data, and for that of its weight.
+
+    Those of a convolution itself are made as many at a time as a core's cache holds, but for
+    volumes.
+    """
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
     if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
@@ -203,12 +203,14 @@ def _of_products(call: Node) -> tuple[int, int, int]:
     if is_turned_round:
         data, out = out, data
     groups = int(call.attrs.get("num_group", "1"))
-    nbytes = min(threads(), data.shape[0] * groups) * _columns_nbytes(weight, out)
+    nthreads = min(threads(), data.shape[0] * groups)
+    columns = _columns_nbytes(weight, out)
+    forward = columns if len(data.shape) > 4 else min(columns, cache_nbytes(2))
+    forward, of_data, of_weight = (nthreads * size for size in (forward, columns, columns))
     read_and_written = data.nbytes + weight.nbytes + out.nbytes
     most = min(MOST_COLUMNS * threads() * read_and_written, MOST_COLUMNS_NBYTES)
-    if nbytes <= most:
-        return nbytes, nbytes, nbytes
-    forward, of_data, of_weight = 0, most // OF_DATA, most // OF_WEIGHT
+    if of_data > most:
+        forward, of_data, of_weight = 0, most // OF_DATA, most // OF_WEIGHT
     return (of_data, forward, of_weight) if is_turned_round else (forward, of_data, of_weight)
 
 
