@@ -130,6 +130,14 @@ def test_memory_that_nobody_gives_back_counts_half_again() -> None:
     assert _beside_copies(net, leaves_holes=True) == nbytes + nbytes // 2
 
 
+def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = _activation(_conv(_activation(_conv(mx.sym.Variable("data"))), 32))
+    monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 2 * N)
+    nbytes = _beside_copies(net, leaves_holes=False)
+    assert nbytes == 2 * N + 4 * WEIGHT + 2 * N // 5
+    assert _beside_copies(net, leaves_holes=True) == nbytes + N
+
+
 def test_explicit_steps_keep_the_same_copies() -> None:
     net = _loss(mx.sym.relu(_conv(mx.sym.relu(_conv(mx.sym.Variable("data"))))))
     traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")

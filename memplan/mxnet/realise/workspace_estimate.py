@@ -51,6 +51,10 @@ _PRODUCTS = frozenset(
     FullyConnected""".split()
 )
 
+# What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
+# mallopt): 65 MB of copies of one weight leave no holes.
+MOST_KEPT = 32 << 20
+
 # Operators of oneDNN that do not compute in place.
 _COPIED_BACK = frozenset(
     """_backward_Activation _backward_FullyConnected _backward_LeakyReLU _backward_log_softmax
@@ -67,18 +71,19 @@ def executor_nbytes(
     (:mod:`memplan.mxnet.realise.layout_copies`). Beside these and scratchpads it has one temporary
     space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what
     comes and goes: some of every size, at least as much as one op copies, and half again where it
-    ``leaves_holes``, because nobody tells it to give memory back. Set on 130 schedules of the
-    networks of benchmarks/process_networks.py, of Gluon's zoo and of GluonCV's, at AVX-512.
+    ``leaves_holes``, because nobody tells it to give memory back; of large arrays it keeps nothing.
+    Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
+    GluonCV's, at AVX-512.
     """
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    for_copies = max(sizes, default=0) + sum(sizes) // 5
+    for_copies = max(sizes, default=0) + sum(size for size in sizes if size <= MOST_KEPT) // 5
     copied_back = max(copied_back_nbytes(graph, nodes), default=0)
     copied_first = max(kept, default=0)
     nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
-        nbytes += nbytes // 2
+        nbytes += min(nbytes, MOST_KEPT) // 2
     return sum(kept) + nbytes + _kept_nbytes(nodes), kept
 
 
