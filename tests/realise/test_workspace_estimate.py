@@ -271,6 +271,18 @@ def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.M
     assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
 
 
+@pytest.mark.parametrize("nfilter", [16, 12])
+def test_deconvolutions_add_a_bias_to_a_copy(monkeypatch: pytest.MonkeyPatch, nfilter: int) -> None:
+    """Products of matrices, those of 12 filters, add it where they stand."""
+    monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)
+    estimates = []
+    for no_bias in (True, False):
+        options = {"kernel": (2, 2), "stride": (2, 2), "no_bias": no_bias}
+        net = mx.sym.Deconvolution(_activation(_data()), num_filter=16, **options)
+        estimates.append(_estimated(net, SHAPE))
+    assert estimates[1] - estimates[0] == 4 * N
+
+
 @pytest.mark.parametrize("depth", [2, 8])
 def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     monkeypatch.setattr(workspace_estimate, "threads", lambda: 1)

@@ -179,19 +179,29 @@ def _scratchpads(nodes: Iterable[Node]) -> int:
     and 8 threads.
     """
     kinds: Counter[Any] = Counter()
-    call_of: dict[Any, Node] = {}
+    node_of: dict[Any, Node] = {}
     for node in nodes:
-        call = node.forward
-        if call is not None and node.op in ("_backward_Convolution", "_backward_Deconvolution"):
-            kind = (call.op, call.key, call.infos.inputs[:2])
+        call = node if node.forward is None else node.forward
+        if call.op in ("Convolution", "Deconvolution"):
+            kind = (node.op, call.key, call.infos.inputs[:2])
             kinds[kind] += 1
-            call_of[kind] = call
-    nbytes = 0
-    for kind, times in kinds.items():
-        products = zip(kernels(call_of[kind]), _of_products(call_of[kind]), strict=True)
-        columns = sum(size for kernel, size in products if kernel.has_columns)
-        nbytes += columns * min(times, LAYOUTS)
-    return nbytes
+            node_of[kind] = node
+    return sum(min(n, LAYOUTS) * _scratchpad(node_of[kind]) for kind, n in kinds.items())
+
+
+def _scratchpad(node: Node) -> int:
+    """That of a convolution, or those of its gradients, once."""
+    call = node if node.forward is None else node.forward
+    found = kernels(call)
+    products = list(zip(found, _of_products(call), strict=True))
+    if call is not node:
+        return sum(size for kernel, size in products[1:] if kernel.has_columns)
+    kernel, size = products[0]
+    if kernel.has_columns:
+        return size
+    # Without columns a deconvolution adds its bias to a copy (ref_deconvolution.hpp).
+    has_copy = call.op == "Deconvolution" and len(call.inputs) > 2
+    return total_nbytes(call.infos.outputs) if has_copy else 0
 
 
 def _of_products(call: Node) -> tuple[int, int, int]:
