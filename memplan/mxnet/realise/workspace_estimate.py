@@ -8,32 +8,17 @@ whatever runs.
 
 from __future__ import annotations
 
-import math
 import operator
-import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memplan.mxnet.realise.layout_copies import copies
-from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
-from memplan.mxnet.realise.processor import cache_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
-from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
+from memplan.mxnet.realise.scratchpads import scratchpads
+from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
-
-# The gradients of a convolution are prepared anew for every combination of layouts that they meet:
-# no more than this many were seen on the networks of benchmarks/process_networks.py.
-LAYOUTS = 3
-
-# Columns that would take more than this many times what a convolution reads and writes, or more
-# than a gigabyte, are made a few at a time: for the gradient of the data in a tenth of that, for
-# that of the weight in a twentieth, and for the convolution itself in what fits a cache
-# (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit, and _coef).
-MOST_COLUMNS, MOST_COLUMNS_NBYTES = 15, 1 << 30
-OF_DATA, OF_WEIGHT = 10, 20
 
 # oneDNN writes code for each of its operators on each set of shapes and attributes: 200 kB were
 # seen for a convolution and its two gradients, as little as 30 for others. The first ones are
@@ -147,7 +132,7 @@ def _read_and_written(node: Node) -> int:
 
 def _kept_nbytes(nodes: Sequence[Node]) -> int:
     """What is kept behind operators: scratchpads, states of recurrent layers, code."""
-    kept = _scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
+    kept = scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
     return kept + _for_matrices(nodes)
 
 
@@ -171,78 +156,6 @@ def _code_nbytes(nodes: Iterable[Node]) -> int:
     return CODE_NBYTES * max(0, len(kinds) - FIRST_PRIMITIVES)
 
 
-def _scratchpads(nodes: Iterable[Node]) -> int:
-    """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
-
-    Products of matrices take the columns of a picture for each thread
-    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
-    and 8 threads.
-    """
-    kinds: Counter[Any] = Counter()
-    node_of: dict[Any, Node] = {}
-    for node in nodes:
-        call = node if node.forward is None else node.forward
-        if call.op in ("Convolution", "Deconvolution"):
-            kind = (node.op, call.key, call.infos.inputs[:2])
-            kinds[kind] += 1
-            node_of[kind] = node
-    return sum(min(n, LAYOUTS) * _scratchpad(node_of[kind]) for kind, n in kinds.items())
-
-
-def _scratchpad(node: Node) -> int:
-    """That of a convolution, or those of its gradients, once."""
-    call = node if node.forward is None else node.forward
-    found = kernels(call)
-    products = list(zip(found, _of_products(call), strict=True))
-    if call is not node:
-        return sum(size for kernel, size in products[1:] if kernel.has_columns)
-    kernel, size = products[0]
-    if kernel.has_columns:
-        return size
-    # Without columns a deconvolution adds its bias to a copy (ref_deconvolution.hpp).
-    has_copy = call.op == "Deconvolution" and len(call.inputs) > 2
-    return total_nbytes(call.infos.outputs) if has_copy else 0
-
-
-def _of_products(call: Node) -> tuple[int, int, int]:
-    """The columns for a convolution, for the gradient of its data, and for that of its weight.
-
-    Those of a convolution itself are made as many at a time as a core's cache holds, but for
-    volumes.
-    """
-    data, weight = call.infos.inputs[:2]
-    out = call.infos.outputs[0]
-    if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
-        return 0, 0, 0
-    is_turned_round = call.op == "Deconvolution"
-    if is_turned_round:
-        data, out = out, data
-    groups = int(call.attrs.get("num_group", "1"))
-    nthreads = min(threads(), data.shape[0] * groups)
-    columns = _columns_nbytes(weight, out)
-    forward = columns if len(data.shape) > 4 else min(columns, cache_nbytes(2))
-    forward, of_data, of_weight = (nthreads * size for size in (forward, columns, columns))
-    read_and_written = data.nbytes + weight.nbytes + out.nbytes
-    most = min(MOST_COLUMNS * threads() * read_and_written, MOST_COLUMNS_NBYTES)
-    if of_data > most:
-        forward, of_data, of_weight = 0, most // OF_DATA, most // OF_WEIGHT
-    return (of_data, forward, of_weight) if is_turned_round else (forward, of_data, of_weight)
-
-
-def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
-    """The columns of a picture of which ``out`` has that many places, or of a slice of a volume.
-
-    oneDNN multiplies volumes slice by slice (jit_gemm_convolution_utils.cpp: os, im2col_sz).
-    """
-    return math.prod((*weight.shape[1:], *out.shape[2:][-2:])) * weight.itemsize
-
-
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
     """What the recurrent layers keep from their forward to their backward ops."""
     return sum(nbytes_kept(node) for node in nodes if node.op == "RNN")
-
-
-def threads() -> int:
-    """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
-    text = os.environ.get("OMP_NUM_THREADS", "")
-    return int(text) if text.isdigit() and int(text) else max(1, (os.cpu_count() or 1) // 2)

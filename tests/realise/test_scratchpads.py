@@ -1,0 +1,146 @@
+"""The scratchpads that oneDNN keeps for convolutions: columns of pictures, by shapes."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from memplan.mxnet.realise import onednn_kernels, scratchpads
+from memplan.mxnet.realise.layout_copies import copies
+from memplan.planning.realisation import trace
+
+Symbol = mx.sym.Symbol
+
+SHAPE = (2, 16, 8, 8)
+N = 2 * 16 * 8 * 8 * 4  # the bytes of a picture
+WEIGHT = 16 * 16 * 9 * 4
+
+
+@pytest.fixture(autouse=True)
+def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What oneDNN does depends on the processor: that of another machine is imagined."""
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
+
+
+def _data() -> Symbol:
+    return mx.sym.Variable("data")
+
+
+def _conv(data: Symbol, nfilter: int = 16) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), no_bias=True)
+
+
+def _activation(data: Symbol) -> Symbol:
+    return mx.sym.Activation(data, act_type="relu")
+
+
+def _loss(data: Symbol) -> Symbol:
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))
+
+
+def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
+    traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
+    return scratchpads.scratchpads(traced.nodes)
+
+
+# Of so many channels oneDNN has kernels of its own, which need no columns; of so few it has one for
+# all but the gradient of the data.
+@pytest.mark.parametrize(
+    ("channels", "nfilter", "matrices"),
+    [(16, 16, 0), (24, 24, 0), (3, 24, 1), (3, 12, 3), (12, 24, 3), (24, 12, 3)],
+)
+@pytest.mark.parametrize("nthreads", [1, 2])
+def test_packed_steps_have_scratchpads_for_matrices_only(
+    monkeypatch: pytest.MonkeyPatch, channels: int, nfilter: int, matrices: int, nthreads: int
+) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: nthreads)
+    net = _activation(_conv(_activation(mx.sym.Variable("data")), nfilter))
+    rolled = 4 * channels * 9 * 64
+    assert _estimated(net, (2, channels, 8, 8)) == matrices * nthreads * rolled
+
+
+def _dilated(data: Symbol, by: int) -> Symbol:
+    return mx.sym.Convolution(
+        data, num_filter=16, kernel=(3, 3), pad=(by, by), dilate=(by, by), no_bias=True
+    )
+
+
+def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net, estimates, temporary = _activation(_dilated(_activation(_conv(_data())), 2)), [], []
+    for has_avx512 in (True, False):
+        monkeypatch.setattr(onednn_kernels, "has_avx512", lambda answer=has_avx512: answer)
+        estimates.append(_estimated(net, SHAPE))
+        traced = trace(_loss(net), shapes={"data": SHAPE})
+        temporary.append(copies(traced.graph, traced.nodes).temporary_nbytes)
+    assert estimates == [0, 4 * 16 * 9 * 64]
+    # The data, which all else has in oneDNN's layout, is copied; the gradient of the weight is not.
+    [more] = [other - one for one, other in zip(*temporary, strict=True) if one != other]
+    assert more == N - WEIGHT
+
+
+ALL_ELSE = 4 * (2 * 12 * 100 + 12 * 81 + 2 * 100)
+
+
+# Of one filter, the gradient of the data takes a tenth of 15 times all else, that of the weight
+# half of that.
+@pytest.mark.parametrize(
+    ("nfilter", "expected"),
+    [(12, 3 * 4 * 12 * 81 * 100), (1, 15 * ALL_ELSE // 10 + 15 * ALL_ELSE // 20)],
+)
+def test_columns_far_larger_than_all_else_are_made_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, nfilter: int, expected: int
+) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net = mx.sym.Convolution(
+        _activation(_data()), num_filter=nfilter, kernel=(9, 9), pad=(4, 4), no_bias=True
+    )
+    assert _estimated(net, (2, 12, 10, 10)) == expected
+
+
+def test_columns_of_a_gigabyte_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net = _conv(_activation(_data()), 12)
+    shape = (1, 12, 2048, 2048)
+    assert 4 * 12 * 9 * 2048 * 2048 > 1 << 30
+    assert _estimated(net, shape) == (1 << 30) // 10 + (1 << 30) // 20
+
+
+# Beyond some padding the convolution itself is a product of matrices, too.
+@pytest.mark.parametrize(("by", "times", "products"), [(2, 1, 1), (2, 3, 3), (4, 1, 2), (4, 3, 6)])
+def test_what_is_prepared_for_dilated_convolutions(
+    monkeypatch: pytest.MonkeyPatch, by: int, times: int, products: int
+) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: False)
+    net = _activation(_conv(_data()))
+    for _ in range(times):
+        net = _activation(_dilated(net, by))
+    assert _estimated(net, SHAPE) == products * 4 * 16 * 9 * 64
+
+
+def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    monkeypatch.setattr(scratchpads, "cache_nbytes", {2: 1000}.get)
+    net = _activation(_conv(_activation(_data()), 12))
+    assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
+
+
+def test_deconvolutions_add_a_bias_to_a_copy() -> None:
+    estimates = []
+    for no_bias in (True, False):
+        options = {"kernel": (2, 2), "stride": (2, 2), "no_bias": no_bias}
+        net = mx.sym.Deconvolution(_activation(_data()), num_filter=16, **options)
+        estimates.append(_estimated(net, SHAPE))
+    assert estimates[1] - estimates[0] == 4 * N
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net = mx.sym.Convolution(
+        _activation(mx.sym.Variable("data")), num_filter=12, kernel=(3, 3, 3), pad=(1, 1, 1)
+    )
+    assert _estimated(net, (2, 12, depth, 8, 8)) == 3 * 4 * 12 * 27 * 64
