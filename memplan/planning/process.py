@@ -10,18 +10,15 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 
 from memplan.planning import child
 from memplan.planning.messages import NO_MORE, receive, send
+from memplan.util.processes import calling_main
 
 # How long a process waits for the next plan. It holds up to 200 MB meanwhile.
 IDLE_SECONDS = 60.0
-
-# The path is that of this process before anything is imported, whatever lies in the folder.
-_CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
 
 # The process that waits, if one does. Taking from a list and adding to it cannot be interrupted by
 # another thread, so that there is no lock which a fork could take along.
@@ -36,13 +33,11 @@ class PlanningProcess:
         request_reader, requests = os.pipe()
         answers, answer_writer = os.pipe()
         self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
-        path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
-        command = [sys.executable, "-c", _CODE.format(child.__name__)]
         self._owner = os.getpid()
         self._timer: threading.Timer | None = None
         try:
             self.popen = subprocess.Popen(
-                [*command, *map(str, (self._owner, request_reader, answer_writer)), path],
+                calling_main(child.__name__, request_reader, answer_writer),
                 pass_fds=(request_reader, answer_writer),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal comes from here alone

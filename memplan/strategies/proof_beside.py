@@ -6,17 +6,20 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from memplan.programs.refinement import Proving, Refined
 from memplan.strategies.base import Problem
+from memplan.strategies.proof_apart import ProofApart
 from memplan.util.stop import Stop
 
 # Part of the time left that the proof gets: a solve may end a little late.
 SHARE = 0.9
 
 # Programs of graphs with more ops than this take long to build, while Python's lock is held:
-# searches of 647 and 2,152 ops made half of their moves. Set on networks of benchmarks/gaps.py.
+# searches of 647 and 2,152 ops made half of their moves. These are built in another process. Set on
+# networks of benchmarks/gaps.py.
 MOST_BESIDE = 500
 
 # Two threads of Python take turns so often meanwhile: a search has many short calls between which
@@ -32,9 +35,10 @@ class ProofBeside:
     """What ``problem.space`` proves with ``options``, until :meth:`facts` asks for it.
 
     :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
-    so that takes few moves from a search on another core. Where there is none, or the solver cannot
-    be stopped, or the graph is large, it is proved when it is asked for. What is proved is the
-    same, unless the clock cuts it. At the end of the ``with`` block the thread ends.
+    so that takes few moves from a search on another core; of larger graphs a process proves it.
+    Where there is no other core, or the solver cannot be stopped, it is proved when it is asked
+    for. What is proved is the same, unless the clock cuts it. At the end of the ``with`` block the
+    thread, or process, ends.
     """
 
     def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
@@ -43,19 +47,29 @@ class ProofBeside:
         self._facts: list[Refined] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._apart: ProofApart | None = None
         self._turn_seconds = sys.getswitchinterval()
 
     def begin(self) -> None:
-        """Prove it in a thread, where that does not delay the search."""
-        ncores, is_small = len(os.sched_getaffinity(0)), len(self._problem.graph.ops) <= MOST_BESIDE
-        if ncores > 1 and is_small and self._options.solver == "HIGHS":
-            for other in _RUNNING[:1]:
-                self._turn_seconds = other._turn_seconds
-            _RUNNING.append(self)
-            sys.setswitchinterval(TURN_SECONDS)
-            self._until = self._share()
-            self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
-            self._thread.start()
+        """Prove it beside the search, where that does not delay it."""
+        if len(os.sched_getaffinity(0)) == 1 or self._options.solver != "HIGHS":
+            return
+        self._until = self._share()
+        if len(self._problem.graph.ops) <= MOST_BESIDE:
+            self._begin_thread()
+        else:
+            with suppress(OSError):  # as many processes run as may
+                graph, budget_nbytes = self._problem.graph, self._problem.budget_nbytes
+                assert budget_nbytes is not None
+                self._apart = ProofApart(graph, budget_nbytes, self._until, self._options)
+
+    def _begin_thread(self) -> None:
+        for other in _RUNNING[:1]:
+            self._turn_seconds = other._turn_seconds
+        _RUNNING.append(self)
+        sys.setswitchinterval(TURN_SECONDS)
+        self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
+        self._thread.start()
 
     def _share(self) -> Stop:
         """A stop of its own, with the clock's part of what is left: the search has other work."""
@@ -72,7 +86,12 @@ class ProofBeside:
 
     def facts(self) -> list[Refined]:
         """What is proved in the end."""
-        if self._thread is None:
+        bound = None if self._apart is None else self._apart.bound()
+        if bound is not None:
+            self._facts.append(Refined(None, bound.seconds))
+            if bound.cut_by_clock:
+                self._until.cut()
+        elif self._thread is None:
             self._until = self._share()
             self._prove()
         else:
@@ -92,6 +111,8 @@ class ProofBeside:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._apart is not None:
+            self._apart.end()
         if self._thread is not None:
             self._until.end()
             self._thread.join()

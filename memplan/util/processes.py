@@ -5,9 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 
 # From linux/prctl.h: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
+
+
+# The path is that of this process before anything is imported, whatever lies in the folder.
+_CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
+
+
+def calling_main(module: str, *numbers: int) -> list[str]:
+    """The command of a process that calls ``main`` of ``module``.
+
+    Its arguments are the number of this process and ``numbers``; it imports what this one would.
+    """
+    path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
+    code = _CODE.format(module)
+    return [sys.executable, "-c", code, *map(str, (os.getpid(), *numbers)), path]
 
 
 def end_with(parent: int) -> bool:

@@ -1,8 +1,10 @@
-"""A proof in a thread says what it says without one, and ends with what it is beside."""
+"""A proof in a thread or a process says what it says without, and ends with what it is beside."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +15,9 @@ import pytest
 from helpers.graphs import UNIT, unit_chain
 from helpers.planning import NEVER_SECONDS
 from memplan.programs.refinement import Proving, Refined
+from memplan.strategies import proof_beside
 from memplan.strategies.base import Problem
+from memplan.strategies.proof_apart import ProofApart
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.spaces import Sequences
 from memplan.util.stop import Stop
@@ -39,16 +43,74 @@ def proving(monkeypatch: pytest.MonkeyPatch, prove: Callable[[Stop, list[Refined
     monkeypatch.setattr(Sequences, "prove", called)
 
 
-def test_it_proves_the_same_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_beside", [0, 500])
+def test_it_proves_the_same_on_another_core(
+    most_beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof_beside, "MOST_BESIDE", most_beside)
     bounds = []
     for cores in ({0}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         with proof() as beside:
             beside.begin()
-            bounds.append([fact.bound_seconds for fact in beside.facts()])
-    alone, in_a_thread = bounds
-    assert alone == in_a_thread
-    assert alone[-1] > unit_chain(12).seconds
+            bounds.append(beside.facts()[-1].bound_seconds)
+    alone, beside_search = bounds
+    assert alone == beside_search > unit_chain(12).seconds
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that prove something, once they are started."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Started(ProofApart):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self._popen)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(proof_beside, "MOST_BESIDE", 0)
+    monkeypatch.setattr(proof_beside, "ProofApart", Started)
+    return started
+
+
+def test_a_process_ends_with_the_block(processes: list[subprocess.Popen[bytes]]) -> None:
+    with proof() as beside:
+        beside.begin()
+        [process] = processes
+        assert process.poll() is None
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_what_a_process_did_not_prove_is_proved_here(
+    processes: list[subprocess.Popen[bytes]],
+) -> None:
+    with proof() as beside:
+        beside.begin()
+        processes[0].kill()
+        assert beside.facts()[-1].bound_seconds > unit_chain(12).seconds
+
+
+def test_no_process_is_needed(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(*_: Any, **__: Any) -> None:
+        raise OSError("as many processes run as may")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with proof() as beside:
+        beside.begin()
+        assert beside.facts()[-1].bound_seconds > unit_chain(12).seconds
+    assert not processes
+
+
+def test_the_clock_may_cut_a_process(processes: list[subprocess.Popen[bytes]]) -> None:
+    stop = Stop.after(0.0)
+    with proof(stop) as beside:
+        beside.begin()
+        beside.facts()
+    assert processes
+    assert stop.cut_by_clock
 
 
 def test_a_thread_proves_it_where_there_is_another_core(

@@ -1,0 +1,74 @@
+"""A higher bound that a process of its own proves.
+
+The programs of a graph of a thousand ops take long to build, while Python's lock is held: in a
+thread they would take half of the moves of a search. A process takes none, but a second to start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+
+from memplan.programs.order_tree import raise_bound
+from memplan.programs.refinement import Proving
+from memplan.step.graph import TrainingGraph
+from memplan.util.processes import calling_main, end_with
+from memplan.util.stop import Stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What is proved, and whether time was too short for more."""
+
+    seconds: float
+    cut_by_clock: bool
+
+
+class ProofApart:
+    """What :func:`memplan.programs.order_tree.raise_bound` proves before ``stop`` is over."""
+
+    def __init__(
+        self, graph: TrainingGraph, budget_nbytes: int, stop: Stop, options: Proving
+    ) -> None:
+        """Begin; OSError where no process can be started."""
+        self._popen = subprocess.Popen(
+            calling_main(__name__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in a terminal is for the search
+        )
+        asked = graph.to_json(), budget_nbytes, stop.deadline, options
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):  # it is gone already: there will be no answer
+            pickle.dump(asked, self._popen.stdin)
+            self._popen.stdin.close()
+
+    def bound(self) -> Bound | None:
+        """What is proved in the end; None if the process has failed."""
+        assert self._popen.stdout is not None
+        answer = self._popen.stdout.read()
+        return None if self._popen.wait() else pickle.loads(answer)
+
+    def end(self) -> None:
+        """End the process, if it still runs."""
+        self._popen.kill()
+        self._popen.wait()
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def main() -> None:
+    """Answer on stdout what is asked on stdin, for as long as the parent lives."""
+    if not end_with(int(sys.argv[1])):
+        return
+    text, budget_nbytes, deadline, options = pickle.load(sys.stdin.buffer)
+    graph, stop = TrainingGraph.from_json(text), Stop(deadline)
+    highest = graph.seconds
+    enough = options.enough_seconds
+    for fact in raise_bound(graph, budget_nbytes, stop, options, enough_seconds=enough):
+        highest = max(highest, fact.bound_seconds)
+    pickle.dump(Bound(highest, stop.cut_by_clock), sys.stdout.buffer)
