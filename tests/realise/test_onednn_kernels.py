@@ -163,6 +163,13 @@ def test_other_processors_are_taken_for_avx2(monkeypatch: pytest.MonkeyPatch) ->
         assert has_avx512.__wrapped__() is answer
 
 
+def test_onednn_may_be_told_to_use_no_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    _say(monkeypatch, "flags\t: avx512f avx512bw avx512dq avx512vl avx2")
+    for told, answer in {"AVX2": False, "avx512_core": True}.items():
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", told)
+        assert has_avx512.__wrapped__() is answer
+
+
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("512K\n", 512 << 10), ("?", 1 << 20), (None, 1 << 20)]
 )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
 
 _AVX512 = frozenset("avx512f avx512bw avx512dq avx512vl".split())
+
+# With one of these in the environment oneDNN uses no more than that.
+_WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2")
 
 # Where the size of a core's first cache for data, and of its second one, stands; what is usual.
 _CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20)}
@@ -14,7 +18,9 @@ _CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20)}
 
 @functools.cache
 def has_avx512() -> bool:
-    """Does this machine have what oneDNN's kernels for AVX-512 need?"""
+    """Does this machine have what oneDNN's kernels for AVX-512 need, and may it use them?"""
+    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in _WITHOUT_AVX512:
+        return False
     flags = re.search(r"^flags\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
     return flags is not None and set(flags[1].split()) >= _AVX512
 
