@@ -65,6 +65,7 @@ CASES |= {
     "beyond the picture": (16, 16, (9, 9), {"kernel": (1, 1), "pad": (1, 1)}),
     "eight channels": (8, 32, (9, 9), {"kernel": (3, 3), "pad": (1, 1)}),
     "groups of four": (16, 16, (9, 9), {"kernel": (3, 3), "pad": (1, 1), "num_group": 4}),
+    "a group for each colour": (3, 24, (9, 9), {"kernel": (3, 3), "num_group": 3}),
     "groups of colours": (6, 32, (9, 9), {"kernel": (3, 3), "num_group": 2}),
     "half a block, depthwise": (24, 24, (9, 9), {"kernel": (3, 3), "pad": (1, 1), "num_group": 24}),
     "strides that do not fit": (32, 32, (40, 40), {"kernel": (5, 5), "stride": (3, 3)}),

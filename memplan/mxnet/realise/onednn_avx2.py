@@ -91,7 +91,7 @@ def suits_weight(conv: Convolution) -> bool:
     """May the gradient of its weight be?"""
     if conv.is_depthwise:
         return suits_weight_of_depthwise(conv, BLOCK)
-    of_colours = conv.ninputs * conv.groups == 3
+    of_colours = conv.ninputs == 3 and conv.groups == 1
     if conv.noutputs % BLOCK or (conv.ninputs % BLOCK and not of_colours):
         return False
     depth, height, width = conv.axes
