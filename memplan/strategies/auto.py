@@ -34,8 +34,9 @@ QUICK_SHARE = 0.1
 
 # The usual work is for what `search` does, and as much again is for all the rest.
 TIMES_THE_WORK = 2.0
-# Large graphs in blocks get more: set on residual networks of 5,141 and 10,281 ops.
-TIMES_THE_WORK_OF_SLOW = 6.0
+# In blocks large graphs get more, and graphs of at most so many ops, whose searches take a second.
+# Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
+TIMES_THE_WORK_IN_BLOCKS, SHORT = 6.0, 120
 
 # Part of the time and work left for schedules to begin a search with, and of large graphs, where
 # moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
@@ -100,8 +101,7 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        times = TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
-        stop = problem.stop(self.time_limit, effort=times * self._search_effort)
+        stop = problem.stop(self.time_limit, effort=_times(problem) * self._search_effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
@@ -120,6 +120,13 @@ class Auto:
         """The best schedule of quick strategies."""
         rules = {"recompute_backward": self.recompute_backward, "reorder": self.reorder}
         return quick_schedule(problem, stop.share(QUICK_SHARE), **rules)
+
+
+def _times(problem: Problem) -> float:
+    """What is done, over the usual work."""
+    in_blocks = bool(problem.memory.match_ranges) and not isinstance(problem.space, Flags)
+    is_short = in_blocks and len(problem.graph.ops) <= SHORT
+    return TIMES_THE_WORK_IN_BLOCKS if is_short or is_slow(problem) else TIMES_THE_WORK
 
 
 class _Search:

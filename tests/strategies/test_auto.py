@@ -296,3 +296,21 @@ def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(
     assert len(steps) > 1
     assert set(steps) == {problem.most_seconds}
     assert last == 0.0
+
+
+@pytest.mark.parametrize(
+    ("memory", "nops", "times"),
+    [("blocks", 10, 6.0), ("blocks", 130, 2.0), ("packed", 10, 2.0), ("live", 10, 2.0)],
+)
+def test_short_graphs_in_blocks_are_searched_for_longer(
+    memory: str, nops: int, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def stop(problem: Problem, time_limit: float | None, *, effort: float) -> Stop:
+        asked.append(effort)
+        return Stop.after(0.0)
+
+    monkeypatch.setattr(Problem, "stop", stop)
+    Auto(effort=0.5).solve(Problem(unit_chain(nops // 2), 3 * UNIT, memory=MEMORIES[memory]))
+    assert asked[0] == times * 0.5
