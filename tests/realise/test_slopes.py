@@ -54,3 +54,22 @@ def test_explicit_steps_refuse_what_a_schedule_would_decide() -> None:
     requests = {n: frozen.get(n, "write") for n in network.list_arguments()}
     requests["data"] = requests["softmax_label"] = "null"
     trace(network, shapes=SHAPES, realisation="explicit", grad_req=requests)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "updating"])
+def test_gradients_of_arguments_are_written_over_nothing(realisation: str) -> None:
+    """What MXNet's executor writes into an array beside the step leaves all that it reads."""
+    weight = _prelu(mx.sym.Variable("raw", shape=(5, 3, 3, 3)), "slopes")
+    out = mx.sym.Convolution(
+        mx.sym.Variable("data"), weight=weight, num_filter=5, kernel=(3, 3), no_bias=True
+    )
+    network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(out, num_hidden=3), name="softmax")
+    traced = trace(network, shapes=SHAPES, realisation=realisation)
+    [of_slopes] = (op for op in traced.graph.ops if op.kind == "_backward_LeakyReLU")
+    assert not of_slopes.handovers
+    if realisation == "packed":
+        values = random_values(traced)
+        planned = bound(traced, random_schedule(traced.graph, 0), values)
+        assert not differences(stock_steps(traced, values, 2), planned_steps(planned, 2))
+    with pytest.raises(TraceError, match=r"'raw', whose gradient is wanted.*realisation='packed'"):
+        trace(network, shapes=SHAPES, realisation="explicit")

@@ -71,7 +71,7 @@ class Explicit(Form):
         for node in order:
             forward = node.forward
             if is_gradient_of_slopes(node) and nreaders[node, 1]:
-                _check_slopes(node, nreaders)
+                _check_slopes(node, nreaders, of_argument=(node, 0) in heads)
             if forward is not None and is_made_of_symbol(forward):
                 raise TraceError(
                     f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
@@ -126,20 +126,26 @@ class Explicit(Form):
         return nbytes, replayed.match_range
 
 
-def _check_slopes(node: Node, nreaders: Mapping[Entry, int]) -> None:
-    """TraceError where the backward op of a PReLU shares the gradient that it reads.
+def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: bool) -> None:
+    """TraceError where the backward op of a PReLU would write over what it does not unplanned.
 
-    MXNet writes over that where it dies, and the gradient of the slopes is another one then: a plan
-    may let it die earlier, or later, than the unplanned step does.
+    MXNet writes over the gradient that it reads where that dies, and the gradient of the slopes is
+    another one then: a plan may let it die earlier, or later, than the unplanned step does. Nor
+    does MXNet write over it where the PReLU reads an argument whose gradient is wanted, which has
+    an array of its own there.
     """
-    if is_shared(node.inputs[0], nreaders):
-        assert node.forward is not None
-        raise TraceError(
-            f"op {node.forward.name!r} (LeakyReLU, act_type='prelu') cannot be trained by an "
-            f"explicit plan: it shares the gradient of its output with another op, as the terms of "
-            f"a sum do, and the gradient of its slopes would depend on the schedule. Use "
-            f"realisation='packed' or 'mirror', or freeze the slopes (grad_req 'null')"
-        )
+    assert node.forward is not None
+    if of_argument:
+        reason = f"it reads {node.forward.inputs[0][0].name!r}, whose gradient is wanted, too"
+    elif is_shared(node.inputs[0], nreaders):
+        reason = "it shares the gradient of its output with another op, as the terms of a sum do"
+    else:
+        return
+    raise TraceError(
+        f"op {node.forward.name!r} (LeakyReLU, act_type='prelu') cannot be trained by an explicit "
+        f"plan: {reason}, and the gradient of its slopes would depend on the schedule. Use "
+        f"realisation='packed' or 'mirror', or freeze the slopes (grad_req 'null')"
+    )
 
 
 def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:

@@ -15,7 +15,7 @@ from memplan.mxnet.realise.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_gradient_of_slopes, reads_any_layout
 from memplan.mxnet.trace.sums import FALLBACK_SUM
-from memplan.step.graph import TrainingGraph
+from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
 
@@ -23,16 +23,24 @@ from memplan.step.simulate import Arena, replay
 def overwritten(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, int]:
     """For each tensor that the unplanned step writes over one that it reads: which one that is.
 
-    What an add_n leaves without oneDNN has the usual layout, wherever it is.
+    What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
+    argument is written over none: MXNet's executor has an array for it beside the step.
     """
     schedule = Schedule.unplanned(graph)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
+    gradients = _gradients(graph)
     return {
         tensor: source
         for tensor, source in arena.source_of.items()
-        if nodes[graph.producer[tensor]].op != FALLBACK_SUM
+        if nodes[graph.producer[tensor]].op != FALLBACK_SUM and tensor not in gradients
     }
+
+
+def _gradients(graph: TrainingGraph) -> set[int]:
+    """The gradients of arguments: what the backward pass leaves, or updates use up."""
+    used_up = {tensor for op in graph.ops if op.kind == UPDATE for tensor in op.inputs}
+    return used_up | {tensor for tensor in graph.heads if graph.producer[tensor] >= graph.nforward}
 
 
 class _Overwritten(Arena):
