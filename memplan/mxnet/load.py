@@ -115,8 +115,9 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
                 "'memplan explain' reads plans)"
             ) from error
         raise ArgumentError(
-            f"{str(path)!r} is no Symbol: MXNet cannot read it. Such a file is written by "
-            "symbol.save(path), module.save_checkpoint(prefix, epoch) or block.export(prefix)"
+            f"{str(path)!r} is no Symbol: MXNet cannot read it{_because(error)}. Such a file is "
+            "written by symbol.save(path), module.save_checkpoint(prefix, epoch) or "
+            "block.export(prefix)"
         ) from error
     params_path = _params_beside(path)
     if params_path is None:
@@ -125,6 +126,12 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
     _check_fit(symbol, shapes, params, params_path)
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
     return Network(symbol, shapes, type_dict, None, (path, params_path), gluon=False)
+
+
+def _because(error: Exception) -> str:
+    """Which op MXNet cannot read, if it says so: one of another version, or of a larger build."""
+    reason = str(error).strip().rpartition("\n")[2]
+    return f" ({reason})" if isinstance(error, MXNetError) and "perator" in reason else ""
 
 
 def _params_beside(path: Path) -> Path | None:

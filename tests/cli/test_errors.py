@@ -106,6 +106,16 @@ def test_a_file_that_is_no_symbol_is_bad_usage(text: str, error: Any) -> None:
     assert "is no Symbol" in error(2, "plan", "bad.json", *SHAPE)
 
 
+def test_an_op_that_mxnet_does_not_know_is_named(error: Any) -> None:
+    nodes = [
+        {"op": "null", "name": "data", "inputs": []},
+        {"op": "WarpCTC", "name": "loss", "inputs": [[0, 0, 0]]},
+    ]
+    text = json.dumps({"nodes": nodes, "arg_nodes": [0], "heads": [[1, 0, 0]]})
+    Path("plugin.json").write_text(text, encoding="utf-8")
+    assert "Operator WarpCTC is not registered" in error(2, "plan", "plugin.json", *SHAPE)
+
+
 def test_a_proved_miss_and_one_that_is_not_have_their_codes(
     error: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
