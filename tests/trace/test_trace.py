@@ -305,6 +305,13 @@ def test_a_hard_sigmoid_with_a_gradient_of_its_own() -> None:
     assert any(op.name == "gate_backward" for op in graph.ops)
 
 
+def test_ops_that_a_backend_has_fused_are_refused() -> None:
+    network, shapes = residual_net()
+    fused = network.get_backend_symbol("MKLDNN")
+    with pytest.raises(TraceError, match=r"\(_sg_mkldnn_conv\) .*get_backend_symbol"):
+        trace(fused, shapes=shapes)
+
+
 def test_a_gradient_that_depends_on_the_memory_is_refused() -> None:
     scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax", out_grad=True)

@@ -107,6 +107,7 @@ def trace(
     symbol = without_flags(net)
     nodes, heads = from_json(symbol_json.parse(symbol))
     check_unique_names(nodes)
+    _check_untouched(nodes)
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
     requests = complete_grad_req(symbol, shapes, grad_req)
     infer(heads, known_shapes, known_dtypes)
@@ -132,6 +133,20 @@ def trace(
         heads=tuple(full),
         form=form,
     )
+
+
+def _check_untouched(nodes: Sequence[Node]) -> None:
+    """TraceError for an op that oneDNN's subgraph backend has made of others, for inference.
+
+    Its gradients are zeros in MXNet.
+    """
+    for node in nodes:
+        if node.op.startswith("_sg_"):
+            raise TraceError(
+                f"{node.name!r} ({node.op}) stands for ops that were fused for inference, and "
+                f"MXNet has no gradient of it; plan the network that get_backend_symbol() or "
+                f"optimize_for() was called on"
+            )
 
 
 def check_symbol(net: Any) -> None:
