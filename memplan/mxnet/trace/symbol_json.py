@@ -7,6 +7,7 @@ character as it is, in UTF-8 (dmlc/json.h). Python escapes more, and refuses som
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -33,14 +34,20 @@ def read(text: str) -> mx.sym.Symbol:
     MXNet does not look whether the outputs are there that an op is said to read, and crashes.
     """
     data = parse_text(text)
-    if "node_row_ptr" in data:  # which MXNet has not always written
-        _check_reads(data["nodes"], data["heads"], data["node_row_ptr"])
+    _check_reads(data["nodes"], data["heads"], data.get("node_row_ptr"))
     return mx.sym.load_json(text)
 
 
 def _check_reads(nodes: Any, heads: Any, first_outputs: Any) -> None:
-    """ValueError unless ops read, and heads are, outputs of nodes that stand before them."""
-    noutputs = [end - begin for begin, end in pairwise(first_outputs)]
+    """ValueError unless ops read, and heads are, outputs of nodes that stand before them.
+
+    How many outputs a node has is not known without ``first_outputs``, which MXNet has not always
+    written.
+    """
+    if first_outputs is None:
+        noutputs = [math.inf] * len(nodes)
+    else:
+        noutputs = [end - begin for begin, end in pairwise(first_outputs)]
     reads = [(place, entry) for place, node in enumerate(nodes) for entry in node["inputs"]]
     reads += [(len(nodes), entry) for entry in heads]
     for place, (source, output, *_) in reads:
