@@ -20,6 +20,7 @@ FOREIGN = {
     "module 'numpy' has no attribute 'bool'",
     "No module named 'distutils'",
     "no kernel image is available",
+    "kOut] == kWriteTo",
 }
 
 # What memplan puts into its messages and the page spells out.
