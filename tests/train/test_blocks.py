@@ -83,6 +83,21 @@ class UntilLarge(mx.gluon.HybridBlock):
         return F.contrib.while_loop(lambda size, s: size < 90, step, begin, max_iterations=9)[1][1]
 
 
+class UntilSmall(mx.gluon.HybridBlock):
+    """The condition reads a state that is computed of itself, and whose gradient is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.dense = mx.gluon.nn.Dense(12)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def step(s: Any) -> Any:
+            return s * 2, [s * 0.5]
+
+        begin = [self.dense(x)]
+        return F.contrib.while_loop(lambda s: s.sum() > 1, step, begin, max_iterations=9)[1][0]
+
+
 class LoopOverData(mx.gluon.HybridBlock):
     """A state of the loop begins with data, whose gradient nobody wants."""
 
@@ -128,6 +143,7 @@ def test_loops_over_data_compute_what_they_compute_where_they_are_not_hybridized
         (CondInForeach, r"shape of 'net__foreach0' \(_foreach\) is not known"),
         (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
         (UntilLarge, r"_while_loop.*condition that reads a state.*count iterations"),
+        (UntilSmall, r"_while_loop.*state whose gradient is wanted.*behind BlockGrad"),
         (AddedCond, r"cannot bind the network.*write F\.where for the cond"),
     ],
 )

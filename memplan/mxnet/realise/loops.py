@@ -9,7 +9,7 @@ cannot be done of a state that the condition reads, which MXNet refuses to recor
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from memplan.errors import TraceError
@@ -41,6 +41,20 @@ def check_loop(forward: Node) -> None:
                 f"body computes of others, and MXNet computes no right gradients then; have it "
                 f"count iterations instead, or train the block unplanned and not hybridized"
             )
+
+
+def check_gradients(forward: Node, read: Collection[int]) -> None:
+    """TraceError for a while_loop of whose inputs the condition reads one that has a gradient.
+
+    ``read`` are the inputs whose gradients somebody reads. MXNet's executor computes them, but does
+    not record the call of a loop that has them.
+    """
+    if forward.op == WHILE_LOOP and not _read_by_condition(forward).isdisjoint(read):
+        raise TraceError(
+            f"op {forward.name!r} ({forward.op}) has a condition that reads a state whose gradient "
+            f"is wanted, and MXNet cannot record a call of it; have the condition read a state of "
+            f"its own, which begins behind BlockGrad"
+        )
 
 
 def _states(forward: Node) -> list[int]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
-from memplan.mxnet.realise.loops import check_loop
+from memplan.mxnet.realise.loops import check_gradients, check_loop
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
@@ -64,7 +64,8 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     Raises TraceError for an op that cannot be called so: with a state that it keeps from step to
     step.
     """
-    for node in nodes:
+    read = {*graph.heads, *(tensor for op in graph.ops for tensor in op.inputs)}
+    for op, node in zip(graph.ops, nodes, strict=True):
         keeps_state = has_state_or_user_code(node) and node.op not in _RNN
         if keeps_state and not is_made_of_symbol(node):
             raise TraceError(_refused(node))
@@ -77,6 +78,8 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
             gradients_read(node)
             _check_branches(node)
             check_loop(node.forward or node)
+        if node.forward is not None:
+            check_gradients(node.forward, [k for k, t in enumerate(op.outputs) if t in read])
     once = _run_once(nodes)
     kinds = [info and (info.shape, info.dtype) for node in nodes for info in node.infos.outputs]
     ops = [
