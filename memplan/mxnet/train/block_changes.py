@@ -60,13 +60,25 @@ class BlockChanges:
             self.look()
         return bool(self._names)
 
+    def are_unseen(self) -> bool:
+        """May there be any that are not looked for, in what a function reads that is called, say?
+
+        Code of the script's runs in every step then, as a block that is not hybridized runs it. In
+        a graph none of it must: that was made once, and what makes it may compute another now.
+        """
+        in_graphs = _with_children(_hybridized(self._blocks))
+        return any(map(_is_scripts, self._run(self._blocks))) and not any(
+            map(_is_scripts, in_graphs)
+        )
+
     def are_found(self, name: str) -> None:
         """There were some, for which block ``name`` is planned anew: too often, says a warning."""
         self._nfound += 1
         if self._nfound == MANY and self._nasked <= MANY * OFTEN:
+            what = ", ".join(self._names) or "something that hybrid_forward draws or reads"
             warnings.warn(
                 f"block {name!r} has computed something else {MANY} times in {self._nasked} steps, "
-                f"and was planned anew each time, because of {', '.join(self._names)}; make what "
+                f"and was planned anew each time, because of {what}; make what "
                 f"changes so often an input of the block, or one of the labels",
                 stacklevel=2,
             )
@@ -175,6 +187,11 @@ def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:
 def _own_functions(blocks: Iterable[Any]) -> list[Any]:
     """The functions that the blocks have as attributes, of the script's."""
     return [fn for block in blocks for fn in _functions(block).values() if not is_mxnets(fn)]
+
+
+def _is_scripts(block: Any) -> bool:
+    """Is any of what ``block`` runs code that MXNet has not written?"""
+    return type(block).__module__.split(".")[0] != "mxnet" or bool(_own_functions([block]))
 
 
 def _functions(block: Any) -> dict[str, types.FunctionType]:

@@ -31,8 +31,9 @@ class BlockNetwork:
 
     ``shapes`` are those of the variables that stand for inputs and labels.
     ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
-    ``structure`` is the same for every network of these ops and variables. ``inputs`` are the names
-    of its variables, in the order in which MXNet initialises parameters: first those of the block.
+    ``structure`` is the same for every network of these ops and variables, whatever the ops are
+    named. ``inputs`` are the names of its variables, in the order in which MXNet initialises
+    parameters: first those of the block.
     """
 
     symbol: mx.sym.Symbol
@@ -51,6 +52,7 @@ def compose(
     keep_outputs: bool,
     in_halves: bool = False,
     has_been_called: bool = False,
+    known: BlockNetwork | None = None,
 ) -> BlockNetwork:
     """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
 
@@ -58,6 +60,7 @@ def compose(
     be one of the user's, has made these inputs of others, and is not to run again.
     With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
+    If it is the network that is ``known``, of equal ``params``, that is returned itself.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
     that are no parameters.
     """
@@ -72,6 +75,10 @@ def compose(
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
+    form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
+    structure = _structure(mx.sym.Group(symbols))
+    if known is not None and (known.structure, known.form) == (structure, form):
+        return known
     symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
     names = [variable.name for variable in leaves((inputs, labels))]
     available = {*params, *names}
@@ -85,8 +92,8 @@ def compose(
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
-        alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs)),
-        _structure(symbol),
+        form,
+        structure,
         tuple(name for name in dict.fromkeys((*_inputs(outputs), *inputs)) if name in inputs),
     )
 
@@ -198,11 +205,25 @@ def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def _structure(symbol: mx.sym.Symbol) -> str:
-    data = symbol_json.parse(symbol)
-    for node in data["nodes"]:
-        # Without the third number, which counts how often a parameter's variable was written into.
-        node["inputs"] = [entry[:2] for entry in node["inputs"]]
-    return json.dumps([data["nodes"], data["heads"]])
+    return json.dumps(_unnamed(symbol_json.parse(symbol)))
+
+
+def _unnamed(graph: Any) -> list[Any]:
+    """Nodes and heads of a graph, without what differs where a block is called again.
+
+    Those are the names of ops, as recurrent cells count their calls in them, and the third number
+    of an input, which counts how often a parameter's variable was written into.
+    """
+    nodes = [
+        {
+            **node,
+            "name": node["name"] if node["op"] == VARIABLE else "",
+            "inputs": [entry[:2] for entry in node["inputs"]],
+            "subgraphs": list(map(_unnamed, node.get("subgraphs", []))),
+        }
+        for node in graph["nodes"]
+    ]
+    return [nodes, graph["heads"]]
 
 
 def _declared(

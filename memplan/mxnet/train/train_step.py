@@ -22,7 +22,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.errors import ArgumentError, MemplanError, UsageError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
@@ -35,12 +35,12 @@ from memplan.mxnet.train.bound_step import (
     overwriting,
     place_of,
 )
+from memplan.mxnet.train.computed import Computed, state_of
 from memplan.mxnet.train.gradients import ReadByLoss
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
     as_inputs,
-    dtype_name,
     leaves,
     one_context,
     per_context,
@@ -69,8 +69,9 @@ class TrainStep:
     ``loss.backward()`` does; then comes ``trainer.step(batch_size)``. The parameters stay those of
     ``block``, which serves for inference, saving and exporting as before. They may be cast, frozen,
     moved or set anew in between. Whoever changes what a layer computes, such as the probability of
-    DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block; numbers and words
-    that a block that is not hybridized, or a function, reads are looked at in every step.
+    DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block; one of the
+    script's that is not hybridized runs in every step, with Symbols; of a function for a loss what
+    it reads is looked at.
 
     Every new combination of input shapes is planned when it is first seen, or asked for by
     :meth:`plan`; :attr:`plans` has them all. They share their memory; where that would exceed the
@@ -162,10 +163,10 @@ class TrainStep:
         """
         batches = per_context(x, y)
         batch = (x, y) if batches is None else batches[0]
-        self._forget_changed()
         params = self._parameters()
-        specs = specs_of((as_inputs(batch[0]), batch[1]))
-        return self._planned((specs, in_halves), params, contexts_of_params(params.values())[0])[0]
+        kind = specs_of((as_inputs(batch[0]), batch[1])), in_halves
+        ctx = contexts_of_params(params.values())[0]
+        return self._planned(kind, params, ctx, self._forget_changed(kind))[0]
 
     @in_turn
     def __call__(
@@ -281,11 +282,11 @@ class TrainStep:
             raise UsageError(
                 "the step that forward() began is not finished: call backward(loss), or abandon()"
             )
-        self._forget_changed()
+        network = self._forget_changed(kind)
         bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_current() or self._trainer.is_new_to(bound, in_halves):
             params = self._parameters()
-            plan, network = self._planned(kind, params, ctx, to_run=True)
+            plan, network = self._planned(kind, params, ctx, network, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.parameters, in_halves)
         self.changes.run()
@@ -336,19 +337,20 @@ class TrainStep:
         kind: Kind,
         params: Mapping[str, Parameter],
         ctx: mx.Context,
+        network: BlockNetwork | None,
         *,
         to_run: bool = False,
     ) -> tuple[Plan, BlockNetwork]:
         """The plan for this ``kind`` and the parameters as they are now, made if it is new.
 
-        With ``to_run`` parameters that cannot be bound are an error before the search.
+        ``network`` is what the block computes, if it was asked. With ``to_run`` parameters that
+        cannot be bound are an error before the search.
         """
         realisation = suited(self._planner.realisation, {ctx, *contexts_of_params(params.values())})
         within = self._trainer.updates_within(params.values(), kind[1])
-        state = tuple((p.name, p.grad_req, dtype_name(p.dtype)) for p in params.values())
-        key = (kind, state, ctx.device_type, realisation, within)
+        key = (kind, state_of(params), ctx.device_type, realisation, within)
         if key not in self._plans:
-            network = self._compose(kind, params)
+            network = network or self._compose(kind, params=params)
             arguments = network.symbol.list_arguments()
             if to_run:
                 for name in network.symbol.list_inputs():
@@ -370,30 +372,28 @@ class TrainStep:
             self._plans[key] = (plan, network)
         return self._plans[key]
 
-    def _compose(self, kind: Kind, params: Mapping[str, Parameter]) -> BlockNetwork:
+    def _compose(
+        self, kind: Kind, *, params: Mapping[str, Parameter], known: BlockNetwork | None = None
+    ) -> BlockNetwork:
         specs, in_halves = kind
         modes = {"in_halves": in_halves, "has_been_called": self.has_been_called}
         modes["keep_outputs"] = self.keep_outputs and not in_halves
         with self.changes.as_in_graphs():
-            return compose(self.block, self.loss, specs, params, **modes)
+            return compose(self.block, self.loss, specs, params, **modes, known=known)
 
-    def _forget_changed(self) -> None:
-        """Drop the plans of what the block computes no longer."""
-        if not self.changes.are_possible():
-            return
-        params, nplans = self._parameters(), len(self._plans)
-        for key, (_, network) in list(self._plans.items()):
-            if not self._computes(network, key[0], params):
-                del self._plans[key]
-                for bound in self._bound.values():
-                    bound.is_outdated |= bound.network is network
-        if len(self._plans) < nplans:
+    def _forget_changed(self, kind: Kind) -> BlockNetwork | None:
+        """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
+        are_possible, unseen = self.changes.are_possible(), self.changes.are_unseen()
+        if not are_possible and not unseen:
+            return None
+        params = self._parameters()
+        # Plans of another kind are looked at when such inputs come, if that is in every step.
+        plans = {key: made for key, made in self._plans.items() if key[0] == kind or not unseen}
+        found = Computed(functools.partial(self._compose, params=params), state_of(params))
+        gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
+        networks = [self._plans.pop(key)[1] for key in gone]
+        for bound in self._bound.values():
+            bound.is_outdated |= any(bound.network is network for network in networks)
+        if gone:
             self.changes.are_found(self.block.name)
-
-    def _computes(self, network: BlockNetwork, kind: Kind, params: Mapping[str, Parameter]) -> bool:
-        """Is ``network`` what the block is now for inputs of this ``kind``?"""
-        try:
-            other = self._compose(kind, params)
-        except MemplanError:  # it no longer takes such inputs
-            return False
-        return (other.structure, other.form) == (network.structure, network.form)
+        return found.networks.get(kind)
