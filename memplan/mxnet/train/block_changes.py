@@ -14,7 +14,7 @@ from memplan.mxnet.train.read_by import is_mxnets, read_by
 from memplan.mxnet.train.settings import are_set, settings
 
 # What MXNet keeps in every block: names, children, and its graph.
-_OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
+OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 
 # After so many new plans, in one of so many steps each, a warning says what changes.
 MANY, OFTEN = 4, 3
@@ -201,4 +201,4 @@ def _functions(block: Any) -> dict[str, types.FunctionType]:
 
 def _values_of(block: Any) -> Values:
     values = {**settings(vars(block)), **_functions(block)}.items()
-    return vars(block), {name: value for name, value in values if name not in _OF_MXNET}
+    return vars(block), {name: value for name, value in values if name not in OF_MXNET}

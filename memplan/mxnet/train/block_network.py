@@ -18,6 +18,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.symbols_seen import warn_of_symbols
 
 Parameter = Any
 
@@ -79,6 +80,7 @@ def compose(
     structure = _structure(mx.sym.Group(symbols))
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
+    warn_of_symbols(block, loss is None)
     symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
     names = [variable.name for variable in leaves((inputs, labels))]
     available = {*params, *names}
