@@ -115,8 +115,20 @@ class Stepping(gluon.HybridBlock):
         return state
 
 
-def test_a_cell_that_counts_its_calls_is_planned_once() -> None:
-    net = Stepping()
+class Looping(gluon.HybridBlock):
+    """MXNet counts the loops that it makes, in an attribute of what is in them."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def body(row: Any, state: Any) -> Any:
+            return row * state, state + row
+
+        return F.contrib.foreach(body, x, F.zeros((9,)))[0]
+
+
+@pytest.mark.parametrize("kind", ["cell", "loop"])
+def test_a_block_whose_calls_are_counted_is_planned_once(kind: str) -> None:
+    net = nn.HybridSequential()
+    net.add(Stepping() if kind == "cell" else Looping(), nn.Dense(2))
     net.initialize(mx.init.Xavier(), ctx=CPU)
     net = planned(net, **OPTIONS)
     plans = []

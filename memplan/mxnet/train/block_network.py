@@ -25,6 +25,9 @@ Parameter = Any
 # Names of the variables that stand for inputs and labels; parameters have others.
 INPUT, LABEL = "memplan_input", "memplan_label"
 
+# The attribute by which MXNet knows the ops of a loop while it is made.
+_LOOP = "__subgraph_name__"
+
 
 @dataclass(frozen=True)
 class BlockNetwork:
@@ -213,12 +216,14 @@ def _structure(symbol: mx.sym.Symbol) -> str:
 def _unnamed(graph: Any) -> list[Any]:
     """Nodes and heads of a graph, without what differs where a block is called again.
 
-    Those are the names of ops, as recurrent cells count their calls in them, and the third number
-    of an input, which counts how often a parameter's variable was written into.
+    Those are the names of ops, as recurrent cells count their calls in them, those of loops, which
+    MXNet counts, and the third number of an input, which counts how often a parameter's variable
+    was written into.
     """
     nodes = [
         {
             **node,
+            "attrs": {k: v for k, v in node.get("attrs", {}).items() if k != _LOOP},
             "name": node["name"] if node["op"] == VARIABLE else "",
             "inputs": [entry[:2] for entry in node["inputs"]],
             "subgraphs": list(map(_unnamed, node.get("subgraphs", []))),
