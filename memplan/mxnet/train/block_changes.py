@@ -66,7 +66,7 @@ class BlockChanges:
         Code of the script's runs in every step then, as a block that is not hybridized runs it. In
         a graph none of it must: that was made once, and what makes it may compute another now.
         """
-        in_graphs = _with_children(_hybridized(self._blocks))
+        in_graphs = _with_children(hybridized(self._blocks))
         return any(map(_is_scripts, self._run(self._blocks))) and not any(
             map(_is_scripts, in_graphs)
         )
@@ -102,7 +102,7 @@ class BlockChanges:
 
     def run(self) -> None:
         """The blocks run as they are now: here MXNet makes graphs of those that are hybridized."""
-        blocks = list(_hybridized(self._blocks))
+        blocks = list(hybridized(self._blocks))
         if all(map(self._has_run, blocks)):
             return
         self._graphs_of = {
@@ -124,7 +124,7 @@ class BlockChanges:
         """Within it hybridized blocks that have run have the attributes that they had then."""
         others = [
             (attributes, dict(attributes), values)
-            for block in _hybridized(self._blocks)
+            for block in hybridized(self._blocks)
             for attributes, values in (self._graphs_of[block][1] if self._has_run(block) else [])
             if not are_set(attributes, values)
         ]
@@ -163,13 +163,13 @@ def _cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
     return result
 
 
-def _hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
+def hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
     """The hybridized blocks, but for those within others, which are parts of their graphs."""
     for block in blocks:
         if getattr(block, "_active", False):
             yield block
         else:
-            yield from _hybridized(block._children.values())
+            yield from hybridized(block._children.values())
 
 
 def _with_children(blocks: Iterable[Any]) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.train.initial_order import as_initialised, noting_reads
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
 
@@ -72,7 +73,12 @@ def compose(
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
-    with autograd.record(), mx.name.NameManager(), _without_hooks(block):
+    with (
+        autograd.record(),
+        mx.name.NameManager(),
+        _without_hooks(block),
+        noting_reads(params) as read,
+    ):
         run = block.forward if has_been_called else block
         losses, outputs = _composed(block, run, loss, inputs, labels)
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
@@ -94,12 +100,13 @@ def compose(
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
             f"block; if the loss has parameters, give it as a Block, not as a function"
         )
+    ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else []),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(name for name in dict.fromkeys((*_inputs(outputs), *inputs)) if name in inputs),
+        tuple(as_initialised(block, read, (name for name in ordered if name in inputs))),
     )
 
 

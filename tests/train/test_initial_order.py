@@ -1,0 +1,54 @@
+"""Random numbers for parameters whose shapes the first step finds: those of the script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import differences
+from helpers.blocks import CPU, SOFTMAX, vectors
+from memplan.mxnet.gluon import TrainStep, planned
+
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
+
+
+class Gated(gluon.HybridBlock):
+    """Two layers, of which the graph begins with the one that is called last, and one behind."""
+
+    def __init__(self, inner: Any = None) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last, self.scores = inner or nn.Dense(12), nn.Dense(12), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        gate = F.sigmoid(self.first(x))
+        gate = F.mean(gate, axis=1, keepdims=True)
+        return self.scores(F.broadcast_mul(F.tanh(self.last(x)), gate))
+
+
+def left_by(loop: str, hybridized: str) -> list[Any]:
+    """Parameters and the loss of a first step, in whose forward pass they get their shapes."""
+    mx.random.seed(3)
+    net = Gated(Gated())
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    if hybridized:
+        (net if hybridized == "all" else net.first).hybridize()
+    (x, y), step = vectors(), TrainStep(net, SOFTMAX, **OPTIONS) if loop == "TrainStep" else None
+    net = planned(net, **OPTIONS) if loop == "planned" else net
+    with autograd.record():
+        loss = SOFTMAX(net(x), y) if step is None else step(x, y)
+    parameters = net.collect_params().values()
+    return [{"loss": loss.asnumpy(), **{str(i): p.data() for i, p in enumerate(parameters)}}]
+
+
+@pytest.mark.parametrize("hybridized", ["", "a child", "all"])
+@pytest.mark.parametrize("loop", ["planned", "TrainStep"])
+def test_a_seed_initialises_what_it_does_without_a_plan(loop: str, hybridized: str) -> None:
+    expected, found = left_by("autograd", hybridized), left_by(loop, hybridized)
+    for values in (*expected, *found):
+        values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
+    assert not differences(expected, found)
