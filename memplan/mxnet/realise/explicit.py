@@ -37,6 +37,7 @@ from memplan.mxnet.trace.operators import (
     ignored_inputs,
     is_gradient_of_slopes,
     is_made_of_symbol,
+    keeps_gradient,
     runs_user_code,
 )
 from memplan.mxnet.trace.probe import counts_as_backward
@@ -132,19 +133,23 @@ def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: boo
     MXNet writes over the gradient that it reads where that dies, and the gradient of the slopes is
     another one then: a plan may let it die earlier, or later, than the unplanned step does. Nor
     does MXNet write over it where the PReLU reads an argument whose gradient is wanted, which has
-    an array of its own there.
+    an array of its own there, or where autograd calls the op by itself.
     """
     assert node.forward is not None
-    if of_argument:
+    name, advice = node.forward.name, "realisation='packed' or 'mirror'"
+    if keeps_gradient(node):
+        reason = "MXNet's executor would write over the gradient of its output, the block does not"
+        advice = "realisation='packed'"
+    elif of_argument:
         reason = f"it reads {node.forward.inputs[0][0].name!r}, whose gradient is wanted, too"
     elif is_shared(node.inputs[0], nreaders):
         reason = "it shares the gradient of its output with another op, as the terms of a sum do"
     else:
         return
     raise TraceError(
-        f"op {node.forward.name!r} (LeakyReLU, act_type='prelu') cannot be trained by an explicit "
-        f"plan: {reason}, and the gradient of its slopes would depend on the schedule. Use "
-        f"realisation='packed' or 'mirror', or freeze the slopes (grad_req 'null')"
+        f"op {name!r} (LeakyReLU, act_type='prelu') cannot be trained by an explicit plan: "
+        f"{reason}, and the gradient of its slopes would depend on the schedule. Use {advice}, "
+        f"or freeze the slopes (grad_req 'null')"
     )
 
 

@@ -13,7 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_gradient_of_slopes, reads_any_layout
+from memplan.mxnet.trace.operators import (
+    is_gradient_of_slopes,
+    keeps_gradient,
+    reads_any_layout,
+)
 from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -83,13 +87,16 @@ def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
 
 
 def with_slopes_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-    """``graph``, in which a PReLU's backward op writes over no input if it does not unplanned."""
+    """``graph``, in which a PReLU's backward op writes over no input if it does not unplanned.
+
+    Nor if it is one that keeps what it reads: autograd calls that by itself without a plan.
+    """
     of_slopes = [index for index, node in enumerate(nodes) if is_gradient_of_slopes(node)]
     if not of_slopes:
         return graph
     source_of, ops = overwritten(graph, nodes), list(graph.ops)
     for index in of_slopes:
-        if source_of.keys().isdisjoint(ops[index].outputs):
+        if keeps_gradient(nodes[index]) or source_of.keys().isdisjoint(ops[index].outputs):
             ops[index] = dataclasses.replace(ops[index], handovers=())
     return dataclasses.replace(graph, ops=tuple(ops))
 

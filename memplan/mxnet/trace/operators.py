@@ -17,6 +17,9 @@ _IGNORED_INPUTS = {
     "_npi_full_like": (0,),
 }
 
+# An attribute of a PReLU whose backward op MXNet calls by itself, so that it writes over nothing.
+APART = "__memplan_apart__"
+
 _RANDOM = re.compile(
     r"random(?!_pdf)|sample_|_sample$|shuffle|multinomial|[Dd]ropout|_npi_(normal|uniform|"
     r"bernoulli|exponential|gamma|laplace|logistic|gumbel|rayleigh|weibull|pareto|powerd|choice|"
@@ -109,6 +112,11 @@ def is_gradient_of_slopes(node: Node) -> bool:
     if node.op != "_backward_LeakyReLU" or forward is None:
         return False
     return forward.attrs.get("act_type") == "prelu"
+
+
+def keeps_gradient(node: Node) -> bool:
+    """Is ``node`` one of these that must not write over the gradient of the output?"""
+    return is_gradient_of_slopes(node) and node.forward is not None and APART in node.forward.attrs
 
 
 def ignored_inputs(node: Node) -> tuple[int, ...]:

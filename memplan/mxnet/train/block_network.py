@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.trace.operators import APART
+from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.initial_order import as_initialised, noting_reads
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
@@ -86,7 +89,8 @@ def compose(
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
-    structure = _structure(mx.sym.Group(symbols))
+    apart = _slopes_apart(mx.sym.Group(symbols), block, in_halves)
+    structure = json.dumps([list(apart.values()), _structure(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
     warn_of_symbols(block, loss is None)
@@ -102,7 +106,7 @@ def compose(
         )
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
-        _declared(symbol, params, names if in_halves else []),
+        _declared(symbol, params, names if in_halves else [], apart),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
@@ -216,6 +220,25 @@ def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.BlockGrad(symbol.as_nd_ndarray())
 
 
+def _slopes_apart(symbol: mx.sym.Symbol, block: Any, in_halves: bool) -> dict[str, int]:
+    """The PReLUs of which MXNet writes over no gradient, and where they are among the nodes.
+
+    A hybridized block writes over those that die in its graph, so not over that of an output, which
+    autograd has, and one that is not hybridized over none. The slopes have other gradients then.
+    """
+    nodes, heads = operator.itemgetter("nodes", "heads")(symbol_json.parse(symbol))
+    read = {source for node in nodes for source, *_ in node["inputs"]}
+    outputs = {source for source, *_ in heads if in_halves} - read
+    in_graphs = {name for root in hybridized([block]) for name in root.collect_params()}
+    return {
+        node["name"]: place
+        for place, node in enumerate(nodes)
+        if node["op"] == "LeakyReLU" and node.get("attrs", {}).get("act_type") == "prelu"
+        if place in outputs
+        or not (block._active or nodes[node["inputs"][1][0]]["name"] in in_graphs)
+    }
+
+
 def _structure(symbol: mx.sym.Symbol) -> str:
     return json.dumps(_unnamed(symbol_json.parse(symbol)))
 
@@ -241,16 +264,21 @@ def _unnamed(graph: Any) -> list[Any]:
 
 
 def _declared(
-    symbol: mx.sym.Symbol, params: Mapping[str, Parameter], in_halves: Collection[str]
+    symbol: mx.sym.Symbol,
+    params: Mapping[str, Parameter],
+    in_halves: Collection[str],
+    apart: Collection[str],
 ) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
     Those that Gluon gave them may be older: of the time before a cast. The variables that
-    ``in_halves`` names say that the step runs so.
+    ``in_halves`` names say that the step runs so, and the ops that are ``apart`` that they are.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
+            if node["name"] in apart:
+                node.setdefault("attrs", {})[APART] = "True"
             continue
         attrs = node.setdefault("attrs", {})
         if node["name"] in in_halves:

@@ -1,0 +1,69 @@
+"""Slopes of a PReLU in blocks: MXNet writes over the gradient of its output in graphs only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from helpers.block_runs import differences, gradients
+from helpers.blocks import CPU, vectors
+from memplan.errors import TraceError
+from memplan.mxnet.gluon import planned
+
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt"}
+
+
+def network(hybridized: str, *, ends_in_slopes: bool) -> Any:
+    net, inner = nn.HybridSequential(prefix="net_"), nn.HybridSequential(prefix="inner_")
+    with inner.name_scope():
+        inner.add(nn.Dense(9), nn.PReLU(), nn.Dense(9))
+    with net.name_scope():
+        net.add(nn.Dense(9), nn.PReLU(), inner, nn.PReLU())
+        if not ends_in_slopes:
+            net.add(nn.Dense(4))
+    if hybridized:
+        (net if hybridized == "all" else inner).hybridize()
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    return net
+
+
+def left_by(make: Any, hybridized: str, *, ends_in_slopes: bool) -> list[Any]:
+    """The gradients of steps; a block that is hybridized then trains by its graph."""
+    mx.random.seed(3)
+    net, (x, _), found = network(hybridized, ends_in_slopes=ends_in_slopes), vectors(), []
+    net(x)
+    net = make(net)
+    for step in range(3):
+        if step == 2:
+            net.hybridize()
+        with autograd.record():
+            loss = net(x).square().sum()
+        loss.backward()
+        found.append(gradients(net))
+    return found
+
+
+@pytest.mark.parametrize("ends_in_slopes", [True, False])
+@pytest.mark.parametrize("hybridized", ["", "a child", "all"])
+def test_slopes_have_the_gradients_of_the_same_loop(hybridized: str, ends_in_slopes: bool) -> None:
+    form: dict[str, Any] = {"hybridized": hybridized, "ends_in_slopes": ends_in_slopes}
+    expected = left_by(lambda net: net, **form)
+    found = left_by(lambda net: planned(net, realisation="packed", **OPTIONS), **form)
+    assert not differences(expected, found)
+
+
+def test_explicit_plans_refuse_what_their_executor_would_write_over() -> None:
+    net = planned(network("", ends_in_slopes=False), realisation="explicit", **OPTIONS)
+    with (
+        pytest.raises(TraceError, match=r"prelu.*would write over the gradient.*'packed'"),
+        autograd.record(),
+    ):
+        net(vectors()[0])
+    net.collect_params(".*alpha").setattr("grad_req", "null")
+    with autograd.record():
+        loss = net(vectors()[0]).square().sum()
+    loss.backward()
