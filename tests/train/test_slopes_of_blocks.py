@@ -6,7 +6,7 @@ from typing import Any
 
 import mxnet as mx
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import differences, gradients
@@ -25,7 +25,10 @@ def network(hybridized: str, *, ends_in_slopes: bool) -> Any:
         net.add(nn.Dense(9), nn.PReLU(), inner, nn.PReLU())
         if not ends_in_slopes:
             net.add(nn.Dense(4))
-    if hybridized:
+    if hybridized == "imported":
+        data = mx.sym.Variable("data")
+        net = gluon.SymbolBlock([net(data)], [data], params=net.collect_params())
+    elif hybridized:
         (net if hybridized == "all" else inner).hybridize()
     net.initialize(mx.init.Xavier(), ctx=CPU)
     return net
@@ -48,7 +51,7 @@ def left_by(make: Any, hybridized: str, *, ends_in_slopes: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("ends_in_slopes", [True, False])
-@pytest.mark.parametrize("hybridized", ["", "a child", "all"])
+@pytest.mark.parametrize("hybridized", ["", "a child", "all", "imported"])
 def test_slopes_have_the_gradients_of_the_same_loop(hybridized: str, ends_in_slopes: bool) -> None:
     form: dict[str, Any] = {"hybridized": hybridized, "ends_in_slopes": ends_in_slopes}
     expected = left_by(lambda net: net, **form)

@@ -163,10 +163,15 @@ def _cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
     return result
 
 
+def is_graph(block: Any) -> bool:
+    """Does MXNet run the block as a graph? It does if it is hybridized, or a SymbolBlock."""
+    return getattr(block, "_active", False) or isinstance(block, mx.gluon.SymbolBlock)
+
+
 def hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
-    """The hybridized blocks, but for those within others, which are parts of their graphs."""
+    """The blocks that run as graphs, but for those within others, which are parts of these."""
     for block in blocks:
-        if getattr(block, "_active", False):
+        if is_graph(block):
             yield block
         else:
             yield from hybridized(block._children.values())

@@ -19,7 +19,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
-from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.block_changes import hybridized, is_graph
 from memplan.mxnet.train.initial_order import as_initialised, noting_reads
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
@@ -235,7 +235,7 @@ def _slopes_apart(symbol: mx.sym.Symbol, block: Any, in_halves: bool) -> dict[st
         for place, node in enumerate(nodes)
         if node["op"] == "LeakyReLU" and node.get("attrs", {}).get("act_type") == "prelu"
         if place in outputs
-        or not (block._active or nodes[node["inputs"][1][0]]["name"] in in_graphs)
+        or not (is_graph(block) or nodes[node["inputs"][1][0]]["name"] in in_graphs)
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.mxnet.train.block_changes import OF_MXNET
+from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 
 Block = Any
 
@@ -41,7 +41,7 @@ def warn_of_symbols(block: Block, in_attributes: bool) -> None:
 
 def _kept(block: Block) -> list[str]:
     """The attributes of a block of the script's that hold Symbols, if MXNet has no graph of it."""
-    if getattr(block, "_active", False) or type(block).__module__.split(".")[0] == "mxnet":
+    if is_graph(block) or type(block).__module__.split(".")[0] == "mxnet":
         return []
     attributes = vars(block).items()
     return [name for name, value in attributes if name not in OF_MXNET and _has_symbols(value)]
@@ -51,7 +51,7 @@ def _called(blocks: Iterable[Block]) -> Iterator[Block]:
     """These and all within, but for what is in graphs of MXNet's."""
     for block in blocks:
         yield block
-        if not getattr(block, "_active", False):
+        if not is_graph(block):
             yield from _called(block._children.values())
 
 
