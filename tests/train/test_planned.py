@@ -195,39 +195,6 @@ def test_an_output_may_be_sparse() -> None:
     assert not differences(results[:1], results[1:])
 
 
-class WithLosses(gluon.HybridBlock):
-    """A network as Module has them: its outputs are loss operators, and the scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.body = conv_net()
-
-    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
-        scores = self.body(x)
-        return F.SoftmaxOutput(scores, y), F.MakeLoss(F.square(scores)), F.BlockGrad(scores)
-
-
-@pytest.mark.parametrize("realisation", ["packed", "explicit"])
-@pytest.mark.parametrize("heads", [[0], [1], [0, 1]])
-def test_outputs_may_be_losses(heads: list[int], realisation: str) -> None:
-    """They need no gradients of their own, whichever of them is differentiated."""
-    results = []
-    for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = WithLosses(), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
-        net.hybridize()
-        if plan:
-            planned(net, strategy="chen_sqrt", realisation=realisation)
-        with autograd.record():
-            outputs = net(x, y)
-        autograd.backward([outputs[place] for place in heads])
-        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
-    assert not differences(results[:1], results[1:])
-
-
 def test_other_networks_are_let_alone() -> None:
     net, (x, y) = started()
     other = nn.Dense(10, in_units=192)

@@ -254,7 +254,9 @@ class BoundStep:
         # Of an output without any, nothing that is trained depends on it, or it is a loss.
         names = self._head_grad_of.items()
         pairs = [(arrays[i], head_grads[name]) for i, name in names if name in head_grads]
-        losses = [array for array, is_loss in zip(arrays, self._are_losses, strict=True) if is_loss]
+        # Where all are such, backward must find them still: a loss operator may be further within.
+        are_losses = self._are_losses if pairs or any(self._are_losses) else [True] * len(arrays)
+        losses = [array for array, is_loss in zip(arrays, are_losses, strict=True) if is_loss]
         marked = pairs + [(array, without_memory(array)) for array in losses]
         if marked:
             autograd.mark_variables(*zip(*marked, strict=True))
