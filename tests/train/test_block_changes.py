@@ -134,6 +134,7 @@ def test_a_block_that_changes_in_every_step_is_warned_of() -> None:
     net = Scaled()
     net.initialize(ctx=CPU)
     step, batch = TrainStep(net, SOFTMAX, **OPTIONS), vectors()
+    net(batch[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for number in range(4):

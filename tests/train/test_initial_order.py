@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import mxnet as mx
@@ -52,3 +54,46 @@ def test_a_seed_initialises_what_it_does_without_a_plan(loop: str, hybridized: s
     for values in (*expected, *found):
         values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
     assert not differences(expected, found)
+
+
+class Dropping(Gated):
+    """The same with numbers drawn in both layers."""
+
+    def __init__(self, rates: tuple[float, float]) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.drops = nn.HybridSequential(prefix="")
+            self.drops.add(*map(nn.Dropout, rates))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        gate = F.mean(F.sigmoid(self.drops[0](self.first(x))), axis=1, keepdims=True)
+        return self.scores(F.broadcast_mul(F.tanh(self.drops[1](self.last(x))), gate))
+
+
+def warned_of(rates: tuple[float, float], *, hybridized: bool, begun: bool) -> list[str]:
+    net, (x, y) = Dropping(rates), vectors()
+    net.initialize(ctx=CPU)
+    net.hybridize(hybridized)
+    if begun:
+        net(x)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with autograd.record():
+            loss = SOFTMAX(planned(net, **OPTIONS)(x), y)
+    loss.backward()
+    return [str(warning.message).partition(": the same seed")[0] for warning in found]
+
+
+def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
+    order = "draws random numbers in another order, for .*dropout0_fwd, .*dropout1_fwd"
+    early = "initialises parameters before random numbers are drawn for .*dropout[01]_fwd"
+    (found,) = warned_of((0.5, 0.3), hybridized=False, begun=True)
+    assert re.search(order, found)
+    first, second = warned_of((0.5, 0.3), hybridized=False, begun=False)
+    assert re.search(order, first)
+    assert re.search(early, second)
+    (found,) = warned_of((0.0, 0.3), hybridized=False, begun=False)
+    assert re.search(early, found)
+    assert not warned_of((0.0, 0.3), hybridized=False, begun=True)
+    for begun in (False, True):
+        assert not warned_of((0.5, 0.3), hybridized=True, begun=begun)

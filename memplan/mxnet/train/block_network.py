@@ -20,7 +20,7 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
-from memplan.mxnet.train.initial_order import as_initialised, noting_reads
+from memplan.mxnet.train.initial_order import as_initialised, noting_calls, warn_of_order
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
 
@@ -80,7 +80,7 @@ def compose(
         autograd.record(),
         mx.name.NameManager(),
         _without_hooks(block),
-        noting_reads(params) as read,
+        noting_calls(params) as noted,
     ):
         run = block.forward if has_been_called else block
         losses, outputs = _composed(block, run, loss, inputs, labels)
@@ -104,13 +104,15 @@ def compose(
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
             f"block; if the loss has parameters, give it as a Block, not as a function"
         )
+    waiting = [name for name in inputs if name in params and params[name]._deferred_init]
+    warn_of_order(block, noted, symbol_json.parse(symbol)["nodes"], waiting)
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else [], apart),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(as_initialised(block, read, (name for name in ordered if name in inputs))),
+        tuple(as_initialised(block, noted, (name for name in ordered if name in inputs))),
     )
 
 

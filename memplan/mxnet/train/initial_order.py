@@ -1,44 +1,109 @@
 """The order in which parameters whose shapes were not known are initialised by the first step.
 
 MXNet draws random numbers for them then: for those of a hybridized block in the order of its graph,
-for others when the layer is called that has them.
+for others when the layer is called that has them. So it does for operators that draw some: what a
+step cannot do in the order of the calls it warns of.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memplan.mxnet.train.block_changes import hybridized
+import mxnet as mx
+
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.train.block_changes import hybridized, is_graph
+
+# How parameters end that MXNet's initializers fill with ones or zeros.
+_CONSTANT = ("bias", "gamma", "beta", "mean", "var")
 
 Block = Any
 Parameter = Any
 
 
 @contextlib.contextmanager
-def noting_reads(params: Mapping[str, Parameter]) -> Iterator[list[str]]:
-    """Within it the names of those of ``params`` that are not initialised, as layers read them."""
-    waiting, read = [p for p in params.values() if p._deferred_init], list[str]()
+def noting_calls(params: Mapping[str, Parameter]) -> Iterator[list[str]]:
+    """Within it the names of operators as they are called, and of parameters as layers read them.
+
+    These are those of ``params`` that are not initialised.
+    """
+    waiting, noted = [p for p in params.values() if p._deferred_init], list[str]()
     for parameter in waiting:
-        parameter.var = functools.partial(_noted, parameter, read)
+        parameter.var = functools.partial(_noted, parameter, noted)
+    managers = {kind: kind.get for kind in (mx.name.NameManager, mx.name.Prefix)}
+    for kind, get in managers.items():
+        kind.get = _noting(kind, get, noted)
     try:
-        yield read
+        yield noted
     finally:
         for parameter in waiting:
             del parameter.var
+        for kind, get in managers.items():
+            kind.get = get
 
 
-def _noted(parameter: Parameter, read: list[str]) -> Any:
-    read.append(parameter.name)
+def _noting(kind: type, get: Callable[..., str], noted: list[str]) -> Callable[..., str]:
+    def get_and_note(manager: Any, name: str | None, hint: str) -> str:
+        full = get(manager, name, hint)
+        if kind is mx.name.Prefix or not isinstance(manager, mx.name.Prefix):
+            noted.append(full)
+        return full
+
+    return get_and_note
+
+
+def _noted(parameter: Parameter, noted: list[str]) -> Any:
+    noted.append(parameter.name)
     return type(parameter).var(parameter)
 
 
-def as_initialised(block: Block, read: Sequence[str], in_graph: Iterable[str]) -> list[str]:
-    """The names ``in_graph``, of which layers of ``block`` have ``read`` some, in MXNet's order."""
-    places = {name: place for place, name in reversed(list(enumerate(read)))}
+def as_initialised(block: Block, noted: Sequence[str], in_graph: Iterable[str]) -> list[str]:
+    """The names ``in_graph``, of which layers of ``block`` have read some, in MXNet's order."""
+    places = {name: place for place, name in reversed(list(enumerate(noted)))}
     for root in hybridized([block]):
         names = places.keys() & root.collect_params().keys()
         places |= dict.fromkeys(names, min((places[name] for name in names), default=0))
-    return sorted(in_graph, key=lambda name: places.get(name, len(read)))
+    return sorted(in_graph, key=lambda name: places.get(name, len(noted)))
+
+
+def warn_of_order(
+    block: Block, noted: Sequence[str], nodes: Iterable[Mapping[str, Any]], names: Iterable[str]
+) -> None:
+    """Warn where a step draws other numbers than ``block``, if that is not hybridized.
+
+    ``nodes`` are those of its graph, in the order in which a step draws; ``names`` those of the
+    parameters that the step initialises.
+    """
+    if is_graph(block):
+        return
+    drawn = [node["name"] for node in nodes if _draws(node)]
+    called = [name for name in noted if name in drawn]
+    what = f"block {block.name!r} is not hybridized, and a planned step"
+    seed = "the same seed gives other numbers than without a plan"
+    if called != [name for name in drawn if name in called]:
+        warnings.warn(
+            f"{what} draws random numbers in another order, for "
+            f"{', '.join(dict.fromkeys(called))}: {seed}; call "
+            f"hybridize(), with which MXNet draws in that order, too",
+            stacklevel=2,
+        )
+    late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
+    if called and any(noted.index(name) > noted.index(called[0]) for name in late):
+        warnings.warn(
+            f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
+            f"{seed}; call the block on a batch before training, or call hybridize()",
+            stacklevel=2,
+        )
+
+
+def _draws(node: Mapping[str, Any]) -> bool:
+    """Does an operator draw random numbers in training?"""
+    attrs = node.get("attrs", {})
+    if node["op"] in ("Dropout", "RNN", "_npx_rnn"):
+        return float(attrs.get("p", 0.5 if node["op"] == "Dropout" else 0)) > 0
+    return is_random(Node(node["op"], node["name"], attrs))
