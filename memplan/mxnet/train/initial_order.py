@@ -86,10 +86,10 @@ def warn_of_order(
     what = f"block {block.name!r} is not hybridized, and a planned step"
     seed = "the same seed gives other numbers than without a plan"
     if called != [name for name in drawn if name in called]:
+        first, *others = dict.fromkeys(called)
         warnings.warn(
-            f"{what} draws random numbers in another order, for "
-            f"{', '.join(dict.fromkeys(called))}: {seed}; call "
-            f"hybridize(), with which MXNet draws in that order, too",
+            f"{what} draws random numbers in another order, for {first} and {len(others)} others: "
+            f"{seed}; call hybridize(), with which MXNet draws in that order, too",
             stacklevel=2,
         )
     late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
