@@ -20,7 +20,12 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
-from memplan.mxnet.train.initial_order import as_initialised, noting_calls, warn_of_order
+from memplan.mxnet.train.initial_order import (
+    as_initialised,
+    noting_calls,
+    warn_of_order,
+    warn_of_pause,
+)
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
 
@@ -105,7 +110,10 @@ def compose(
             f"block; if the loss has parameters, give it as a Block, not as a function"
         )
     waiting = [name for name in inputs if name in params and params[name]._deferred_init]
-    warn_of_order(block, noted, symbol_json.parse(symbol)["nodes"], waiting)
+    graph = symbol_json.parse(symbol)
+    warn_of_order(block, noted, graph["nodes"], waiting)
+    trained = [name for name in inputs if name in params and params[name].grad_req != "null"]
+    warn_of_pause(block, noted, graph, trained)
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
         _declared(symbol, params, names if in_halves else [], apart),

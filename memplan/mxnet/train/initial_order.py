@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
+from mxnet import autograd
 
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_random
@@ -26,13 +27,21 @@ Block = Any
 Parameter = Any
 
 
-@contextlib.contextmanager
-def noting_calls(params: Mapping[str, Parameter]) -> Iterator[list[str]]:
-    """Within it the names of operators as they are called, and of parameters as layers read them.
+class Calls(list[str]):
+    """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
-    These are those of ``params`` that are not initialised.
+    ``unrecorded`` are the operators that it calls under autograd.pause().
     """
-    waiting, noted = [p for p in params.values() if p._deferred_init], list[str]()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unrecorded: set[str] = set()
+
+
+@contextlib.contextmanager
+def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
+    """Within it what is called, and read of those of ``params`` that are not initialised."""
+    waiting, noted = [p for p in params.values() if p._deferred_init], Calls()
     for parameter in waiting:
         parameter.var = functools.partial(_noted, parameter, noted)
     managers = {kind: kind.get for kind in (mx.name.NameManager, mx.name.Prefix)}
@@ -47,11 +56,13 @@ def noting_calls(params: Mapping[str, Parameter]) -> Iterator[list[str]]:
             kind.get = get
 
 
-def _noting(kind: type, get: Callable[..., str], noted: list[str]) -> Callable[..., str]:
+def _noting(kind: type, get: Callable[..., str], noted: Calls) -> Callable[..., str]:
     def get_and_note(manager: Any, name: str | None, hint: str) -> str:
         full = get(manager, name, hint)
         if kind is mx.name.Prefix or not isinstance(manager, mx.name.Prefix):
             noted.append(full)
+            if not autograd.is_recording():
+                noted.unrecorded.add(full)
         return full
 
     return get_and_note
@@ -97,6 +108,34 @@ def warn_of_order(
         warnings.warn(
             f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
             f"{seed}; call the block on a batch before training, or call hybridize()",
+            stacklevel=2,
+        )
+
+
+def warn_of_pause(
+    block: Block, calls: Calls, graph: Mapping[str, Any], trained: Collection[str]
+) -> None:
+    """Warn of gradients of ``trained`` parameters that ``block`` stops, if it is not hybridized.
+
+    Its ``graph`` knows of no pause, but of BlockGrad.
+    """
+    if is_graph(block) or not calls.unrecorded:
+        return
+    nodes, needed = graph["nodes"], {source for source, *_ in graph["heads"]}
+    for place in reversed(range(len(nodes))):
+        if place in needed and nodes[place]["op"] != "BlockGrad":
+            needed.update(source for source, *_ in nodes[place]["inputs"])
+    reached: set[int] = set()
+    for place, node in enumerate(nodes):
+        reads = not reached.isdisjoint(source for source, *_ in node["inputs"])
+        if node["name"] in trained or (reads and place in needed and node["op"] != "BlockGrad"):
+            reached.add(place)
+    names = (nodes[place]["name"] for place in sorted(reached))
+    stopped = next((name for name in names if name in calls.unrecorded), None)
+    if stopped is not None:
+        warnings.warn(
+            f"block {block.name!r} calls {stopped} under autograd.pause(), which stops no gradient "
+            f"in a planned step, as in a hybridized block; write F.stop_gradient() for it",
             stacklevel=2,
         )
 
