@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
 
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.refinement import Proving
@@ -34,17 +34,16 @@ class ProofApart:
         self, graph: TrainingGraph, budget_nbytes: int, stop: Stop, options: Proving
     ) -> None:
         """Begin; OSError where no process can be started."""
-        self._popen = subprocess.Popen(
-            calling_main(__name__),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is for the search
-        )
-        asked = graph.to_json(), budget_nbytes, stop.deadline, options
-        assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone already: there will be no answer
-            pickle.dump(asked, self._popen.stdin)
-            self._popen.stdin.close()
+        # A pipe would hold the search up until the process has started and reads it.
+        with tempfile.TemporaryFile() as asked:
+            pickle.dump((graph.to_json(), budget_nbytes, stop.deadline, options), asked)
+            asked.seek(0)
+            self._popen = subprocess.Popen(
+                calling_main(__name__),
+                stdin=asked,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C in a terminal is for the search
+            )
 
     def bound(self) -> Bound | None:
         """What is proved in the end; None if the process has failed."""
@@ -56,9 +55,8 @@ class ProofApart:
         """End the process, if it still runs."""
         self._popen.kill()
         self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            if stream is not None:
-                stream.close()
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import sys
 # From linux/prctl.h: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 
-
 # The path is that of this process before anything is imported, whatever lies in the folder.
 _CODE = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from {} import main; main()"
 
