@@ -3,7 +3,8 @@
 What is read across a cut of the order is a set of tensors. A backward op belongs to the slice of
 the forward op that it differentiates, if it reads what the forward pass wrote, and another to that
 of the op before it. The backward pass comes to the slices from the last to the first: a few ops
-that do not are counted to others.
+that do not are counted to others. What many slices read may be made again for each group of them:
+the inputs of an unrolled network are parts of one array.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.rematerialize import carried_always, closure
 from memplan.step.graph import TrainingGraph
 
+# What so many slices read is made again for each, if all that takes no more than this part of the
+# step. Set on an unrolled LSTM.
+MANY_SLICES, MOST_SECONDS = 4, 0.05
+GROUPS = 10
+
 
 class SlicedGraph:
-    """The slices between ``cuts``, which are ops before which one lies, ascending."""
+    """The slices between ``cuts``, which are ops before which one lies, ascending.
 
-    def __init__(self, graph: TrainingGraph, cuts: Sequence[int]) -> None:
-        self.graph, self.cuts, self.nslices = graph, cuts, len(cuts) + 1
+    With ``ngroups`` of slices, what many slices read and few seconds make is made again for each
+    group, and not stored until then.
+    """
+
+    def __init__(self, graph: TrainingGraph, cuts: Sequence[int], *, ngroups: int = 0) -> None:
+        self.graph, self.cuts, self.nslices, self.ngroups = graph, cuts, len(cuts) + 1, ngroups
         self._always = carried_always(graph)
         self._slice_of = list(self._slices_of_ops())
         self._tensors_of, self._saved_of, self._read_in, self._crossings = (
@@ -33,9 +43,38 @@ class SlicedGraph:
         )
         # The slices after its own in which each forward tensor is read.
         self._readers: dict[int, list[int]] = {}
+        self._next_slices: dict[int, tuple[list[int], list[int]]] = {}
+        self.remade = frozenset(self._remade())
+        # Those of them that each group of slices reads.
+        self._together = [set[int]() for _ in range(max(1, ngroups))]
         for a, p in enumerate(graph.producer):
             if p < graph.nforward and a not in self._always:
                 self._enter(a, self._slice_of[p])
+
+    def _group_of(self, q: int) -> set[int]:
+        return self._together[q * self.ngroups // self.nslices]
+
+    def _remade(self) -> Iterator[int]:
+        """The tensors that many slices read, and that take few seconds to make for every group."""
+        graph = self.graph
+        most_seconds = MOST_SECONDS * graph.seconds / max(1, self.ngroups)
+        for op in graph.ops[: graph.nforward] if self.ngroups else ():
+            outputs = [a for a in op.outputs if a not in self._always]
+            slices = {self._slice_of[r] for a in outputs for r in graph.readers[a]}
+            if len(slices) >= MANY_SLICES and self._is_made_within(op.outputs[0], most_seconds):
+                yield from outputs
+
+    def _is_made_within(self, a: int, most_seconds: float) -> bool:
+        """Is ``a`` made in so many seconds, with all that leads to it and is not always there?"""
+        members, seconds, stack = set[int](), 0.0, [self.graph.producer[a]]
+        while stack and seconds <= most_seconds:
+            op = stack.pop()
+            if op not in members:
+                members.add(op)
+                seconds += self.graph.ops[op].seconds
+                inputs = (a for a in self.graph.ops[op].inputs if a not in self._always)
+                stack += [self.graph.producer[a] for a in inputs]
+        return seconds <= most_seconds
 
     def _slices_of_ops(self) -> Iterator[int]:
         graph = self.graph
@@ -59,9 +98,13 @@ class SlicedGraph:
         if any(r >= self.graph.nforward and self._slice_of[r] == home for r in readers):
             self._saved_of[home].add(a)
         slices = sorted({self._slice_of[r] for r in readers} - set(range(home + 1)))
-        self._readers[a] = slices
         for q in slices:
             self._read_in[q].add(a)
+        if a in self.remade:
+            slices = []
+            for r in readers:
+                self._group_of(self._slice_of[r]).add(a)
+        self._readers[a] = slices
         for q in range(home + 1, slices[-1] + 1 if slices else 0):
             self._crossings[q].add(a)
 
@@ -167,20 +210,24 @@ class SlicedGraph:
             for a in graph.ops[op].outputs
             if a in keepable or a in self._always or a in first_inputs
         }
+        tracked = frozenset(self._readers)
+        droppable = present & tracked
         for op in range(graph.nforward, len(graph.ops)):
             ops = {op}
             if self._slice_of[op] != current:
                 current = self._slice_of[op]
                 keepable = self._keepable(stored[current])
-                present = {a for a in present if a in keepable or a not in self._readers}
+                present -= droppable - keepable
+                droppable &= keepable
                 missing_tensors = self._demand(stored[current]) - present
                 ops.update(graph.producer[a] for a in missing_tensors)
             run = closure(graph, ops, present)
             sequence += run
             if len(sequence) > most_steps:
                 return None
-            outputs = (a for other in run for a in graph.ops[other].outputs)
-            present.update(a for a in outputs if a in keepable or a not in self._readers)
+            outputs = {a for other in run for a in graph.ops[other].outputs}
+            droppable |= outputs & tracked & keepable
+            present |= {a for a in outputs if a in keepable or a not in tracked}
         return sequence
 
     def _keepable(self, stored: Stored) -> set[int]:
@@ -188,18 +235,24 @@ class SlicedGraph:
         crossings = (self._crossings[cut] for cut in stored.cuts)
         saved = (self._saved_of[s] for s in stored.slices)
         tensors = self._tensors_of[stored.slice] | self._read_in[stored.slice]
-        return tensors.union(*crossings, *saved)
+        return tensors.union(*crossings, *saved, self._group_of(stored.slice))
 
     def _demand(self, stored: Stored) -> set[int]:
         """What a slice reads of others, and the slices before it of what is stored."""
         saved = (self._saved_of[s] for s in stored.slices)
         tensors = self._read_in[stored.slice].union(*saved)
         for cut in stored.cuts:
-            for a in self._crossings[cut]:
-                slices = self._readers[a]
-                if slices[bisect_left(slices, cut)] <= stored.slice:
-                    tensors.add(a)
+            next_slices, crossings = self._by_next_slice(cut)
+            tensors.update(crossings[: bisect_right(next_slices, stored.slice)])
         return tensors
+
+    def _by_next_slice(self, cut: int) -> tuple[list[int], list[int]]:
+        """In which slices what crosses a cut is read next, ascending, and what that is."""
+        if cut not in self._next_slices:
+            read = ((a, self._readers[a]) for a in self._crossings[cut])
+            pairs = sorted((slices[bisect_left(slices, cut)], a) for a, slices in read)
+            self._next_slices[cut] = [q for q, _ in pairs], [a for _, a in pairs]
+        return self._next_slices[cut]
 
 
 def descending(numbers: Sequence[int]) -> list[int]:

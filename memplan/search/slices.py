@@ -29,6 +29,10 @@ from memplan.util.stop import Stop
 COUNTS = (4, 11, 23, 45, 90, 160)
 LEEWAY = 0.4
 
+# So many groups of slices are tried, for each of which is made again what many slices read; with
+# none it is stored. Set on an unrolled LSTM.
+NGROUPS = (7, 4, 0)
+
 # Plans of a chain are made for budgets up to this many of the budget.
 MOST_BUDGETS = 1.3
 
@@ -63,7 +67,7 @@ def sliced_schedules(
     if graph.nforward == len(graph.ops) or budget_nbytes <= 0:
         return []
     other = reordered(graph, reorder=reorder)
-    entries = list(_entries(other.graph, budget_nbytes, stop))
+    entries = [entry for n in NGROUPS for entry in _entries(other.graph, n, budget_nbytes, stop)]
 
     def cost(entry: _Entry, aim: float) -> float:
         excess = max(0.0, entry.peak_nbytes / aim - 1.0)
@@ -77,12 +81,14 @@ def sliced_schedules(
     return [other.back(Schedule.sequence(other.graph, ops)) for ops in unique.values()]
 
 
-def _entries(graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Iterator[_Entry]:
+def _entries(
+    graph: TrainingGraph, ngroups: int, budget_nbytes: int, stop: Stop
+) -> Iterator[_Entry]:
     """Sequences in this order of about as many bytes as each part of the budget.
 
     They are of the cuts whose chains are cheapest there.
     """
-    chains = list(_chains(graph, budget_nbytes, stop))
+    chains = list(_chains(graph, ngroups, budget_nbytes, stop))
     arrays, seconds = graph_arrays(graph), np.array([op.seconds for op in graph.ops])
     memory = replay_memory(arrays, MOST_STEPS * len(graph.ops))
 
@@ -120,13 +126,18 @@ def _entries(graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Iterator[_
 
 
 def _chains(
-    graph: TrainingGraph, budget_nbytes: int, stop: Stop
+    graph: TrainingGraph, ngroups: int, budget_nbytes: int, stop: Stop
 ) -> Iterator[tuple[SlicedGraph, ChainPlans]]:
-    """The forward pass in slices between cuts, where a plan of the chain fits."""
+    """The forward pass in slices between cuts, where a plan of the chain fits.
+
+    With ``ngroups`` only those in which something is made again for each.
+    """
     for cuts in _distinct_cuts(graph):
         if stop.is_over():
             return
-        slices = SlicedGraph(graph, cuts)
+        slices = SlicedGraph(graph, cuts, ngroups=ngroups)
+        if ngroups and not slices.remade:
+            continue
         plans = ChainPlans(slices.chain(), int(MOST_BUDGETS * budget_nbytes))
         stop.spend(WORK_BY_CUBE * len(cuts) ** 3)
         if plans.nearest(0) == 0:
