@@ -35,7 +35,7 @@ class MomentProgram:
     in which they come: none an ancestor of one before it. Where the graph leaves their order open,
     the program holds for the schedules that have this one.
     has_run[k, q]: op q, neither an ancestor nor a descendant of moment k, has run before it.
-    present[k, c]: buffer c is held at moment k.
+    present[k, c]: buffer c is held at moment k. Of what the moment's op may write over, it stays.
     runs[k, p]: op p, which has run before moment k, runs again after it, and before moment k + 1 if
     there is one. runs_until[k, last, p]: it runs again between moments k and ``last + 1``, once at
     least. Integer answers need none; without them a relaxation may spread a run over many
@@ -61,9 +61,11 @@ class MomentProgram:
         self.before = [ancestors for ancestors, _ in sets]
         self.after = [descendants for _, descendants in sets]
         self.crossings = [moments.crossings(*pair) for pair in sets]
+        self.overwritten = [moments.overwritten(t) for t in ops]
         self.operands = [
             {self.class_of[a] for a in (*self.graph.ops[t].inputs, *self.graph.ops[t].outputs)}
-            for t in ops
+            - self.overwritten[k].keys()
+            for k, t in enumerate(ops)
         ]
         self.present: dict[tuple[int, int], int] = {}
         self.runs_until: dict[tuple[int, int, int], int] = {}
@@ -213,7 +215,7 @@ class MomentProgram:
         unit = SCALE / max(1, budget_nbytes)
         room = budget_nbytes - self.moments.working_nbytes(self.ops[k])
         sizes = {
-            variable: unit * self.moments.buffers.classes[c][0]
+            variable: unit * self.overwritten[k].get(c, self.moments.buffers.classes[c][0])
             for (moment, c), variable in self.present.items()
             if moment == k
         }

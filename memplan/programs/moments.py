@@ -118,6 +118,19 @@ class Moments:
             if any(self.buffers.class_of[giver[0]] not in residents for giver in givers)
         )
 
+    def overwritten(self, t: int) -> dict[int, int]:
+        """The buffers that op t may write over, and by how many bytes; else they stay beside.
+
+        Only of outputs that no other input's buffer may take.
+        """
+        result: dict[int, int] = {}
+        for nbytes, givers in self.buffers.takeovers[t]:
+            if len(givers) == 1:
+                c = self.buffers.class_of[givers[0][0]]
+                result[c] = result.get(c, 0) + nbytes
+        return result
+
     def working_nbytes(self, t: int) -> int:
+        """The bytes of what op t reads and writes, where nothing that it reads is needed later."""
         op = self.graph.ops[t]
         return self._nbytes((*op.inputs, *op.outputs)) - self._taken_over(t, ())
