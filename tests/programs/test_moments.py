@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.branches import taking
-from helpers.graphs import UNIT, unit_chain
+from helpers.graphs import UNIT, tensors, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.programs.moment_program import MomentProgram, moment_bound
 from memplan.programs.moments import Moments
 from memplan.programs.refinement import refine
 from memplan.programs.solver import Program
-from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -121,12 +121,29 @@ def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
         Op("k", "op", (0,), (3,), 1.0),
         Op("f", "op", (2, 3), (4,), 1.0),
     )
-    tensors = tuple(Tensor(op.name, n, n) for op, n in zip(ops, (1, 3, 3, 1, 1), strict=True))
-    graph = TrainingGraph(ops, tensors, (4,), len(ops))
+    sizes = zip(ops, (1, 3, 3, 1, 1), strict=True)
+    graph = TrainingGraph(ops, tuple(Tensor(op.name, n, n) for op, n in sizes), (4,), len(ops))
     bound = moment_bound(Moments(graph), 6, Stop(math.inf))
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, 6)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds) == graph.seconds + 5.0
+
+
+def test_what_an_op_writes_over_runs_again_if_it_is_needed_later() -> None:
+    """The output of a network is no larger than its gradient, and there is room for one of them."""
+    over = (Handover(0, 0, alias=False),)
+    ops = (
+        Op("output", "forward", (), (0,), 2.0),
+        Op("loss", "backward", (0,), (1,), 1.0, False, differentiates=0, handovers=over),
+        Op("weights", "backward", (1,), (2,), 1.0, False),
+    )
+    graph = TrainingGraph(ops, tensors(output=10, gradient=10, weights=1), (0, 2), nforward=1)
+    budget = 12 * UNIT
+    optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
+    assert optimum is not None
+    assert optimum.seconds == graph.seconds + 2.0
+    bound = moment_bound(Moments(graph), budget, Stop(math.inf))
+    assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
 
 
 def test_the_floor_names_what_forces_it() -> None:

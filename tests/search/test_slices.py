@@ -134,3 +134,45 @@ def test_auto_finds_a_plan_in_the_better_order() -> None:
     outcome = Auto(effort=0.01).solve(Problem(braid(20), 14 * UNIT, memory=Live()))
     assert outcome.schedule is not None
     assert outcome.schedule.overhead <= 0.7
+
+
+def unrolled(nsteps: int) -> TrainingGraph:
+    """Each step reads the state before it and a part of one array; its gradient reads the part."""
+    ops = [Op("split", "split", (), tuple(range(nsteps)), 0.1)]
+    names = [f"part{n}" for n in range(nsteps)]
+
+    def add(name: str, inputs: tuple[int, ...], *, forward_op: int | None = None) -> int:
+        is_forward = forward_op is None
+        output = (len(names),)
+        ops.append(Op(name, "op", inputs, output, 1.0, is_forward, differentiates=forward_op))
+        names.append(name)
+        return output[0]
+
+    state, inner = (), []
+    for n in range(nsteps):
+        inner.append(add(f"inner{n}", (n, *state)))
+        state = (add(f"state{n}", (inner[n],)),)
+    above = add("loss", state)
+    nforward = len(ops)
+    for n in reversed(range(nsteps)):
+        above = add(f"gradient{n}", (above, n, inner[n]), forward_op=1 + 2 * n)
+    sizes = {name: {"part": 2, "inner": 6}.get(name.rstrip("0123456789"), 1) for name in names}
+    return TrainingGraph(tuple(ops), tensors(**sizes), (above,), nforward)
+
+
+def test_what_many_slices_read_is_made_again_for_groups_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All the parts leave little room for states, and for what is between two of these."""
+    graph, budget = unrolled(40), 120 * UNIT
+
+    def cheapest() -> Schedule:
+        fitting = [s for s in made(graph, budget) if simulate(s).peak_nbytes <= budget]
+        return min(fitting, key=lambda schedule: schedule.seconds)
+
+    remaking = cheapest()
+    assert validate(remaking, budget).valid
+    monkeypatch.setattr("memplan.search.slices.NGROUPS", (0,))
+    storing = cheapest()
+    assert storing.overhead > remaking.overhead + 0.03
+    assert remaking.ops.count(0) > storing.ops.count(0)
