@@ -130,15 +130,16 @@ def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
 
 
 def test_what_an_op_writes_over_runs_again_if_it_is_needed_later() -> None:
-    """The output of a network is no larger than its gradient, and there is room for one of them."""
+    """While the loss writes two gradients, the output has no room beside both; later it has."""
     over = (Handover(0, 0, alias=False),)
     ops = (
         Op("output", "forward", (), (0,), 2.0),
-        Op("loss", "backward", (0,), (1,), 1.0, False, differentiates=0, handovers=over),
-        Op("weights", "backward", (1,), (2,), 1.0, False),
+        Op("loss", "backward", (0,), (1, 2), 1.0, False, differentiates=0, handovers=over),
+        Op("weights", "backward", (1,), (3,), 1.0, False),
     )
-    graph = TrainingGraph(ops, tensors(output=10, gradient=10, weights=1), (0, 2), nforward=1)
-    budget = 12 * UNIT
+    sizes = {"output": 10, "gradient": 10, "label": 10, "weights": 1}
+    graph = TrainingGraph(ops, tensors(**sizes), (0, 3), nforward=1)
+    budget = 22 * UNIT
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     assert optimum.seconds == graph.seconds + 2.0
