@@ -21,7 +21,8 @@ from memplan.step.schedule import Schedule
 from memplan.util.nbytes import format_nbytes
 from memplan.util.tables import text_table
 
-# What a process may take above the promise: a share of it, and MXNet's code as it is first used.
+# What a process may take above the promise: a share of it, and MXNet's code as it is first used,
+# of which promises of small networks count a part.
 TOLERANCE = 0.05
 TOLERANCE_NBYTES = 16 << 20
 

@@ -21,6 +21,7 @@ from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
+from memplan.mxnet.realise.code_in_memory import PACKED_CALL_NBYTES, first_nbytes
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
@@ -98,14 +99,16 @@ def profile(
 
 
 def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
-    """The bytes of workspace: what a process that runs packed steps takes beside array and code.
+    """The bytes of workspace: what a process that runs packed steps takes beside the array.
 
-    The schedule is a frugal one, so that a network is measured that does not fit unplanned.
+    Of small networks the code is left out that plans do not count there. The schedule is a frugal
+    one, so that a network is measured that does not fit unplanned.
     """
     tell("measuring workspaces")
     schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
     grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
-    return max(0, grown - way.memory(traced).nbytes(schedule) - CODE_NBYTES)
+    not_counted = max(0, CODE_NBYTES - first_nbytes(traced.graph, PACKED_CALL_NBYTES))
+    return max(0, grown - way.memory(traced).nbytes(schedule) - not_counted)
 
 
 def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -> dict[str, float]:

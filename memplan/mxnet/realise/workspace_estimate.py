@@ -2,16 +2,15 @@
 
 MXNet gives an operator temporary space, and oneDNN primitives have scratchpads and code of their
 own. Where an operator wants another layout than an array has, it makes a copy of it. It is
-much the same whatever is recomputed. MXNet's code as it is first used, up to 13 MB, comes on top,
-whatever runs.
+much the same whatever is recomputed.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from memplan.mxnet.realise.code_in_memory import CALL_NBYTES, PACKED_CALL_NBYTES, code_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
@@ -20,14 +19,9 @@ from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
 
-# oneDNN writes code for each of its operators on each set of shapes and attributes: 200 kB were
-# seen for a convolution and its two gradients, as little as 30 for others. The first ones are
-# within MXNet's code as it is first used, which no plan counts.
-CODE_NBYTES, FIRST_PRIMITIVES = 50_000, 48
-
 # Products of matrices are made of copies of parts of them, of which each thread that makes one
 # keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB, by 9 MB
-# in three steps of two layers of 2048. What is kept for small ones is within what no plan counts.
+# in three steps of two layers of 2048. What is kept for small ones is within what code takes.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
@@ -69,6 +63,7 @@ def executor_nbytes(
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
         nbytes += min(nbytes, MOST_KEPT) // 2
+    nbytes += code_nbytes(graph, nodes, CALL_NBYTES)
     return sum(kept) + nbytes + _kept_nbytes(nodes), kept
 
 
@@ -90,7 +85,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     kept = max(all_copies.kept_nbytes, default=0)
     for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept + kept // 2)
     for_copies += max(map(space_nbytes, nodes), default=0)
-    return max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
 
 def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
@@ -132,9 +128,8 @@ def _read_and_written(node: Node) -> int:
 
 
 def _kept_nbytes(nodes: Sequence[Node]) -> int:
-    """What is kept behind operators: scratchpads, states of recurrent layers, code."""
-    kept = scratchpads(nodes) + _recurrent_nbytes(nodes) + _code_nbytes(nodes)
-    return kept + _for_matrices(nodes)
+    """What is kept behind operators: scratchpads, states of recurrent layers, parts of matrices."""
+    return scratchpads(nodes) + _recurrent_nbytes(nodes) + _for_matrices(nodes)
 
 
 def _for_matrices(nodes: Iterable[Node]) -> int:
@@ -145,16 +140,6 @@ def _for_matrices(nodes: Iterable[Node]) -> int:
         if (node if node.forward is None else node.forward).op in _PRODUCTS
     )
     return min(MOST_FOR_PRODUCTS, max(0, max(sizes, default=0) - SMALL_PRODUCT))
-
-
-def _code_nbytes(nodes: Iterable[Node]) -> int:
-    """The code for the operators of oneDNN that differ."""
-    kinds: set[Any] = set()
-    for node in nodes:
-        if reads_any_layout(node):
-            call = node if node.forward is None else node.forward
-            kinds.add((node.op, call.op, call.key, node.infos.inputs))
-    return CODE_NBYTES * max(0, len(kinds) - FIRST_PRIMITIVES)
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:

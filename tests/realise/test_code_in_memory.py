@@ -1,0 +1,102 @@
+"""What the code of operators is counted as: by kinds of them, by calls, and in small networks."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from memplan.mxnet import profile
+from memplan.mxnet.realise import code_in_memory
+from memplan.mxnet.realise.code_in_memory import FIRST_NBYTES, MOST_OF_WRITTEN, code_nbytes
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.train.trial import CODE_NBYTES, Trial
+from memplan.planning.realisation import load, trace
+from memplan.step.schedule import Schedule
+
+Symbol = mx.sym.Symbol
+
+SHAPE = (2, 16, 8, 8)
+
+
+def _activation(data: Symbol) -> Symbol:
+    return mx.sym.Activation(data, act_type="relu")
+
+
+def _conv(data: Symbol, nfilter: int = 16) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), no_bias=True)
+
+
+def _traced(body: Symbol, shape: tuple[int, ...] = SHAPE, realisation: str = "packed") -> Trace:
+    net = mx.sym.MakeLoss(mx.sym.mean(body))
+    return trace(net, shapes={"data": shape}, grad_req="write", realisation=realisation)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(("nfilter", "more"), [(16, 0), (8, 4)])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_onednn_has_code_for_each_of_its_operators_that_differs(
+    monkeypatch: pytest.MonkeyPatch, realisation: str, nfilter: int, more: int
+) -> None:
+    """A further convolution and activation, of other shapes or of the same, and their gradients."""
+    monkeypatch.setattr(code_in_memory, "OPERATOR_NBYTES", GB)
+    monkeypatch.setattr(code_in_memory, "FIRST_OPERATORS", 1)
+    one = _activation(_conv(_activation(mx.sym.Variable("data"))))
+    found = []
+    for body in (one, _activation(_conv(one, nfilter))):
+        # A loss of its own shapes would differ, too.
+        estimate = load(realisation).workspace(_traced(body, realisation=realisation), "cpu")
+        assert estimate is not None
+        found.append(estimate[0] // GB)
+    assert found == [3, 3 + more]
+
+
+def _tanhs(number: int) -> Symbol:
+    body = mx.sym.Variable("data")
+    for _ in range(number):
+        body = mx.sym.tanh(body)
+    return body
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_large_steps_count_what_code_takes_that_is_first_used_and_every_call(number: int) -> None:
+    traced = _traced(_tanhs(number), (1 << 14, 1 << 13))
+    nops = len(traced.graph.ops)
+    assert code_nbytes(traced.graph, traced.nodes, 1000) == FIRST_NBYTES + 1000 * nops
+    assert nops > number
+
+
+def test_small_steps_count_a_share_of_what_they_write() -> None:
+    traced = _traced(_tanhs(3))
+    written = sum(tensor.nbytes for tensor in traced.graph.tensors)
+    assert code_nbytes(traced.graph, traced.nodes, 1000) == written // MOST_OF_WRITTEN > 0
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_every_estimate_counts_code(monkeypatch: pytest.MonkeyPatch, realisation: str) -> None:
+    traced = _traced(_tanhs(3), (256, 4096), realisation)
+    estimates = []
+    for nbytes in (0, FIRST_NBYTES):
+        monkeypatch.setattr(code_in_memory, "FIRST_NBYTES", nbytes)
+        monkeypatch.setattr(code_in_memory, "MOST_OF_WRITTEN", 1)
+        estimate = load(realisation).workspace(traced, "cpu")
+        assert estimate is not None
+        estimates.append(estimate[0])
+    assert estimates[1] > estimates[0]
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_measured_workspace_has_the_code_in_it_that_an_estimate_counts(
+    monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    traced = _traced(_tanhs(3), SHAPE if is_small else (1 << 14, 1 << 13))
+    way = load("packed")
+
+    def run_apart(schedule: Schedule, *_: object, **__: object) -> Trial:
+        return Trial(way.memory(traced).nbytes(schedule) + GB, 1.0)
+
+    monkeypatch.setattr(profile, "run_apart", run_apart)
+    measured = profile._workspace_nbytes(way, traced, mx.cpu())
+    assert (GB - measured < CODE_NBYTES - FIRST_NBYTES) is not is_small
+    assert GB - CODE_NBYTES < measured < GB
