@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from memplan.mxnet.realise.code_in_memory import CALL_NBYTES, PACKED_CALL_NBYTES, code_nbytes
+from memplan.mxnet.realise.dense_buffers import buffer_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
@@ -20,14 +21,18 @@ from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
 
 # Products of matrices are made of copies of parts of them, of which each thread that makes one
-# keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB, by 9 MB
-# in three steps of two layers of 2048. What is kept for small ones is within what code takes.
+# keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB. What is
+# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, and a
+# further one lies beside them in packed and explicit steps, four in other executors: glibc cuts
+# slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory over
+# them, up to 7 of a size (tcache_count of its malloc.c). Five buffers were seen at work in turn.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
+BUFFERS, BUFFERS_WITH_HOLES = 2, 5
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
-    _linalg_gemm _linalg_gemm2 _npi_dot _npi_einsum _npi_matmul _npi_tensordot batch_dot dot
-    FullyConnected""".split()
+    _linalg_gemm _linalg_gemm2 _npi_dot _npi_einsum _npi_matmul _npi_tensordot batch_dot
+    dot""".split()
 )
 
 # What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
@@ -63,6 +68,7 @@ def executor_nbytes(
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
         nbytes += min(nbytes, MOST_KEPT) // 2
+    nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += code_nbytes(graph, nodes, CALL_NBYTES)
     return sum(kept) + nbytes + _kept_nbytes(nodes), kept
 
@@ -86,6 +92,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept + kept // 2)
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    nbytes += _of_dense_layers(nodes, BUFFERS)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
 
@@ -140,6 +147,12 @@ def _for_matrices(nodes: Iterable[Node]) -> int:
         if (node if node.forward is None else node.forward).op in _PRODUCTS
     )
     return min(MOST_FOR_PRODUCTS, max(0, max(sizes, default=0) - SMALL_PRODUCT))
+
+
+def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
+    """Buffers of the dense layer that takes the largest; one too large to be kept counts once."""
+    largest = max(map(buffer_nbytes, nodes), default=0)
+    return largest if largest > MOST_KEPT else nbuffers * largest
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:

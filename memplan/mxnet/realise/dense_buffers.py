@@ -1,0 +1,134 @@
+"""The buffers in which oneDNN puts parts of the matrices of a dense layer together, on a CPU.
+
+Read in the source of oneDNN 2.4 (src/cpu/gemm_inner_product.cpp, and gemm_driver.cpp and
+gemm_info.cpp of src/cpu/x64/gemm). A product of small matrices is computed where they are. Of
+others so many rows and columns are copied at a time, into memory that is freed behind each product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.scratchpads import threads
+from memplan.mxnet.trace.nnvm import Node
+
+
+class _Blocks(NamedTuple):
+    """How many rows and columns a kernel computes at once, and how many are copied for it."""
+
+    rows: int
+    columns: int
+    most_rows: int
+    most_columns: int
+    most_depth: int
+    depth_at_once: int
+
+
+_AVX512 = _Blocks(48, 8, 9984, 384, 384, 384)
+_AVX2 = _Blocks(24, 4, 10000, 384, 192, 256)
+_LEAST_DEPTH, _SMALL_DEPTH, _COLUMNS_IF_SMALL = 128, 48, 24
+
+# Up to this size matrices are computed where they are (nocopy_checker of gemm_driver.cpp).
+_FEW_AVX512, _FEW_AVX2, _NOT_FEW = 0.00196, 0.0038, 378
+_UNEVEN, _VERY_UNEVEN = 256, 1024
+
+
+class _Product(NamedTuple):
+    """``nrows`` by ``ncolumns`` of sums of ``depth`` terms, and how long the rows are in memory.
+
+    The first matrix, or the second one, ``is_turned``.
+    """
+
+    nrows: int
+    ncolumns: int
+    depth: int
+    lengths: tuple[int, int, int]
+    first_is_turned: bool = False
+    second_is_turned: bool = False
+
+
+def buffer_nbytes(node: Node) -> int:
+    """The most that a product of a dense layer ``node``, or of its gradients, takes; else 0."""
+    return max(map(_nbytes, _products(node)), default=0)
+
+
+def _products(node: Node) -> list[_Product]:
+    call = node if node.forward is None else node.forward
+    if call.op != "FullyConnected":
+        return []
+    data, weight = call.infos.inputs[:2]
+    if data is None or weight is None or data.dtype != "float32" or not data.nbytes:
+        return []
+    noutputs, ninputs = weight.shape
+    batch = data.nbytes // (4 * ninputs)
+    if node is call:
+        lengths = ninputs, ninputs, noutputs
+        return [_Product(noutputs, batch, ninputs, lengths, first_is_turned=True)]
+    lengths = ninputs, noutputs, ninputs
+    return [
+        _Product(ninputs, batch, noutputs, lengths),
+        _Product(ninputs, noutputs, batch, lengths, second_is_turned=True),
+    ]
+
+
+def _nbytes(product: _Product) -> int:
+    """What the parts of both matrices take that are copied at a time."""
+    blocks = _AVX512 if has_avx512() else _AVX2
+    if (_is_where_it_is if has_avx512() else _is_where_it_is_with_avx2)(product):
+        return 0
+    depth = product.depth
+    if depth <= blocks.depth_at_once:
+        depth = max(depth, _LEAST_DEPTH)
+    else:
+        depth = -(-depth // 2) if depth < 2 * blocks.most_depth else blocks.most_depth
+    most_columns = _COLUMNS_IF_SMALL if product.depth < _SMALL_DEPTH else blocks.most_columns
+    nrows = _whole(min(product.nrows, blocks.most_rows), blocks.rows)
+    ncolumns = _whole(min(product.ncolumns, most_columns), blocks.columns)
+    return 4 * depth * (nrows + ncolumns)
+
+
+def _is_where_it_is(product: _Product) -> bool:
+    """Is a product computed without copies, with AVX-512?"""
+    nrows, ncolumns, depth = product[:3]
+    first, second = product.first_is_turned, product.second_is_turned
+    of_first, of_second, _ = product.lengths
+    is_small = nrows < 1200 and ncolumns < 200 and depth < 1200
+    are_uneven = of_first % _UNEVEN == of_second % _UNEVEN == 0
+    is_very_uneven = of_first % _VERY_UNEVEN == 0
+    if threads() == 1 and first and nrows > 100 and (is_small or are_uneven):
+        return False
+    is_plain = not first and not second
+    if threads() <= 8 and is_plain and is_very_uneven and depth > 500 and ncolumns > 100:
+        return False
+    if 1 / nrows + 1 / ncolumns >= _FEW_AVX512 and not (is_very_uneven and second):
+        return True
+    if any(length % _UNEVEN == 0 for length in product.lengths) and nrows >= 32 and ncolumns > 16:
+        return False
+    if _is_deep(product):
+        return False
+    few = 28 * threads()
+    return ncolumns <= few or depth <= threads() or (nrows <= few and not second)
+
+
+def _is_where_it_is_with_avx2(product: _Product) -> bool:
+    """The same with AVX2."""
+    nrows, ncolumns, depth = product[:3]
+    if 1 / nrows + 1 / ncolumns >= _FEW_AVX2:
+        return True
+    if _is_deep(product):
+        return False
+    few, shallow = (1, 1) if product.second_is_turned else (16, 2)
+    return ncolumns <= few * threads() or depth <= shallow * threads()
+
+
+def _is_deep(product: _Product) -> bool:
+    """Have the threads many terms to add, of a small product or of one with many rows?"""
+    nrows, ncolumns, depth = product[:3]
+    many = _NOT_FEW * threads()
+    return depth >= many and (max(nrows, ncolumns) <= _NOT_FEW or nrows >= many)
+
+
+def _whole(number: int, block: int) -> int:
+    """``number`` rounded up to whole blocks."""
+    return -(-number // block) * block

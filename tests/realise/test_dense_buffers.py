@@ -1,0 +1,76 @@
+"""The buffers of dense layers: what oneDNN's source says, and what it was seen to allocate."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from memplan.mxnet.realise import dense_buffers, workspace_estimate
+from memplan.mxnet.realise.dense_buffers import buffer_nbytes
+from memplan.mxnet.realise.workspace_estimate import (
+    BUFFERS,
+    BUFFERS_WITH_HOLES,
+    executor_nbytes,
+    packed_nbytes,
+)
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
+
+
+@pytest.fixture(autouse=True)
+def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor, and the threads, of another machine are imagined."""
+    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: True)
+    monkeypatch.setattr(dense_buffers, "threads", lambda: 1)
+
+
+def _traced(batch: int, ninputs: int, noutputs: int, realisation: str = "packed") -> Trace:
+    data = mx.sym.tanh(mx.sym.Variable("data"))
+    dense = mx.sym.FullyConnected(data, num_hidden=noutputs, no_bias=True, name="dense")
+    net = mx.sym.MakeLoss(mx.sym.mean(dense))
+    return trace(net, shapes={"data": (batch, ninputs)}, realisation=realisation)
+
+
+def _buffers(traced: Trace) -> tuple[int, int]:
+    """That of the layer, and that of its gradients."""
+    forward = next(node for node in traced.nodes if node.name == "dense")
+    backward = next(node for node in traced.nodes if node.forward is forward)
+    return buffer_nbytes(forward), buffer_nbytes(backward)
+
+
+# Seen with a malloc that prints, but for two pages: 3,571,712 and 2,514,944 bytes of 2048 by 2048,
+# and 1,482,752 of the gradients of one of 1024.
+def test_buffers_are_what_onednn_allocates() -> None:
+    assert _buffers(_traced(256, 2048, 2048)) == (3_571_712 - 8192, 3_571_712 - 8192)
+    assert 4 * 256 * (2064 + 384) == 2_514_944 - 8192 < _buffers(_traced(256, 2048, 2048))[1]
+
+
+def test_small_products_have_no_buffers() -> None:
+    assert _buffers(_traced(8, 500, 100)) == (0, 0)
+    # Of one whose first matrix is turned round, as that of the layer itself, these are copied.
+    assert _buffers(_traced(8, 500, 600)) == (4 * 250 * (624 + 8), 0)
+
+
+def test_avx2_copies_fewer_terms_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_avx512 = _buffers(_traced(2048, 2048, 2048))
+    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: False)
+    assert _buffers(_traced(2048, 2048, 2048)) == (4 * 192 * (2064 + 384),) * 2
+    assert with_avx512 == (4 * 384 * (2064 + 384),) * 2
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_every_estimate_has_room_for_the_buffers(
+    monkeypatch: pytest.MonkeyPatch, realisation: str
+) -> None:
+    traced = _traced(2048, 2048, 2048, realisation)
+    estimates = []
+    for buffer in (buffer_nbytes, lambda _: 0):
+        monkeypatch.setattr(workspace_estimate, "buffer_nbytes", buffer)
+        if realisation == "packed":
+            estimates.append(packed_nbytes(traced.graph, traced.nodes))
+        else:
+            has_holes = realisation == "mirror"
+            graph, nodes = traced.graph, traced.nodes
+            estimates.append(executor_nbytes(graph, nodes, leaves_holes=has_holes)[0])
+    times = BUFFERS_WITH_HOLES if realisation == "mirror" else BUFFERS
+    assert estimates[0] - estimates[1] == times * max(_buffers(traced))
