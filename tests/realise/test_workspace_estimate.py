@@ -257,6 +257,7 @@ def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
     [
         (mx.sym.LayerNorm, 2),
         (lambda data: mx.sym.GroupNorm(data, num_groups=4), 2),
+        (lambda data: mx.sym.LRN(data, nsize=5), 3),
         (mx.sym.InstanceNorm, 0),
         (mx.sym.relu, 0),
         (lambda data: mx.sym.Dropout(data, p=0.5), 0),
@@ -272,3 +273,23 @@ def test_temporary_space_is_counted_for_the_operators_that_ask_for_it(
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
     assert estimate[0] == times * N
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # One picture of 16 channels, of which nine places are looked at, whatever lies behind.
+        (_conv, 2 * N // 2 * 9),
+        (lambda data: _conv(_conv(data), 8), 2 * N // 2 * 9),
+        (lambda data: _conv(data, groups=4), 2 * N // 2 * 9),
+        (lambda data: mx.sym.Convolution(data, num_filter=8, kernel=(1, 1)), 0),
+    ],
+)
+def test_space_of_mxnets_own_layers_is_counted_once(
+    body: Callable[[Symbol], Symbol], expected: int
+) -> None:
+    """Of double precision, which oneDNN does not compute."""
+    net = mx.sym.MakeLoss(mx.sym.mean(body(_data())))
+    options: dict[str, Any] = {"type_dict": {"data": "float64"}, "grad_req": {"data": "write"}}
+    traced = trace(net, shapes={"data": SHAPE}, realisation="packed", **options)
+    assert packed_nbytes(traced.graph, traced.nodes) == expected

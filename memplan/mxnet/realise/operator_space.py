@@ -6,6 +6,8 @@ temporary space (get_space_typed in its src/operator), as large as what they rea
 
 from __future__ import annotations
 
+import math
+
 from memplan.mxnet.trace.nnvm import Node
 
 # The temporary space of each, in arrays of the size of its first input.
@@ -13,6 +15,9 @@ _SPACE = {
     "_backward_LayerNorm": 2,  # what is normalized, and the gradient by gamma (layer_norm-inl.h)
     "_backward_GroupNorm": 2,  # the same (group_norm-inl.h)
     "CTCLoss": 1,  # the probabilities (nn/ctc_loss-inl.h)
+    # The layer, computed again, and what oneDNN keeps of it (nn/mkldnn/mkldnn_lrn-inl.h): a malloc
+    # that prints has one array of the size of the data, and one of twice that.
+    "_backward_LRN": 3,
 }
 
 # Those that ask for a row of it at most, as do their backward ops, but for what is above. Of each
@@ -35,9 +40,27 @@ _NOTHING = frozenset(
 
 def space_nbytes(node: Node) -> int:
     """The temporary space that ``node`` asks for; 0 where none is known."""
+    if is_convolution_of_mxnet(node):
+        return _columns_nbytes(node if node.forward is None else node.forward)
     times = _SPACE.get(node.op, 0)
     data = node.infos.inputs[0] if times else None
     return 0 if data is None else times * data.nbytes
+
+
+def is_convolution_of_mxnet(node: Node) -> bool:
+    """Is a convolution, or are its gradients, computed without oneDNN, because of the dtype?"""
+    call = node if node.forward is None else node.forward
+    data = call.infos.inputs[0] if call.op == "Convolution" else None
+    return data is not None and data.dtype != "float32"
+
+
+def _columns_nbytes(call: Node) -> int:
+    """The columns of one picture (col_buffer_size of nn/convolution-inl.h), but of points none."""
+    weight, out = call.infos.inputs[1], call.infos.outputs[0]
+    if weight is None or out is None or math.prod(weight.shape[2:]) == 1:
+        return 0
+    places = int(call.attrs.get("num_group", "1")) * math.prod(out.shape[2:])
+    return math.prod(weight.shape[1:]) * places * weight.itemsize
 
 
 def is_known(node: Node) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.realise.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.realise.processor import cache_nbytes
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 
@@ -35,7 +36,7 @@ def scratchpads(nodes: Iterable[Node]) -> int:
     node_of: dict[Any, Node] = {}
     for node in nodes:
         call = node if node.forward is None else node.forward
-        if call.op in ("Convolution", "Deconvolution"):
+        if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
             kind = (node.op, call.key, call.infos.inputs[:2])
             kinds[kind] += 1
             node_of[kind] = node
