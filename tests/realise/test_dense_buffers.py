@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 
 from memplan.mxnet.realise import dense_buffers, workspace_estimate
-from memplan.mxnet.realise.dense_buffers import buffer_nbytes
+from memplan.mxnet.realise.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.workspace_estimate import (
     BUFFERS,
     BUFFERS_WITH_HOLES,
@@ -35,14 +35,15 @@ def _buffers(traced: Trace) -> tuple[int, int]:
     """That of the layer, and that of its gradients."""
     forward = next(node for node in traced.nodes if node.name == "dense")
     backward = next(node for node in traced.nodes if node.forward is forward)
-    return buffer_nbytes(forward), buffer_nbytes(backward)
+    return max(buffers_nbytes(forward)), max(buffers_nbytes(backward))
 
 
 # Seen with a malloc that prints, but for two pages: 3,571,712 and 2,514,944 bytes of 2048 by 2048,
 # and 1,482,752 of the gradients of one of 1024.
 def test_buffers_are_what_onednn_allocates() -> None:
     assert _buffers(_traced(256, 2048, 2048)) == (3_571_712 - 8192, 3_571_712 - 8192)
-    assert 4 * 256 * (2064 + 384) == 2_514_944 - 8192 < _buffers(_traced(256, 2048, 2048))[1]
+    backward = next(n for n in _traced(256, 2048, 2048).nodes if n.op == "_backward_FullyConnected")
+    assert min(buffers_nbytes(backward)) == 2_514_944 - 8192
 
 
 def test_small_products_have_no_buffers() -> None:
@@ -64,13 +65,14 @@ def test_every_estimate_has_room_for_the_buffers(
 ) -> None:
     traced = _traced(2048, 2048, 2048, realisation)
     estimates = []
-    for buffer in (buffer_nbytes, lambda _: 0):
-        monkeypatch.setattr(workspace_estimate, "buffer_nbytes", buffer)
+    for buffers in (buffers_nbytes, lambda _: []):
+        monkeypatch.setattr(workspace_estimate, "buffers_nbytes", buffers)
         if realisation == "packed":
             estimates.append(packed_nbytes(traced.graph, traced.nodes))
         else:
             has_holes = realisation == "mirror"
             graph, nodes = traced.graph, traced.nodes
             estimates.append(executor_nbytes(graph, nodes, leaves_holes=has_holes)[0])
-    times = BUFFERS_WITH_HOLES if realisation == "mirror" else BUFFERS
+    # There are three products, of equal matrices.
+    times = min(3, BUFFERS_WITH_HOLES) if realisation == "mirror" else BUFFERS
     assert estimates[0] - estimates[1] == times * max(_buffers(traced))

@@ -48,9 +48,9 @@ class _Product(NamedTuple):
     second_is_turned: bool = False
 
 
-def buffer_nbytes(node: Node) -> int:
-    """The most that a product of a dense layer ``node``, or of its gradients, takes; else 0."""
-    return max(map(_nbytes, _products(node)), default=0)
+def buffers_nbytes(node: Node) -> list[int]:
+    """What each product of a dense layer ``node``, or of its gradients, takes; else nothing."""
+    return list(map(_nbytes, _products(node)))
 
 
 def _products(node: Node) -> list[_Product]:

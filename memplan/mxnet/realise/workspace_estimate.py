@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from memplan.mxnet.realise.code_in_memory import CALL_NBYTES, PACKED_CALL_NBYTES, code_nbytes
-from memplan.mxnet.realise.dense_buffers import buffer_nbytes
+from memplan.mxnet.realise.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
@@ -22,10 +22,10 @@ from memplan.step.graph import UPDATE, TrainingGraph
 
 # Products of matrices are made of copies of parts of them, of which each thread that makes one
 # keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB. What is
-# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, and a
-# further one lies beside them in packed and explicit steps, four in other executors: glibc cuts
-# slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory over
-# them, up to 7 of a size (tcache_count of its malloc.c). Five buffers were seen at work in turn.
+# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which the
+# two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
+# cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
+# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
 BUFFERS, BUFFERS_WITH_HOLES = 2, 5
 _PRODUCTS = frozenset(
@@ -150,9 +150,10 @@ def _for_matrices(nodes: Iterable[Node]) -> int:
 
 
 def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
-    """Buffers of the dense layer that takes the largest; one too large to be kept counts once."""
-    largest = max(map(buffer_nbytes, nodes), default=0)
-    return largest if largest > MOST_KEPT else nbuffers * largest
+    """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
+    sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
+    small = [size for size in sizes if size <= MOST_KEPT]
+    return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
