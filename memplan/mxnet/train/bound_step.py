@@ -24,6 +24,7 @@ from memplan.mxnet.train.gradients import (
     Held,
     Late,
     ReadByLoss,
+    give_up_gradient,
     is_read,
     other_handle,
     without_memory,
@@ -133,6 +134,7 @@ def overwriting(halves: Iterable[FirstHalf]) -> Iterator[None]:
         for half, arrays in written:
             for array in [] if half.is_finished else arrays:
                 array._fresh_grad = True
+            half.bound.gradients.show_written()
 
 
 class BoundStep:
@@ -263,10 +265,12 @@ class BoundStep:
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
         others = (of_semantics(other_handle(array)) for array in arrays)
         outputs, _ = regrouped(self.network.form, others)
+        self.gradients.withhold()
         return FirstHalf(self, outputs, pairs, losses)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
+        self.gradients.show_written()
         more = {
             p.name: p._grad[place].as_nd_ndarray()
             for (p, place, request), data in zip(self.places, self.data, strict=True)
@@ -299,7 +303,7 @@ class BoundStep:
         """Make the arrays in which the gradients will be those of the parameters, if any will."""
         if self.executor.trace.form.updates:
             for parameter, _, _ in self.places:
-                _give_up_gradient(parameter, self.executor.ctx)
+                give_up_gradient(parameter, self.executor.ctx)
         return self.gradients.hand_over()
 
 
@@ -318,18 +322,6 @@ def _nupdates(parameter: Parameter) -> int:
         return 0
     index, counts = trainer._param2idx[parameter.name], trainer.optimizer._all_index_update_counts
     return sum(of_device.get(index, 0) for of_device in counts.values())
-
-
-def _give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
-    """Free the array for the gradient of ``parameter``, which is on ``ctx`` alone.
-
-    MXNet says from now on that it has none; where its ``grad_req`` is set anew it gets one again.
-    """
-    if parameter._grad is not None:
-        parameter._grad = None
-        # Autograd holds it as well, until it is told of another one.
-        stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
-        autograd.mark_variables(parameter._data, [stand_in], ["null"])
 
 
 def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:

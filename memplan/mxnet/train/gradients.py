@@ -20,6 +20,7 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
 from memplan.mxnet.train.nesting import of_semantics
+from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
 
 NDArray = Any
 Parameter = Any
@@ -42,11 +43,26 @@ class Held:
     data: NDArray
     array: NDArray
     ours: Any = None
+    #: The class of the array while nobody may read it.
+    withheld: type | None = None
+
+    @property
+    def current(self) -> NDArray | None:
+        """What the parameter's gradient is now."""
+        arrays = self.parameter._grad
+        return None if arrays is None else arrays[self.place]
 
     def is_ours(self) -> bool:
-        arrays = self.parameter._grad
-        current = None if arrays is None else arrays[self.place]
-        return current is not None and current.handle is self.ours
+        return self.current is not None and handle_of(self.current) is self.ours
+
+    def withhold(self) -> None:
+        """Let nobody read the gradient, which is not there."""
+        if self.current is not None:
+            self.withheld = withhold(self.current, self.withheld, self.parameter)
+
+    def show(self) -> None:
+        if self.current is not None:
+            shown(self.current)
 
     def is_of_parameter(self) -> bool:
         """Has the parameter still this array, and a gradient?"""
@@ -62,7 +78,7 @@ class Held:
         if self.parameter._grad is None:  # it was given up, on the one context where it was
             self.parameter._grad = [None]
         current = self.parameter._grad[self.place]
-        if current is None or current.stype != array.stype:
+        if current is None or shown(current).stype != array.stype:
             self.parameter._grad[self.place] = of_semantics(other)
             self.ours = self.parameter._grad[self.place].handle
             return current
@@ -99,6 +115,24 @@ class Gradients:
         self._mark([without_memory(h.array) for h in self._written])
         self._lent = self._numbers
 
+    def withhold(self) -> None:
+        """Let nobody read arrays that are lent, but for those that autograd writes."""
+        for held in self._written:
+            held.withhold()
+        self.show_written()
+
+    def show(self) -> None:
+        """Let the arrays be read: the step that began is left, and others may write them."""
+        for held in self._written:
+            held.show()
+
+    def show_written(self) -> None:
+        """Of the arrays that are lent let those be read into which autograd has written."""
+        for held in self._written if self._is_lent else []:
+            if held.data._fresh_grad:
+                is_computed(held.parameter)
+                held.show()
+
     def hand_over(self) -> Late:
         """Make the arrays in which the gradients will be those of the parameters.
 
@@ -107,7 +141,9 @@ class Gradients:
         late = Late([], [])
         if not self._is_lent and not all(h.is_ours() for h in self._written):
             self._earlier += [self._numbers, [number_of(h.data) for h in self._written]]
-            self._mark([h.array for h in self._written])
+            before = self._mark([h.array for h in self._written])
+            for held, array in zip(self._written, before, strict=True):
+                note(held.parameter, array)
         elif self._is_lent:
             # Backward of autograd, if it is used beside this step, must write there too.
             before = self._mark([h.array for h in self._written])
@@ -127,6 +163,8 @@ class Gradients:
         yield
         for data in every:
             data._fresh_grad = True
+        for held in self._written:
+            is_computed(held.parameter)
 
     def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
         """Let autograd write gradients to these ``arrays``; those that the parameters had."""
@@ -187,12 +225,24 @@ def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
         raise
     with autograd.pause():
         for held, array in pairs:
-            gradient = held.parameter._grad[held.place]
+            gradient = shown(held.current)
             if held.data._fresh_grad:
                 gradient += array
             else:
                 array.copyto(gradient)
             held.data._fresh_grad = True
+
+
+def give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
+    """Free the array for the gradient of ``parameter``, which is on ``ctx`` alone.
+
+    MXNet says from now on that it has none; where its ``grad_req`` is set anew it gets one again.
+    """
+    if parameter._grad is not None:
+        parameter._grad = None
+        # Autograd holds it as well, until it is told of another one.
+        stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
+        autograd.mark_variables(parameter._data, [stand_in], ["null"])
 
 
 class ReadByLoss:

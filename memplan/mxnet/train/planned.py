@@ -210,6 +210,7 @@ class _Forward:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
             half.forget()
+            half.bound.gradients.show()
 
     def _pop_reached(self) -> list[FirstHalf]:
         unfinished = self.planned_step.unfinished

@@ -273,6 +273,7 @@ class TrainStep:
         """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
         for ctx, half in list(self.unfinished.items()):
             if not half.belongs_elsewhere():
+                half.bound.gradients.show()
                 del self.unfinished[ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:

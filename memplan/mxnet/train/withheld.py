@@ -1,0 +1,109 @@
+"""Gradients that are not there: whoever reads one of them gets an error, not what lies in memory.
+
+A step that begins writes over the gradients of the step before. They are there again when it is
+finished, which it never is where ``backward`` does not reach it. MXNet keeps the old ones then, and
+whatever goes over all gradients, such as ``clip_global_norm``, reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import mxnet as mx
+from mxnet.ndarray.ndarray import NDArrayBase
+
+from memplan.errors import UsageError
+
+NDArray = Any
+Parameter = Any
+
+# Methods of MXNet's arrays that ask of which kind an array is, copy it with its block, or free it.
+_HARMLESS = frozenset({"shape", "dtype", "stype", "context", "__getstate__", "__del__"})
+
+#: The parameters of which a gradient that is not zero was computed, or may have been.
+_COMPUTED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
+
+
+def is_computed(parameter: Parameter) -> None:
+    """From now on the gradient of ``parameter`` is not zeros for certain."""
+    _COMPUTED[parameter] = None
+
+
+def note(parameter: Parameter, gradient: NDArray | None) -> None:
+    """Look at the ``gradient`` that a ``parameter`` has had: is it still the zeros of MXNet's?"""
+    if parameter not in _COMPUTED and (gradient is None or gradient.asnumpy().any()):
+        is_computed(parameter)
+
+
+def withhold(array: NDArray, kind: type | None, parameter: Parameter) -> type:
+    """Let nobody read ``array``, the gradient of ``parameter``, before it is :func:`shown`.
+
+    ``kind`` is the class that this has returned for that gradient before.
+    """
+    _let_zero_grad_write()
+    if kind is None or kind.__base__ is not type(array):
+        kind = _kind(type(array), parameter)
+    array.__class__ = kind
+    return kind
+
+
+def shown(array: NDArray) -> NDArray:
+    """``array``, which anybody may read from now on."""
+    if hasattr(type(array), "_withheld"):
+        array.__class__ = type(array)._withheld
+    return array
+
+
+def handle_of(array: NDArray) -> Any:
+    """The handle of ``array``, also where that is withheld."""
+    return NDArrayBase.handle.__get__(array)
+
+
+def _kind(base: type, parameter: Parameter) -> type:
+    """A class of withheld arrays: ``base`` without a handle."""
+
+    def handle(array: NDArray) -> Any:
+        if sys._getframe(1).f_code.co_name not in _HARMLESS:
+            if parameter in _COMPUTED:
+                raise UsageError(_message(parameter))
+            shown(array)[:] = 0  # as MXNet has made it
+        return handle_of(array)
+
+    def set_item(array: NDArray, key: Any, value: Any) -> None:
+        shown(array)[key] = value
+
+    own = {"__slots__": (), "_withheld": base, "__module__": __name__}
+    own |= {"handle": property(handle), "__setitem__": set_item}
+    return type(base)(base.__name__, (base,), own)
+
+
+def _message(parameter: Parameter) -> str:
+    return (
+        f"the gradient of {parameter.name!r} is not there: a planned block was called under "
+        f"autograd.record(), which overwrites the gradients of the step before, and no backward "
+        f"has gone through that call; read gradients behind backward, leave those of this block "
+        f"out, or call the block under autograd.pause(train_mode=True) where nobody wants its "
+        f"gradients"
+    )
+
+
+@functools.cache
+def _let_zero_grad_write() -> None:
+    """Let MXNet's zero_grad() write zeros into gradients that are withheld."""
+    for kind in (mx.gluon.Parameter, mx.gluon.ParameterDict):
+        kind.zero_grad = _with_shown(kind.zero_grad)
+
+
+def _with_shown(zero_grad: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(zero_grad)
+    def wrapped(owner: Any) -> None:
+        for p in owner.values() if isinstance(owner, mx.gluon.ParameterDict) else [owner]:
+            for array in p._grad or []:
+                shown(array)
+        zero_grad(owner)
+
+    return wrapped

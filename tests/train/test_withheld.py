@@ -1,0 +1,108 @@
+"""The gradients of a planned block that was called, and which no backward has reached."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import differences, gradients
+from memplan.errors import UsageError
+from memplan.mxnet.gluon import planned
+
+Nets = list[Any]
+
+
+def two_nets(plan: bool) -> Nets:
+    mx.random.seed(3)
+    nets = [nn.HybridSequential(prefix=f"net{place}_") for place in range(2)]
+    for net in nets:
+        with net.name_scope():
+            net.add(nn.Dense(6, activation="tanh"), nn.Dense(6, activation="tanh"), nn.Dense(2))
+        net.initialize()
+        net(mx.nd.ones((2, 4)))
+        net.hybridize()
+        if plan:
+            planned(net, realisation="packed", strategy="chen_sqrt")
+    return nets
+
+
+def params_of(nets: Nets) -> list[Any]:
+    return [p for net in nets for p in net.collect_params().values()]
+
+
+def call_both(nets: Nets, *reached: int) -> None:
+    x = mx.nd.arange(12).reshape((3, 4)) / 8
+    with autograd.record():
+        outputs = [net(x) for net in nets]
+        loss = sum((outputs[place] ** 2).sum() for place in reached)
+    loss.backward()
+
+
+def clipped(nets: Nets) -> None:
+    """What a backward has never reached has zeros, and may be clipped with the rest."""
+    for _ in range(2):
+        call_both(nets, 0)
+        gluon.utils.clip_global_norm([p.grad() for p in params_of(nets)], 0.1)
+
+
+def zeroed(nets: Nets) -> None:
+    """In the manner of PyTorch, though MXNet overwrites gradients by itself."""
+    call_both(nets, 0, 1)
+    for _ in range(2):
+        for net in nets:
+            net.collect_params().zero_grad()
+        nets[1][0].weight.zero_grad()
+        call_both(nets, 0)
+        nets[1][1].bias.grad()[:] = 0
+    nets[1].collect_params().zero_grad()
+
+
+def reached_later(nets: Nets) -> None:
+    for _ in range(2):
+        with autograd.record():
+            losses = [(net(mx.nd.ones((3, 4))) ** 2).sum() for net in nets]
+        for loss in losses:
+            loss.backward()
+            assert nets[1][0].weight.grad().shape == (6, 4)
+
+
+def written_by_a_penalty(nets: Nets) -> None:
+    call_both(nets, 0, 1)
+    with autograd.record():
+        for net in nets:
+            net(mx.nd.ones((3, 4)))
+        penalty = sum((p.data() ** 2).sum() for p in params_of(nets[1:]))
+    penalty.backward()
+    call_both(nets[:1], 0)
+
+
+@pytest.mark.parametrize("train", [clipped, zeroed, reached_later, written_by_a_penalty])
+def test_as_without_a_plan(train: Callable[[Nets], None]) -> None:
+    left = []
+    for plan in (False, True):
+        nets = two_nets(plan)
+        train(nets)
+        left.append([gradients(net) for net in nets])
+    assert not differences(*left)
+
+
+def test_what_was_overwritten_cannot_be_read() -> None:
+    nets = two_nets(plan=True)
+    call_both(nets, 0, 1)
+    call_both(nets, 0)
+    gradient = nets[1][0].weight.grad()
+    with pytest.raises(UsageError, match=r"'net1_dense0_weight' is not there: .* no backward"):
+        gluon.utils.clip_global_norm([p.grad() for p in params_of(nets)], 0.1)
+    with pytest.raises(UsageError, match="'net1_dense0_weight' is not there"):
+        gradient.asnumpy()
+    nets[1].hybridize(active=False)
+    copy.deepcopy(nets[1])(mx.nd.ones((2, 4)))
+    call_both(nets, 1)
+    assert np.isfinite(gradient.asnumpy()).all()
