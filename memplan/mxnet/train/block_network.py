@@ -26,6 +26,7 @@ from memplan.mxnet.train.initial_order import (
     warn_of_order,
     warn_of_pause,
 )
+from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.symbols_seen import warn_of_symbols
 
@@ -85,6 +86,7 @@ def compose(
         autograd.record(),
         mx.name.NameManager(),
         _without_hooks(block),
+        cells_begin_anew(block),
         noting_calls(params) as noted,
     ):
         run = block.forward if has_been_called else block

@@ -25,6 +25,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.gradients import ReadByLoss, passed_on
+from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, mapped, one_context
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -136,7 +137,8 @@ class _Forward:
                 stacklevel=3,
             )
         if others or not (arrays and trains):
-            return self._unplanned_forward(*args, **named)
+            with cells_use_arrays(self):
+                return self._unplanned_forward(*args, **named)
         if is_mxnets_thread():
             raise UsageError(
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "

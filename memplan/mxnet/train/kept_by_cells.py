@@ -1,0 +1,98 @@
+"""What MXNet's recurrent cells keep from call to call, until ``reset()`` is called.
+
+VariationalDropoutCell keeps its masks, ZoneoutCell its last output. Where they run with Symbols
+they keep Symbols, which mean nothing in the next network, nor to arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mxnet as mx
+
+from memplan.errors import UsageError
+from memplan.mxnet.train.block_changes import hybridized
+
+Block = Any
+
+_KEPT = ("drop_inputs_mask", "drop_states_mask", "drop_outputs_mask", "_prev_output")
+
+
+class OfAnEarlierCall:
+    """Stands for what a cell has kept and must not use: MXNet's operators refuse it."""
+
+
+@contextlib.contextmanager
+def cells_begin_anew(block: Block) -> Iterator[None]:
+    """Around a run of ``block`` with Symbols, of which a network is made.
+
+    Cells of a hybridized block begin as MXNet's graph of the block does, which has nothing of an
+    earlier call, and are left as they were. Others go on with what they have kept, unless the block
+    resets them: no plan knows of that, so it is a UsageError.
+    """
+    in_graphs = [cell for root in hybridized([block]) for cell in _cells(root)]
+    before = [_kept(cell) for cell in in_graphs]
+    for cell in in_graphs:
+        vars(cell).update(dict.fromkeys(_kept(cell)))
+    try:
+        with _refused(block, object):
+            yield
+    finally:
+        for cell, kept in zip(in_graphs, before, strict=True):
+            vars(cell).update(kept)
+
+
+@contextlib.contextmanager
+def cells_use_arrays(block: Block) -> Iterator[None]:
+    """Around inference: UsageError where a cell would use what a planned step has left."""
+    in_graphs = {id(cell) for root in hybridized([block]) for cell in _cells(root)}
+    if all(id(cell) in in_graphs for cell in _cells(block)):
+        yield
+    else:
+        with _refused(block, mx.sym.Symbol):
+            yield
+
+
+@contextlib.contextmanager
+def _refused(block: Block, kind: type) -> Iterator[None]:
+    """Within it what cells have kept of this ``kind`` is not there for them to use."""
+    stands_for = [
+        (cell, name, value, OfAnEarlierCall())
+        for cell in _cells(block)
+        for name, value in _kept(cell).items()
+        if value is not None and isinstance(value, kind)
+    ]
+    for cell, name, _, stand_in in stands_for:
+        setattr(cell, name, stand_in)
+    try:
+        yield
+    except Exception as error:
+        cells = [cell for cell, name, _, mark in stands_for if getattr(cell, name) is mark]
+        if OfAnEarlierCall.__name__ not in str(error) or not cells:
+            raise
+        cell = cells[0]
+        raise UsageError(
+            f"{type(cell).__name__} {cell.name!r} of the planned block {block.name!r} runs on with "
+            f"what it has kept of an earlier call, as reset() was not called in between; a planned "
+            f"step leaves nothing to the next call. Call reset() of the cell at the beginning of "
+            f"hybrid_forward, as unroll() does, or call it once and hybridize() the block, whose "
+            f"graph begins anew in every call"
+        ) from error
+    finally:
+        for cell, name, value, stand_in in stands_for:
+            if getattr(cell, name) is stand_in:
+                setattr(cell, name, value)
+
+
+def _cells(block: Block) -> Iterator[Block]:
+    """The cells within ``block`` that may keep something."""
+    if isinstance(block, mx.gluon.rnn.RecurrentCell) and _kept(block):
+        yield block
+    for child in block._children.values():
+        yield from _cells(child)
+
+
+def _kept(cell: Block) -> dict[str, Any]:
+    return {name: vars(cell)[name] for name in _KEPT if name in vars(cell)}
