@@ -19,6 +19,7 @@ from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
 from memplan.planning.tasks import Task, run
+from memplan.planning.told_apart import no_shapes_for_options
 from memplan.programs.moment_program import moment_bound
 from memplan.step.schedule import Schedule
 from memplan.strategies import configured, create, name_of, options_of
@@ -96,6 +97,7 @@ class BatchSize:
         return to_csv(("batch_size", "fits", *COLUMNS), rows)
 
 
+@no_shapes_for_options
 def max_batch_size(
     net: Symbol,
     budget: int | str,
@@ -114,12 +116,10 @@ def max_batch_size(
     In the input shapes "N" stands for the batch size: ``data=("N", 3, 224, 224)``. ``budget`` are
     bytes, or a string such as "4GiB"; ``max_overhead`` is the most recomputation to accept, as a
     share of the unplanned step. Bytes grow about evenly with the batch, which gives a first guess;
-    then intervals are halved, every size by a plan of its own, which begins with that of the next
-    larger size, if there is one. All of the work is for the largest, and for sizes without a plan
-    by a tenth of it, unless it is proved that ``max_overhead`` is too little. ``time_limit`` are
-    seconds for the whole search, one plan getting an eighth of them at most. ``executor`` (a
-    process pool, Dask's ``client.get_executor()``) tries three sizes at a time; ``cache`` is a
-    folder for plans. ``gap``, ``seed`` and the other ``options`` are those of :func:`memplan.plan`.
+    then intervals are halved, each size by a plan of its own, which begins with that of the next
+    larger one. All of the work is for the largest, and for sizes without a plan by a tenth of it.
+    ``time_limit`` are seconds for the search, one plan getting an eighth. ``executor`` tries three
+    sizes at a time; ``cache`` and the other ``options`` are those of :func:`memplan.plan`.
 
     Raises BudgetError if no batch fits, not even of one sample, and else what
     :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.

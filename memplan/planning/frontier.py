@@ -19,6 +19,7 @@ from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
+from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
 from memplan.util.interrupts import noticing
@@ -90,6 +91,7 @@ def plans_of(plans: Plans) -> list[Plan]:
     return result
 
 
+@no_shapes_for_options
 def frontier(
     net: Symbol,
     *,

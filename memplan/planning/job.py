@@ -104,8 +104,8 @@ class Job:
     @classmethod
     def prepare(cls, net: Symbol, /, **options: Any) -> Job:
         """Trace ``net`` and cost it; the ``options`` are those of :func:`plan`, with the shapes."""
-        shapes = {name: value for name, value in options.items() if name not in _OPTIONS}
-        named = {name: value for name, value in options.items() if name in _OPTIONS}
+        shapes = {name: value for name, value in options.items() if name not in OPTIONS}
+        named = {name: value for name, value in options.items() if name in OPTIONS}
         return cls.of_inputs(net, shapes, **named)
 
     @classmethod
@@ -333,4 +333,4 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
 
 
 # What is no input of the network where inputs and options are given together.
-_OPTIONS = frozenset(inspect.signature(Job.of_inputs).parameters) - {"net", "shapes"}
+OPTIONS = frozenset(inspect.signature(Job.of_inputs).parameters) - {"net", "shapes"}

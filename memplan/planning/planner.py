@@ -19,6 +19,7 @@ from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
 from memplan.planning.tasks import Task, run
+from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
 from memplan.util.nbytes import parse_budget
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Budget = int | float | str | None
 
 
+@no_shapes_for_options
 def search_plan(
     net: Symbol,
     ntrial: int | None = None,
@@ -62,6 +64,7 @@ def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: 
     return step_mib(net, shapes, type_dict)
 
 
+@no_shapes_for_options
 def plan(
     net: Symbol,
     *,
@@ -161,6 +164,7 @@ def _plan(
     return dataclasses.replace(attempt.plan, alternative=better)
 
 
+@no_shapes_for_options
 def compare(
     net: Symbol,
     *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -110,7 +111,8 @@ def suited(name: str, contexts: Iterable[Context]) -> str:
         for ctx in contexts:
             load(WHOLE_STEPS[0]).check_context(ctx)
     except ArgumentError as error:
-        LOGGER.warning("memplan trains by %s steps, for %s", WHOLE_STEPS[-1], error)
+        refusal = _without_advice(str(error))
+        LOGGER.warning("memplan trains by %s steps, for %s", WHOLE_STEPS[-1], refusal)
         return WHOLE_STEPS[-1]
     return name
 
@@ -168,7 +170,7 @@ def trace_by(name: str, net: Symbol, **options: Any) -> tuple[Realisation, Trace
 
 def _without_advice(refusal: str) -> str:
     """Why a realisation refuses a network, without the one to use instead, which is tried next."""
-    return refusal.partition(". Use realisation=")[0]
+    return re.split(r"[.;] [Uu]se realisation=", refusal)[0]
 
 
 def request_of(traced: Trace, *, device_type: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import memplan
 from helpers.networks import hinted_resnet, residual_net
 from helpers.planning import ROOFLINE, NoDataclass, flagged, quick
-from memplan.errors import CostError
+from memplan.errors import ArgumentError, CostError
 from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import trace
 from memplan.planning import record
@@ -102,6 +102,24 @@ def test_half_precision_is_counted_as_it_is(network: Any) -> None:
     full = quick(network, strategy="store_all")
     half = quick(network, strategy="store_all", type_dict={"data": "float16"})
     assert half.allocated_nbytes == pytest.approx(full.allocated_nbytes / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "options"),
+    [
+        ("seed", memplan.plan, {}),
+        ("ctx", memplan.search_plan, {}),
+        ("ntrial", memplan.search_plan, {}),
+        ("budgets", memplan.compare, {}),
+        ("costs", memplan.frontier, {}),
+        ("gap", memplan.max_batch_size, {"budget": "1GiB"}),
+    ],
+)
+def test_an_input_that_is_called_as_an_option_is(name: str, function: Any, options: Any) -> None:
+    net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable(name), num_hidden=2))
+    shape = ("N" if options else 8, 3)
+    with pytest.raises(ArgumentError, match=rf"{name}=.* an option .* rename the input"):
+        function(net, **{name: shape}, **options)
 
 
 def test_gradients_are_those_that_grad_req_asks_for() -> None:
