@@ -169,3 +169,24 @@ def test_places_in_a_branch_are_read_as_mxnet_reads_them() -> None:
         for symbol in (net, symbol_json.load(other))
     ]
     assert graphs[0].tensors == graphs[1].tensors
+
+
+def test_a_branch_may_read_what_another_branch_or_a_loop_returns() -> None:
+    """MXNet says of neither what it returns: the first is looked at, and then the second."""
+    data = S.Variable("data")
+    first = S.contrib.cond(S.sum(data) > 0, lambda: S.sin(data), lambda: S.cos(data))
+    _, (_, last) = S.contrib.while_loop(
+        lambda i, s: i < 3,
+        lambda i, s: (s, (i + 1, S.sin(s))),
+        (S.zeros((1,)), S.exp(first)),
+        max_iterations=3,
+    )
+    net = S.contrib.cond(S.sum(first) > 0, lambda: last * first, lambda: last)
+    traced = trace(
+        S.MakeLoss(net, name="loss"),
+        shapes={"data": (2, 3)},
+        grad_req="write",
+        form=load("packed"),
+    )
+    nodes = {node.name: node for node in traced.nodes}
+    assert nodes["loss"].infos.outputs[0].shape == (2, 3)

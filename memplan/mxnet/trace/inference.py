@@ -132,9 +132,9 @@ def _returned(order: Sequence[Node], infos: Found) -> Found:
     result: Found = {}
     for node in order:
         if node.op in (WHILE_LOOP, COND) and (node, 0) not in infos:
-            inputs = [infos.get(entry) for entry in node.inputs]
-            outputs = _body_outputs(node, [info for info in inputs if info is not None])
-            if None not in inputs and outputs is not None:
+            known = [infos[entry] for entry in node.inputs if entry in infos]
+            outputs = _body_outputs(node, known) if len(known) == len(node.inputs) else None
+            if outputs is not None:
                 result |= {(node, k): info for k, info in enumerate(outputs)}
     return result
 
