@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -54,6 +55,31 @@ def test_a_hook_of_a_layer() -> None:
     net.initialize(ctx=CPU)
     with pytest.warns(UserWarning, match="hooks of block 'net_dense0' get no arrays"):
         trained(planned(net, **OPTIONS), *vectors())
+
+
+class OfArrays(Keeping):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return super().hybrid_forward(F, x / 2 if F is mx.nd else x)
+
+
+class OfClass(Keeping):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x / 2 if isinstance(x, mx.nd.NDArray) else x)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize(("kind", "name"), [(OfArrays, "hybrid_forward"), (OfClass, "forward")])
+def test_a_block_that_asks_for_arrays(kind: Any, name: str, hybridized: bool) -> None:
+    """It computes something else in a plan, unless MXNet makes its graph of the same."""
+    net = kind("nothing")
+    net.initialize(ctx=CPU)
+    net.hybridize(hybridized)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trained(planned(net, **OPTIONS), *vectors())
+    expected = [] if kind is OfArrays and hybridized else [f"{name} of block 'net' asks whether"]
+    found = [str(w.message) for w in said if "asks whether" in str(w.message)]
+    assert [text[: len(begin)] for text, begin in zip(found, expected, strict=True)] == expected
 
 
 @pytest.mark.parametrize("way", ["a hybridized block", "a loss in the plan", "hooks of the block"])

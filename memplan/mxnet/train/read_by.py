@@ -14,15 +14,15 @@ _WITHOUT_SETTINGS = (type, types.ModuleType, types.FunctionType, mx.nd.NDArray, 
 
 def is_mxnets(method: Any) -> bool:
     """Is it a function of MXNet's own code, which nobody has put another one in the place of?"""
-    return _package(method) == "mxnet"
+    return package_of(method) == "mxnet"
 
 
 def is_scripts(method: Any) -> bool:
     """Is it a function of neither MXNet's nor this package?"""
-    return _package(method) not in ("mxnet", "memplan")
+    return package_of(method) not in ("mxnet", "memplan")
 
 
-def _package(method: Any) -> str:
+def package_of(method: Any) -> str:
     """The package in which ``method`` was written."""
     return str(getattr(method, "__globals__", {}).get("__name__", "")).split(".")[0]
 

@@ -5,6 +5,8 @@ A hybridized block shows it Symbols, too, when MXNet makes its graph, and then n
 
 from __future__ import annotations
 
+import dis
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,16 +14,32 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
+from memplan.mxnet.train.read_by import package_of
 
 Block = Any
+
+# How a script writes what F is, and of which class an input is: with arrays, and with Symbols.
+_MODULES = frozenset({"nd", "ndarray", "sym", "symbol"})
+_CLASSES = frozenset({"NDArray", "Symbol"})
+
+# Their blocks are written to be hybridized, and return the same for both.
+_LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
 
 
 def warn_of_symbols(block: Block, in_attributes: bool) -> None:
     """Warn of what ``block``, which has just run with Symbols, shows to hooks of what is within it.
 
-    And of what it keeps ``in_attributes``, which a loss that runs with Symbols may read.
+    And of what it keeps ``in_attributes``, which a loss that runs with Symbols may read, and of
+    functions that ask whether they get Symbols.
     """
     for part in _called([block]):
+        for name in filter(lambda name: _asks(part, name), ("hybrid_forward", "forward")):
+            warnings.warn(
+                f"{name} of block {part.name!r} asks whether it is called with arrays or with "
+                f"Symbols; a planned step computes what it returns for Symbols, where MXNet calls "
+                f"it with arrays in training without a plan; let both be the same",
+                stacklevel=2,
+            )
         names = _kept(part) if in_attributes else []
         if names:
             warnings.warn(
@@ -37,6 +55,25 @@ def warn_of_symbols(block: Block, in_attributes: bool) -> None:
                 f"hybrid_forward of {block.name!r}",
                 stacklevel=2,
             )
+
+
+def _asks(block: Block, name: str) -> bool:
+    """Does a method of the script's ask what F is, or whether it gets an array?
+
+    Not that which MXNet, too, calls with Symbols, as the block is hybridized.
+    """
+    method = getattr(getattr(block, "_unplanned", type(block)), name, None)
+    code = getattr(method, "__code__", None)
+    if code is None or package_of(method) in _LIBRARIES:
+        return False
+    if name == "hybrid_forward" and is_graph(block):
+        return False
+    steps = list(dis.get_instructions(code))
+    compares = any(
+        step.opname in ("IS_OP", "COMPARE_OP") and before.argval in _MODULES | _CLASSES
+        for before, step in itertools.pairwise(steps)
+    )
+    return compares or ("isinstance" in code.co_names and not _CLASSES.isdisjoint(code.co_names))
 
 
 def _kept(block: Block) -> list[str]:
