@@ -56,6 +56,17 @@ def test_contexts_train_by_plans_of_one_kind(caplog: pytest.LogCaptureFixture) -
     assert record.getMessage().endswith("not on cpu(1)")  # and advises nothing
 
 
+def test_the_log_of_a_train_step_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    block = mx.gluon.nn.Dense(3)
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    block.initialize(ctx=contexts)
+    step = TrainStep(block, lambda outputs: outputs.sum(), **QUICK)
+    for rows in (4, 6, 8):
+        step(mx.gluon.utils.split_and_load(mx.nd.ones((rows, 5)), contexts))
+    assert {plan.realisation for plan in step.plans.values()} == {"explicit"}
+    assert ["cpu(1)" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_train_step_takes_the_best() -> None:
     block = mx.gluon.nn.HybridSequential()
     block.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.Dense(3))

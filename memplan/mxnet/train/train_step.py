@@ -121,8 +121,7 @@ class TrainStep:
                 f"got {realisation!r}; with a trainer packed steps update the parameters"
             )
         self._trainer = StepTrainer(trainer, may_pack(realisation), ignore_stale_grad)
-        self.block, self.loss = block, loss
-        self.keep_outputs = keep_outputs
+        self.block, self.loss, self.keep_outputs = block, loss, keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
         #: Has the block's ``__call__`` run when a step begins, as that of a planned block has?
@@ -138,6 +137,7 @@ class TrainStep:
             unseen=unseen,
             share_of_first=False,
         )
+        self._suited = functools.cache(functools.partial(suited, realisation))  # which logs why
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
@@ -347,7 +347,7 @@ class TrainStep:
         ``network`` is what the block computes, if it was asked. With ``to_run`` parameters that
         cannot be bound are an error before the search.
         """
-        realisation = suited(self._planner.realisation, {ctx, *contexts_of_params(params.values())})
+        realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
         within = self._trainer.updates_within(params.values(), kind[1])
         key = (kind, state_of(params), ctx.device_type, realisation, within)
         if key not in self._plans:
