@@ -7,13 +7,13 @@ they keep Symbols, which mean nothing in the next network, nor to arrays.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.block_changes import hybridized, is_graph
 
 Block = Any
 
@@ -47,20 +47,16 @@ def cells_begin_anew(block: Block) -> Iterator[None]:
 @contextlib.contextmanager
 def cells_use_arrays(block: Block) -> Iterator[None]:
     """Around inference: UsageError where a cell would use what a planned step has left."""
-    in_graphs = {id(cell) for root in hybridized([block]) for cell in _cells(root)}
-    if all(id(cell) in in_graphs for cell in _cells(block)):
+    with _refused(block, mx.sym.Symbol):
         yield
-    else:
-        with _refused(block, mx.sym.Symbol):
-            yield
 
 
 @contextlib.contextmanager
 def _refused(block: Block, kind: type) -> Iterator[None]:
-    """Within it what cells have kept of this ``kind`` is not there for them to use."""
+    """Within it cells that are in no graph do not find what they have kept of this ``kind``."""
     stands_for = [
         (cell, name, value, OfAnEarlierCall())
-        for cell in _cells(block)
+        for cell in _cells(block, until=is_graph)
         for name, value in _kept(cell).items()
         if value is not None and isinstance(value, kind)
     ]
@@ -86,12 +82,14 @@ def _refused(block: Block, kind: type) -> Iterator[None]:
                 setattr(cell, name, value)
 
 
-def _cells(block: Block) -> Iterator[Block]:
-    """The cells within ``block`` that may keep something."""
+def _cells(block: Block, until: Callable[[Block], bool] = lambda block: False) -> Iterator[Block]:
+    """The cells within ``block`` that may keep something, but for those in blocks of a kind."""
+    if until(block):
+        return
     if isinstance(block, mx.gluon.rnn.RecurrentCell) and _kept(block):
         yield block
     for child in block._children.values():
-        yield from _cells(child)
+        yield from _cells(child, until)
 
 
 def _kept(cell: Block) -> dict[str, Any]:
