@@ -7,6 +7,7 @@ they keep Symbols, which mean nothing in the next network, nor to arrays.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,20 +29,30 @@ class OfAnEarlierCall:
 def cells_begin_anew(block: Block) -> Iterator[None]:
     """Around a run of ``block`` with Symbols, of which a network is made.
 
-    Cells of a hybridized block begin as MXNet's graph of the block does, which has nothing of an
-    earlier call, and are left as they were. Others go on with what they have kept, unless the block
-    resets them: no plan knows of that, so it is a UsageError.
+    Cells of a hybridized block begin in every call as MXNet's graph of the block does, which has
+    nothing of an earlier one, and are left as they were. Others go on with what they have kept,
+    unless the block resets them: no plan knows of that, so it is a UsageError.
     """
-    in_graphs = [cell for root in hybridized([block]) for cell in _cells(root)]
-    before = [_kept(cell) for cell in in_graphs]
-    for cell in in_graphs:
-        vars(cell).update(dict.fromkeys(_kept(cell)))
+    roots = [root for root in hybridized([block]) if any(_cells(root))]
+    before = [(cell, _kept(cell)) for root in roots for cell in _cells(root)]
+    replaced = [root for root in roots if "forward" not in vars(root)]
+    for root in replaced:
+        root.__dict__["forward"] = functools.partial(_forward_anew, root)
     try:
         with _refused(block, object):
             yield
     finally:
-        for cell, kept in zip(in_graphs, before, strict=True):
-            vars(cell).update(kept)
+        for root in replaced:
+            del root.__dict__["forward"]
+        for cell, kept in before:
+            cell.__dict__.update(kept)
+
+
+def _forward_anew(root: Block, *args: Any, **options: Any) -> Any:
+    """What a graph of MXNet's returns, in which cells have nothing of the call before."""
+    for cell in _cells(root):
+        cell.__dict__.update(dict.fromkeys(_kept(cell)))
+    return type(root).forward(root, *args, **options)
 
 
 @contextlib.contextmanager
