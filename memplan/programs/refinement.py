@@ -40,7 +40,7 @@ PATIENCE = 3
 # Programs of several moments take seconds on graphs of more ops than this: they get this part of
 # the usual effort, and one that raises the bound by less than this part of the step is the last.
 # Set on a tree of LSTM cells, dense blocks of 1,470 ops and SENet-154, whose bounds such programs
-# raised by at most 0.2 points in a quarter of a minute.
+# raised by 0 to 0.5 points, in up to 24 s each.
 LARGE, LARGE_EFFORT, LITTLE = 1000, 0.1, 0.001
 
 # Moments that are added at most, times the effort.

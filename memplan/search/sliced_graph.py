@@ -21,10 +21,9 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.rematerialize import carried_always, closure
 from memplan.step.graph import TrainingGraph
 
-# What so many slices read is made again for each, if all that takes no more than this part of the
-# step. Set on an unrolled LSTM.
+# What so many slices read is made again for each group of them, if for all groups that takes no
+# more than this part of the step. Set on an unrolled LSTM.
 MANY_SLICES, MOST_SECONDS = 4, 0.05
-GROUPS = 10
 
 
 class SlicedGraph:
