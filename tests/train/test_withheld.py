@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -106,3 +107,16 @@ def test_what_was_overwritten_cannot_be_read() -> None:
     copy.deepcopy(nets[1])(mx.nd.ones((2, 4)))
     call_both(nets, 1)
     assert np.isfinite(gradient.asnumpy()).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_have_none_of_what_lies_in_memory(copied: Callable[[Any], Any]) -> None:
+    nets = two_nets(plan=True)
+    nets[1].hybridize(active=False)
+    for values in ({0.0}, {None}):
+        with autograd.record():
+            loss = (nets[1](mx.nd.ones((3, 4))) ** 2).sum()
+        found = np.concatenate([g.ravel() for g in gradients(copied(nets[1])).values()])
+        assert {None if np.isnan(value) else value for value in found} == values
+        loss.backward()
+        assert np.isfinite(nets[1][0].weight.grad().asnumpy()).all()

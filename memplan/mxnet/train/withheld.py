@@ -2,12 +2,14 @@
 
 A step that begins writes over the gradients of the step before. They are there again when it is
 finished, which it never is where ``backward`` does not reach it. MXNet keeps the old ones then, and
-whatever goes over all gradients, such as ``clip_global_norm``, reads them.
+whatever goes over all gradients, such as ``clip_global_norm``, reads them. A copy of
+the block that is made meanwhile has NaN for them, or zeros if none was ever computed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +23,8 @@ from memplan.errors import UsageError
 NDArray = Any
 Parameter = Any
 
-# Methods of MXNet's arrays that ask of which kind an array is, copy it with its block, or free it.
-_HARMLESS = frozenset({"shape", "dtype", "stype", "context", "__getstate__", "__del__"})
+# Methods of MXNet's arrays that ask of which kind an array is, or free it.
+_HARMLESS = frozenset({"shape", "dtype", "stype", "context", "__del__"})
 
 #: The parameters of which a gradient that is not zero was computed, or may have been.
 _COMPUTED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
@@ -76,8 +78,14 @@ def _kind(base: type, parameter: Parameter) -> type:
     def set_item(array: NDArray, key: Any, value: Any) -> None:
         shown(array)[key] = value
 
+    def get_state(array: NDArray) -> Any:
+        # For a copy of the block, or a pickle. A copy of what lies in memory would look like one.
+        value = math.nan if parameter in _COMPUTED else 0
+        stand_in = mx.nd.full(array.shape, value, array.context, array.dtype)
+        return stand_in.tostype(array.stype).__getstate__()
+
     own = {"__slots__": (), "_withheld": base, "__module__": __name__}
-    own |= {"handle": property(handle), "__setitem__": set_item}
+    own |= {"handle": property(handle), "__setitem__": set_item, "__getstate__": get_state}
     return type(base)(base.__name__, (base,), own)
 
 
