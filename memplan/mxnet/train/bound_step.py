@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
 from memplan.mxnet.train.train_executor import TrainExecutor
+from memplan.mxnet.train.writes import Writes
 from memplan.planning.plan import Plan
 
 NDArray = Any
@@ -56,6 +58,7 @@ class FirstHalf:
 
     def __post_init__(self) -> None:
         self._nupdates = self.bound.nupdates()
+        self.writes = Writes(self.bound.read_again)  # those of the script's
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
@@ -71,7 +74,7 @@ class FirstHalf:
         bound.gradients.check(read)
         if not self.is_read(read):
             return
-        self._check_updates()
+        self._check_parameters()
         if not bound.gradients.reads(read):
             return
         for parameter in bound.statistics():
@@ -83,16 +86,17 @@ class FirstHalf:
                     f"two one after the other, with grad_req='add', or train the block unplanned"
                 )
 
-    def _check_updates(self) -> None:
-        """UsageError where what is recomputed would read parameters that were updated since."""
-        now = self.bound.nupdates()
-        updated = {name for name, before in self._nupdates.items() if now[name] != before}
-        for name in updated & self.bound.read_again() if updated else ():
+    def _check_parameters(self) -> None:
+        """UsageError where what is recomputed would read parameters that were written since."""
+        now, again = self.bound.nupdates(), self.bound.read_again
+        updated = {name for name in again if now[name] != self._nupdates[name]}
+        for name in updated | self.writes.written():
+            written = "was updated by a trainer" if name in updated else "was written"
             raise UsageError(
-                f"parameter {name!r} was updated by a trainer between the call of a planned block "
-                f"and backward, which would recompute by the new values what was computed by the "
-                f"old ones; finish the step before trainer.step, or take strategy='store_all', "
-                f"which recomputes nothing"
+                f"parameter {name!r} {written} between the call of a planned block and backward, "
+                f"which would recompute by the new values what was computed by the old ones; "
+                f"finish the step before that, or take strategy='store_all', which recomputes "
+                f"nothing"
             )
 
     def belongs_elsewhere(self) -> bool:
@@ -116,6 +120,7 @@ class FirstHalf:
                     gradient[:] = 0
             self.forget()
             self.late = self.bound.second_half()
+        self.writes.end()
 
 
 @contextlib.contextmanager
@@ -223,10 +228,13 @@ class BoundStep:
         """How often trainers have updated each parameter."""
         return {p.name: _nupdates(p) for p, _, _ in self.places}
 
-    def read_again(self) -> set[str]:
+    @functools.cached_property
+    def read_again(self) -> dict[str, NDArray]:
         """The parameters that recomputed ops read."""
         nodes, schedule = self.executor.trace.nodes, self.executor.schedule
-        return {source.name for op in schedule.recomputed for source, _ in nodes[op].inputs}
+        names = {source.name for op in schedule.recomputed for source, _ in nodes[op].inputs}
+        places = zip(self.places, self.data, strict=True)
+        return {p.name: array for (p, _, _), array in places if p.name in names}
 
     def step(self, batch: Arrays, scale: float) -> tuple[Arrays, Arrays]:
         """Run a step; its losses and kept outputs."""

@@ -183,6 +183,7 @@ class _Forward:
                 f"memory for one step; give each thread a context of its own. A thread that leaves "
                 f"its step out says so by block.planned_step.abandon()"
             )
+        before.writes.end()
         past.append(self.planned_step.unfinished.pop(ctx))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -212,6 +213,7 @@ class _Forward:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
             half.forget()
+            half.writes.end()
             half.bound.gradients.show()
 
     def _pop_reached(self) -> list[FirstHalf]:

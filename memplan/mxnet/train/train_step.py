@@ -271,10 +271,10 @@ class TrainStep:
 
     def abandon(self) -> None:
         """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
-        for ctx, half in list(self.unfinished.items()):
-            if not half.belongs_elsewhere():
-                half.bound.gradients.show()
-                del self.unfinished[ctx]
+        for half in [h for h in self.unfinished.values() if not h.belongs_elsewhere()]:
+            half.writes.end()
+            half.bound.gradients.show()
+            del self.unfinished[half.bound.executor.ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
         """The plan for ``batch``, bound."""

@@ -1,0 +1,123 @@
+"""Parameters that a script writes between the call of a planned block and ``backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from memplan.errors import UsageError
+from memplan.mxnet.gluon import TrainStep, planned
+
+Write = Callable[[Any, Path], None]
+
+
+def pictures() -> Any:
+    return mx.nd.arange(600).reshape((2, 3, 10, 10)) / 600
+
+
+def network() -> Any:
+    mx.random.seed(7)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(9):
+            net.add(nn.Conv2D(4, 3, padding=1, activation="tanh"))
+    net.initialize(mx.init.Xavier())
+    net(pictures())
+    net.hybridize()
+    return net
+
+
+def set_data(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        parameter.set_data(parameter.data() * 2)
+
+
+def load(net: Any, folder: Path) -> None:
+    net.load_parameters(str(folder / "other.params"))
+
+
+def assign(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        parameter.data()[1:] = 0.5
+
+
+def multiply(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        array = parameter.data()
+        array *= 2
+
+
+WRITES = [set_data, load, assign, multiply]
+
+
+def gradients_of(write: Write, folder: Path, strategy: str | None) -> list[np.ndarray[Any, Any]]:
+    net = network()
+    with_others = network()
+    set_data(with_others, folder)
+    with_others.save_parameters(str(folder / "other.params"))
+    if strategy is not None:
+        planned(net, strategy=strategy, realisation="packed")
+    for _ in range(2):
+        with autograd.record():
+            loss = (net(pictures()) ** 2).sum()
+        write(net, folder)
+        loss.backward()
+    return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_not_recomputed_is_differentiated_as_by_mxnet(write: Write, tmp_path: Path) -> None:
+    expected = gradients_of(write, tmp_path, None)
+    found = gradients_of(write, tmp_path, "store_all")
+    assert all(map(np.array_equal, expected, found))
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_would_be_recomputed_by_other_values_is_refused(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="was written between the call of a planned block and"):
+        gradients_of(write, tmp_path, "chen_sqrt")
+
+
+def test_the_halves_of_a_step_refuse_it_too(tmp_path: Path) -> None:
+    net = network()
+    step = TrainStep(net, strategy="chen_sqrt", realisation="packed")
+    with autograd.record():
+        loss = step.forward(pictures()).sum()
+    set_data(net, tmp_path)
+    with pytest.raises(UsageError, match="was written between"):
+        step.backward(loss)
+    step.abandon()
+    assert {type(p.data()) for p in net.collect_params().values()} == {mx.nd.NDArray}
+
+
+def test_what_is_written_before_the_call_or_behind_backward_counts_as_without_a_plan(
+    tmp_path: Path,
+) -> None:
+    def run(plan: bool) -> dict[str, Any]:
+        net = network()
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        for _ in range(3):
+            set_data(net, tmp_path)
+            with autograd.record():
+                net(pictures())  # a step that is left out
+            assign(net, tmp_path)
+            with autograd.record():
+                loss = (net(pictures()) ** 2).sum()
+            loss.backward()
+            multiply(net, tmp_path)
+        arrays = {p.name: p.data() for p in net.collect_params().values()}
+        assert {type(array) for array in arrays.values()} == {mx.nd.NDArray}
+        return {n: a.asnumpy() for n, a in arrays.items()} | {
+            f"gradient of {p.name}": p.grad().asnumpy() for p in net.collect_params().values()
+        }
+
+    expected, found = run(False), run(True)
+    assert not [n for n in expected if not np.array_equal(expected[n], found[n])]
