@@ -98,8 +98,9 @@ def warn_of_order(
     seed = "the same seed gives other numbers than without a plan"
     if called != [name for name in drawn if name in called]:
         first, *others = dict.fromkeys(called)
+        more = f" and {len(others)} more" if others else ""
         warnings.warn(
-            f"{what} draws random numbers in another order, for {first} and {len(others)} others: "
+            f"{what} draws random numbers in another order, for {first}{more}: "
             f"{seed}; call hybridize(), with which MXNet draws in that order, too",
             stacklevel=2,
         )
