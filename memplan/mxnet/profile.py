@@ -26,7 +26,7 @@ from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.realise.mirror import Mirror, annotate, unread_copies
 from memplan.mxnet.realise.packed import Packed, PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import GradReq
@@ -166,6 +166,7 @@ def _measure(
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
         head_gradients = None
     else:
+        Mirror().check_environment()
         symbol = annotate(traced, frozenset(schedule.recomputed), for_timing=True)
         # A plan is made of ops, not of the kernels into which MXNet fuses them on a GPU.
         with variable("MXNET_USE_FUSION", "0"):

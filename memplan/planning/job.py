@@ -150,6 +150,7 @@ class Job:
         with no_collections():
             stock = traced(STOCK)._with_unplanned()
             if not runs_whole_steps(realisation):
+                stock.realisation.check_environment()
                 return stock._with_known()
             return traced(realisation)._compared_with(stock)._with_known()
 

@@ -60,6 +60,9 @@ class Realisation(Protocol):
     def check_context(self, ctx: Context | None) -> None:
         """ArgumentError where this realisation cannot run on ``ctx``."""
 
+    def check_environment(self) -> None:
+        """Warn where a setting of the process undoes what this realisation does."""
+
     def memory(self, trace: Trace) -> Memory:
         """What a schedule of ``trace`` takes, with all that this realisation adds to it."""
 

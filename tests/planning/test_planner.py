@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import warnings
 from typing import Any
 
 import mxnet as mx
@@ -187,6 +188,10 @@ def test_an_environment_that_undoes_plans_is_said(
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
     with pytest.warns(UserWarning, match="MXNET_BACKWARD_DO_MIRROR"):
         quick(network, strategy="store_all", budget=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for realisation in ("packed", "explicit"):  # which it does not undo
+            quick(network, realisation=realisation, strategy="store_all", budget=1.0)
 
 
 def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:

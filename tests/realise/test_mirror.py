@@ -25,7 +25,7 @@ from helpers.networks import (
 from helpers.operator_runs import Flags, Symbol, by_name, random_flags
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.measure import executor_description
-from memplan.mxnet.realise.mirror import annotate, warn_if_overridden
+from memplan.mxnet.realise.mirror import Mirror, annotate
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.probe import allocated_mib
@@ -160,10 +160,11 @@ def test_what_undoes_a_plan_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops(executor_description(annotate(traced, frozenset()), traced)) == expected
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
     with pytest.warns(UserWarning, match="MXNET_BACKWARD_DO_MIRROR is set"):
-        planned = annotate(traced, frozenset())
+        Mirror().check_environment()
+    planned = annotate(traced, frozenset())
     assert ops(executor_description(planned, traced)) != expected
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_overridden()
+        Mirror().check_environment()
     assert ops(executor_description(planned, traced)) == expected

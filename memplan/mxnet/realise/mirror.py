@@ -32,6 +32,15 @@ class Mirror(Form):
     name: ClassVar[str] = "mirror"
     binds: ClassVar[float] = 2.0
 
+    def check_environment(self) -> None:
+        """Warn where MXNET_BACKWARD_DO_MIRROR makes MXNet mirror ops that a plan keeps."""
+        if os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0") not in ("0", "false", ""):
+            warnings.warn(
+                "MXNET_BACKWARD_DO_MIRROR is set: MXNet then also recomputes what a plan keeps, "
+                "which undoes the plan. Unset it before binding the planned network.",
+                stacklevel=2,
+            )
+
     def memory(self, trace: Trace) -> Blocks:
         """MXNet's blocks, at the match range under which the network was traced."""
         return Blocks((trace.graph.match_range,))
@@ -66,7 +75,6 @@ def annotate(
     (:func:`unread_copies`), an identity op does, flagged as well, which
     costs no memory.
     """
-    warn_if_overridden()
     data = symbol_json.parse(trace.symbol)
     for op in flags:
         for index in trace.sources[op]:
@@ -126,13 +134,3 @@ def _add_reader(data: dict[str, Any], index: int) -> None:
         }
     )
     nodes[index]["name"] += "_unread"
-
-
-def warn_if_overridden() -> None:
-    """Warn where MXNET_BACKWARD_DO_MIRROR makes MXNet mirror ops that a plan keeps."""
-    if os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0") not in ("0", "false", ""):
-        warnings.warn(
-            "MXNET_BACKWARD_DO_MIRROR is set: MXNet then also recomputes what a plan keeps, "
-            "which undoes the plan. Unset it before binding the planned network.",
-            stacklevel=2,
-        )

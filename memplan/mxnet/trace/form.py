@@ -40,6 +40,9 @@ class Form:
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError where this realisation cannot run on ``ctx``: never, but for packed."""
 
+    def check_environment(self) -> None:
+        """Warn where a setting of the process undoes a plan: never, but for mirrored ones."""
+
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` of the whole step, changed so that it can be run on this kind of device.
 
