@@ -23,8 +23,8 @@ CELLS = {
 class Stepped(gluon.HybridBlock):
     """Calls its cell step by step, and resets it at the beginning or not."""
 
-    def __init__(self, cell: str, resets: bool) -> None:
-        super().__init__(prefix="net_")
+    def __init__(self, cell: str, resets: bool, prefix: str = "net_") -> None:
+        super().__init__(prefix=prefix)
         with self.name_scope():
             self.cell = CELLS[cell](gluon.rnn.RNNCell(6, prefix="cell_"))
             self.out = nn.Dense(3)
@@ -107,3 +107,36 @@ def test_a_cell_that_was_not_reset(cell: str, infers: bool) -> None:
     net.hybridize()
     step()
     net(x)
+
+
+@pytest.mark.filterwarnings("ignore:block 'beside' is not hybridized")
+def test_a_cell_in_a_graph_is_left_alone_beside_one_that_is_in_none() -> None:
+    """MXNet's graph of it begins anew, and is made in inference where that comes first."""
+
+    class Beside(gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__(prefix="beside_")
+            with self.name_scope():
+                self.in_graph = Stepped("zoneout of outputs", False, "hybridized_")
+                self.in_none = Stepped("zoneout", True)
+
+        def hybridize(self, active: bool = True, **options: Any) -> None:
+            self.in_graph.hybridize(active, **options)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            return self.in_graph(x) + self.in_none(x)
+
+    def run(plan: bool) -> Any:
+        mx.random.seed(3)
+        net, x = Beside(), mx.nd.ones((2, 3))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        net(x)
+        if plan:
+            planned(net, realisation="packed", strategy="chen_sqrt")
+        with autograd.record():
+            (net(x) ** 2).sum().backward()
+        net.hybridize()
+        return net(x).asnumpy()
+
+    np.testing.assert_array_equal(run(False), run(True))
