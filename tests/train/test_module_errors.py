@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import mxnet as mx
 import pytest
 
 from helpers.fitting import CLASSES, NETWORKS, batches, planned
 from helpers.networks import two_headed_net
-from memplan.errors import ArgumentError, BudgetError, UsageError
+from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
+from memplan.mxnet import Module
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 from memplan.strategies.base import Problem
@@ -107,3 +110,17 @@ def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.Mo
     assert caught.value.lowest_nbytes
     assert not module.binded
     assert module.symbol is network[0]
+
+
+def test_what_no_packed_step_can_train_is_not_put_down_to_updates_within() -> None:
+    data = mx.sym.Variable("data")
+    terms = [
+        mx.sym.FullyConnected(data, mx.sym.Variable("w"), num_hidden=3, no_bias=True)
+        for _ in range(2)
+    ]
+    net = mx.sym.SoftmaxOutput(terms[0] + terms[1], name="softmax")
+    module = Module(net, realisation="updating")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TraceError, match="two different variables are both named 'w'"):
+            module.bind([("data", (2, 4))], [("softmax_label", (2,))])

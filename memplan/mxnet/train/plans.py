@@ -133,8 +133,21 @@ class Plans:
         except TraceError as error:
             if not self.update_within or self.plans:
                 raise
-            self.update_behind(str(error))
+            reason = str(error)
+        self._traced("packed", request)  # what refuses these, too, is not due to the updates
+        self.update_behind(reason)
         return self._planned(request)
+
+    def _traced(self, realisation: str, request: Request) -> Trace:
+        _, traced = trace_by(
+            realisation,
+            self._net,
+            shapes=request.shapes,
+            type_dict=request.dtypes,
+            grad_req=request.grad_req,
+            device_type=request.ctx.device_type,
+        )
+        return traced
 
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""
@@ -142,14 +155,7 @@ class Plans:
             if request.key in self.plans:
                 traced = self.plans[request.key].trace
             else:
-                _, traced = trace_by(
-                    self.realisation,
-                    self._net,
-                    shapes=request.shapes,
-                    type_dict=request.dtypes,
-                    grad_req=request.grad_req,
-                    device_type=request.ctx.device_type,
-                )
+                traced = self._traced(self.realisation, request)
             self._inference[request.key] = inference_need(traced)
         return self._inference[request.key]
 
