@@ -9,6 +9,7 @@ import click
 import memplan
 from memplan.cli.options import Arguments, budget_option, planning_options, strategy_option
 from memplan.cli.output import Exit, plan_figures, show_json
+from memplan.util.interrupts import leaving_in_order
 
 if TYPE_CHECKING:
     from memplan.mxnet.check import Check
@@ -46,7 +47,10 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
         options = args.options(network)
         options["ctx"] = options.get("ctx") or context("cpu")
         plan = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
-        result = checked(plan, ctx=options["ctx"], steps=steps, optimizer=args.optimizer or "sgd")
+        with leaving_in_order():
+            result = checked(
+                plan, ctx=options["ctx"], steps=steps, optimizer=args.optimizer or "sgd"
+            )
     if args.as_json:
         show_json(_figures(plan, result))
     else:

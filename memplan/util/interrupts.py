@@ -1,8 +1,12 @@
-"""Ctrl-C: noticed by whoever asks, although a strategy answered it; put off; or passed on."""
+"""Ctrl-C: noticed by whoever asks, although a strategy answered it; put off; or passed on.
+
+And the signal by which another process ends this one.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +74,28 @@ def passing_on(to: Callable[[], Any]) -> Iterator[None]:
 
     with _handling(note):
         yield
+
+
+@contextmanager
+def leaving_in_order() -> Iterator[None]:
+    """A SIGTERM that comes within raises SystemExit, so that files made for a while are removed.
+
+    Only in the main thread, and where nobody has decided otherwise what that signal does. What runs
+    in C is not left before it returns: so this is for what waits for other processes.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,3 +121,26 @@ def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("MXNET_ENGINE_TYPE", "NoSuchEngine")
     with pytest.raises(CostError, match=r"a process that trains this network on cpu.* failed"):
         check(made, ctx=mx.cpu(0), steps=1)
+
+
+def test_what_is_ended_from_outside_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch system ends what takes too long, and the arrays of a network may be large."""
+    made = tmp_path / "made"
+    made.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memplan", "check", *NET, *QUICK, "--steps", "100000"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(made)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while process.poll() is None and not any(made.glob("tmp*")):
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+        process.wait()
+    assert not list(made.glob("tmp*"))
