@@ -17,12 +17,14 @@ from memplan.memory.packing import Packing
 from memplan.planning.beside import Beside
 from memplan.planning.plan import Footprint
 from memplan.planning.realisation import (
+    AUTO,
     Context,
     Optimizer,
     Realisation,
     Shape,
     Symbol,
     device_of,
+    load,
     measured_costs,
     runs_whole_steps,
     suited,
@@ -127,6 +129,8 @@ class Job:
         """Trace ``net``, whose inputs have these ``shapes`` and may have any names, and cost it."""
         _check_options(time_limit, ctx)
         realisation = suited(realisation, [] if ctx is None else [ctx])
+        if realisation != AUTO:
+            load(realisation).check_context(ctx)
         check_overhead(max_overhead)
         on_gpu = ctx is not None and ctx.device_type == "gpu"
         options: Any = {"type_dict": type_dict, "grad_req": grad_req}

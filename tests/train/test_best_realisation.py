@@ -125,3 +125,11 @@ def test_inference_beside_packed_steps_has_their_parameters() -> None:
         found.append(module.get_outputs()[0].asnumpy())
     assert len(np.unique(found[0])) > 1
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "updating"])
+def test_no_plan_is_made_for_a_context_that_cannot_run_it(realisation: str) -> None:
+    net, shapes = NETWORKS["residual"]
+    shapes = {name: (8, *shape[1:]) for name, shape in shapes.items()}
+    with pytest.raises(ArgumentError, match=r"not on cpu\(5\); use realisation='explicit'"):
+        memplan.plan(net, realisation=realisation, ctx=mx.cpu(5), strategy="store_all", **shapes)
