@@ -21,6 +21,8 @@ FOREIGN = {
     "No module named 'distutils'",
     "no kernel image is available",
     "kOut] == kWriteTo",
+    "There are no inputs in computation graph that require gradients",
+    "autograd",
 }
 
 # What memplan puts into its messages and the page spells out.
