@@ -141,7 +141,13 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         return first.plan if isinstance(first, Executor) else None
 
     def bind(self, *arguments: Any, **options: Any) -> None:
-        """Bind as ``mx.mod.Module`` does; to train, plan the step first."""
+        """Bind as ``mx.mod.Module`` does; to train, plan the step first.
+
+        Beside a ``shared_module`` of this class the plan begins with what that one has found.
+        """
+        shared = options.get("shared_module", next(iter(arguments[5:6]), None))
+        if isinstance(shared, Module):
+            self._plans.begin_with(shared._plans)
         symbol = self.symbol
         self._symbol = _Binder(symbol, self._plans)
         try:

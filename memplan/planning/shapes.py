@@ -99,6 +99,7 @@ class ShapePlanner:
             "optimizer": optimizer,
         }
         self._unseen, self._share_of_first = unseen, share_of_first
+        self._asked = (budget, strategy, unseen, share_of_first)
         self._plans: list[Plan] = []
 
     def adopt(self, plan: Plan) -> None:
@@ -106,6 +107,18 @@ class ShapePlanner:
         if self._share_of_first and not self._plans and plan.budget_nbytes is not None:
             self.budget = plan.budget_nbytes
         self._plans.append(plan)
+
+    def is_like(self, other: ShapePlanner) -> bool:
+        """Was ``other`` asked to plan in the same way?"""
+        mine, theirs = (
+            (planner._asked, planner._options, planner.realisation) for planner in (self, other)
+        )
+        return mine == theirs
+
+    def begin_with(self, other: ShapePlanner) -> None:
+        """The plans of ``other`` are such that others may begin with; the budget stays as it is."""
+        known = set(map(id, self._plans))
+        self._plans += [plan for plan in other._plans if id(plan) not in known]
 
     def plan(
         self,

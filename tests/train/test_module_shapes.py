@@ -30,6 +30,7 @@ from helpers.fitting import (
 )
 from helpers.networks import residual_net
 from memplan.errors import ArgumentError, UsageError
+from memplan.planning.shapes import ShapePlanner
 
 
 @pytest.mark.parametrize("context", [mx.cpu(), TWO], ids=["one", "two"])
@@ -155,3 +156,53 @@ def test_inference_takes_the_memory_of_the_gradients() -> None:
         module.forward(batch, is_train=False)
     with pytest.raises(UsageError, match="update"):
         module.update()
+
+
+def test_a_module_that_is_made_for_every_shape_begins_with_the_plans_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the MutableModule of MXNet's Faster R-CNN does, which binds to the memory of the last."""
+    network = NETWORKS["residual"]
+    begun_with: list[Any] = []
+    search = ShapePlanner._searched
+
+    def noting(planner: ShapePlanner, job: Any, do: Any, limit: Any, nearest: Any) -> Any:
+        begun_with.append(nearest)
+        return search(planner, job, do, limit, nearest)
+
+    monkeypatch.setattr(ShapePlanner, "_searched", noting)
+
+    def run(make: Make) -> Result:
+        current = None
+        for size in (8, 5, 8):
+            module, data = make(network[0]), batches(network, size)
+            shapes = (data.provide_data, data.provide_label)
+            module.bind(*shapes, shared_module=current)
+            if current is None:
+                seed()
+                module.init_params(mx.init.Xavier())
+                module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+            else:
+                module.borrow_optimizer(current)
+            module.forward_backward(data.next())
+            module.update()
+            plans.append(getattr(module, "plan", None))
+            current = module
+        return state(current)
+
+    plans: list[Any] = []
+    assert not differing(run(mx.mod.Module), run(planned))
+    first, _, last = plans[3:]
+    assert last is first
+    assert begun_with == [None, first]
+    other = planned(network[0], strategy="store_all")
+    shapes = [("data", first.trace.shapes["data"])], [("softmax_label", (8,))]
+    other.bind(*shapes, shared_module=planned_once(network[0], shapes))
+    assert other.plan.strategy == "store_all"
+
+
+def planned_once(net: mx.sym.Symbol, shapes: Any) -> Any:
+    module = planned(net)
+    module.bind(*shapes)
+    module.init_params()
+    return module

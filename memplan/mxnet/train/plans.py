@@ -89,6 +89,16 @@ class Plans:
         #: What updates the parameters within steps, where the realisation is "updating".
         self.updates = OptimizerUpdates()
 
+    def begin_with(self, other: Plans) -> None:
+        """Take the plans of ``other``, if it was asked for the same, and begin further ones there.
+
+        So a script that makes a Module anew for every shape does not search anew for each.
+        """
+        if self._given is None and self._planner.is_like(other._planner):
+            self._planner.begin_with(other._planner)
+            if self._net.tojson() == other._net.tojson():
+                self.plans = other.plans | self.plans
+
     @property
     def update_within(self) -> bool:
         """Are the parameters updated within the steps?"""
