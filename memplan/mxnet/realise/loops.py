@@ -3,18 +3,20 @@
 The gradients of what the body reads need those of the states after it, in every iteration. Where
 that of a state before the loop is not wanted, such as that of data, MXNet 1.9.1 was seen to leave
 it out of every iteration, and to add up what memory was before. So it is always asked for. That
-cannot be done of a state that the condition reads, which MXNet refuses to record.
+cannot be done of a state that the condition reads, which MXNet refuses to record, nor of a loop
+within another one, or within a branch: nobody but MXNet asks that for gradients.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.inference import WHILE_LOOP
-from memplan.mxnet.trace.nnvm import VARIABLE, Node
+from memplan.mxnet.trace.inference import COND, FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.nnvm import VARIABLE, Node, from_json
+from memplan.mxnet.trace.op_gradient import gradient
+from memplan.mxnet.trace.sizes import Attributes
 
 
 def states_to_differentiate(forward: Node) -> frozenset[int]:
@@ -31,7 +33,7 @@ def check_loop(forward: Node) -> None:
         return
     states = _states(forward)
     counted = _read_by_condition(forward) & set(states)
-    body, places = forward.subgraphs[1], ast.literal_eval(forward.attrs["func_input_locs"])
+    body, places = forward.subgraphs[1], Attributes(forward).numbers("func_input_locs")
     place_of = dict(zip(body["arg_nodes"], places, strict=True))
     heads = body["heads"][int(forward.attrs["num_out_data"]) :]
     for state, (head, *_) in zip(states, heads, strict=True):
@@ -55,18 +57,76 @@ def check_gradients(forward: Node, read: Collection[int]) -> None:
             f"is wanted, and MXNet cannot record a call of it; have the condition read a state of "
             f"its own, which begins behind BlockGrad"
         )
+    check_within(forward, {*read, *states_to_differentiate(forward)})
+
+
+def check_within(forward: Node, wanted: Collection[int]) -> None:
+    """TraceError for a while_loop within ``forward`` that MXNet asks for too few gradients.
+
+    ``wanted`` are the inputs of ``forward`` of which gradients are computed.
+    """
+    for graph, places in _bodies(forward):
+        nodes, _ = from_json(graph)
+        variables = [node for node in nodes if node.is_variable]
+        asked = {node for node, place in zip(variables, places, strict=True) if place in wanted}
+        for node in nodes:
+            have = {place for place, (source, _) in enumerate(node.inputs) if source in asked}
+            if not have.isdisjoint(_differentiable(node)):
+                asked.add(node)
+            if not states_to_differentiate(node) <= have:
+                raise TraceError(
+                    f"op {forward.name!r} ({forward.op}) has a while_loop within, of which a state "
+                    f"begins with something whose gradient nobody wants, such as data or zeros, "
+                    f"and MXNet computes no right gradients then; have that state begin with what "
+                    f"depends on a parameter, or take foreach for the loop within"
+                )
+            check_within(node, have)
+
+
+def _bodies(forward: Node) -> list[tuple[Any, list[int]]]:
+    """What runs in a loop or a branch, and which inputs its variables are, in their order."""
+    attrs, graphs = Attributes(forward), forward.subgraphs
+    if forward.op == FOREACH:
+        kinds = ("in_data_locs", "in_state_locs", "remain_locs")
+        order = [place for kind in kinds for place in attrs.numbers(kind)]
+        return [(graphs[0], [order.index(place) for place in range(len(order))])]
+    if forward.op == WHILE_LOOP:
+        return [(graphs[1], attrs.numbers("func_input_locs"))]
+    if forward.op == COND:
+        places = [attrs.numbers(f"{kind}_input_locs") for kind in ("then", "else")]
+        return list(zip(graphs[1:], places, strict=True))
+    return []
+
+
+def _differentiable(node: Node) -> set[int]:
+    """The inputs that get a gradient which depends on those of the outputs."""
+    if not node.inputs or _bodies(node):
+        return set(range(len(node.inputs)))
+    try:
+        template = gradient(node, [False] * node.noutputs)
+    except TraceError:  # it has none, as an argmax
+        return set()
+    reads: list[bool] = []
+
+    def depends(entry: tuple[Any, ...]) -> bool:
+        return entry[0] == "ograd" or (entry[0] == "node" and reads[entry[1]])
+
+    for part in template.nodes:
+        reads.append(any(map(depends, part.inputs)))
+    return {place for place, entry in enumerate(template.gradients) if depends(entry)}
 
 
 def _states(forward: Node) -> list[int]:
     """Which inputs of a while_loop are its states before the first iteration, in their order."""
     if forward.op != WHILE_LOOP:
         return []
-    places = ast.literal_eval(forward.attrs["func_input_locs"])
-    return [places[i] for i in ast.literal_eval(forward.attrs["func_var_locs"])]
+    attrs = Attributes(forward)
+    places = attrs.numbers("func_input_locs")
+    return [places[i] for i in attrs.numbers("func_var_locs")]
 
 
 def _read_by_condition(forward: Node) -> frozenset[int]:
-    return frozenset(ast.literal_eval(forward.attrs.get("cond_input_locs", "()")))
+    return frozenset(Attributes(forward).numbers("cond_input_locs"))
 
 
 def _read_by(body: Any, place_of: Mapping[int, int], head: int) -> set[int]:

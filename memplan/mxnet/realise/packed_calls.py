@@ -19,6 +19,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
+from memplan.mxnet.realise.loop_copies import with_copies
 from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_memory import PackedMemory
@@ -314,7 +315,7 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     is_kept = mode is not None
     sources: list[Entry] = [(Node(VARIABLE, f"input{i}"), 0) for i in range(len(node.inputs))]
     attrs = dict(node.key)
-    call = Node(node.op, node.name, attrs, sources, [], node.noutputs, node.subgraphs)
+    call = Node(node.op, node.name, attrs, sources, [], node.noutputs, with_copies(node))
     # A network below the limit would be recorded op by op.
     flags = {"inline_limit": 0, "static_alloc": is_kept, "static_shape": is_kept}
     op = mx.nd.CachedOp(to_symbol([(call, k) for k in range(node.noutputs)]), flags.items())

@@ -35,7 +35,7 @@ _NOT_FROM_JSON = frozenset(
     _backward_cond""".split()
 )
 
-WHILE_LOOP, COND = "_while_loop", "_cond"
+FOREACH, WHILE_LOOP, COND = "_foreach", "_while_loop", "_cond"
 
 Found = dict[Entry, EntryInfo]
 

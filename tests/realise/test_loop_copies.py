@@ -1,0 +1,113 @@
+"""Gradients of what a loop reads in every iteration: those that MXNet computes without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from memplan.errors import TraceError
+from memplan.mxnet.gluon import planned
+
+Read = Callable[[Any, Any, Any], Any]
+
+# What the body computes of a state and of something that is the same in every iteration.
+READ: dict[str, Read] = {
+    "a sum with it": lambda op, state, read: state + read,
+    "it first in a sum": lambda op, state, read: read + op.tanh(state * 2) * 0.5,
+    "clip": lambda op, state, read: state * op.clip(read, -9, 9),
+    "reverse": lambda op, state, read: state * op.reverse(read, axis=0),
+    "split_v2": lambda op, state, read: state * op.concat(*op.split_v2(read, 2, axis=1), dim=1),
+    "amp_cast": lambda op, state, read: state * op.amp_cast(read, dtype="float32"),
+    "an operator that adds": lambda op, state, read: state * op.relu(read),
+    "twice": lambda op, state, read: (state + read) * read,
+}
+
+
+class Looping(gluon.HybridBlock):
+    """A loop of a ``kind``, in a loop or a branch ``around`` it if there is one."""
+
+    def __init__(self, kind: str, read: str, around: str = "", begin: str = "computed") -> None:
+        super().__init__(prefix="net_")
+        self.kind, self.read, self.around, self.begin = kind, READ[read], around, begin
+        with self.name_scope():
+            init = mx.init.Uniform(0.9)
+            self.first = self.params.get("first", shape=(4,), init=init)
+            self.other = self.params.get("other", shape=(4,), init=init)
+
+    def hybrid_forward(self, F: Any, x: Any, first: Any, other: Any) -> Any:  # noqa: N803
+        read = F.broadcast_mul(x, other)
+
+        def step(state: Any) -> Any:
+            return F.tanh(F.broadcast_mul(self.read(F, state, read), first))
+
+        def loop(begin: Any) -> Any:
+            if self.kind == "foreach":
+                found, last = F.contrib.foreach(
+                    lambda part, state: (F.broadcast_add(state, part), step(state)), x, begin
+                )
+                return F.sum(found, axis=0) * 0.1 + last
+            _, (_, last) = F.contrib.while_loop(
+                lambda i, state: i < 3,
+                lambda i, state: (state * 2, (i + 1, step(state))),
+                (F.zeros((1,)), begin),
+                max_iterations=3,
+            )
+            return last
+
+        begin = x if self.begin == "data" else F.broadcast_mul(x, first)
+        if self.around == "while_loop":
+            _, (_, last) = F.contrib.while_loop(
+                lambda i, state: i < 2,
+                lambda i, state: (state * 2, (i + 1, loop(begin) + state * 0.5)),
+                (F.zeros((1,)), F.broadcast_mul(x, other)),
+                max_iterations=2,
+            )
+            return last
+        if self.around == "cond":
+            return F.contrib.cond(F.sum(x * x) > 0, lambda: loop(begin), lambda: begin * 2)
+        return loop(begin)
+
+
+def gradients(is_planned: bool, *kind: str) -> list[Any]:
+    mx.random.seed(1)
+    net, x = Looping(*kind), mx.nd.random.normal(shape=(3, 4))
+    net.initialize()
+    if is_planned:
+        planned(net, realisation="packed", strategy="chen_sqrt")
+    garbage = [mx.nd.full((3, 4), 1e9) for _ in range(100)]
+    mx.nd.waitall()
+    del garbage
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    return [loss.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("kind", ["foreach", "while_loop"])
+def test_as_in_a_block_that_is_not_hybridized(kind: str, read: str) -> None:
+    for expected, found in zip(
+        gradients(False, kind, read), gradients(True, kind, read), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("around", ["while_loop", "cond"])
+@pytest.mark.parametrize("kind", ["foreach", "while_loop"])
+def test_a_loop_within(kind: str, around: str) -> None:
+    case = (kind, "a sum with it", around)
+    for expected, found in zip(gradients(False, *case), gradients(True, *case), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("around", ["while_loop", "cond"])
+def test_a_while_loop_within_that_begins_with_data_is_refused(around: str) -> None:
+    """MXNet adds gradients up to memory as it was before."""
+    message = r"\((_while_loop|_cond)\) has a while_loop within, of which a state begins .* data"
+    with pytest.raises(TraceError, match=message):
+        gradients(True, "while_loop", "a sum with it", around, "data")
