@@ -278,14 +278,11 @@ class BoundStep:
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
+        self.is_outdated |= self.gradients.let_go()
         self.gradients.show_written()
-        more = {
-            p.name: p._grad[place].as_nd_ndarray()
-            for (p, place, request), data in zip(self.places, self.data, strict=True)
-            if p._grad is not None and request == "write" and data._fresh_grad
-        }
+        beside = self.gradients.beside()
         with self.gradients.computed():
-            self.executor.backward_half(more)
+            self.executor.backward_half(beside)
             late = self.hand_over_gradients()
         self._pass_on()
         return late

@@ -45,6 +45,8 @@ class Held:
     ours: Any = None
     #: The class of the array while nobody may read it.
     withheld: type | None = None
+    #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
+    lent: Any = None
 
     @property
     def current(self) -> NDArray | None:
@@ -66,8 +68,14 @@ class Held:
 
     def is_of_parameter(self) -> bool:
         """Has the parameter still this array, and a gradient?"""
-        parameter, place = self.parameter, self.place
-        return parameter._grad is not None and parameter._data[place] is self.data
+        parameter = self.parameter
+        return parameter._grad is not None and any(d is self.data for d in parameter._data)
+
+    def is_kept(self) -> bool:
+        """Has the script left parameter and gradient alone since the gradient was lent?"""
+        parameter = self.parameter
+        is_same = parameter._grad is self.lent and parameter.grad_req == self.request
+        return is_same and self.is_of_parameter()
 
     def give(self, array: NDArray) -> NDArray | None:
         """Make ``array`` what the parameter's gradient is; what it was.
@@ -114,6 +122,26 @@ class Gradients:
         self._is_lent = True  # Ctrl-C may come within what follows
         self._mark([without_memory(h.array) for h in self._written])
         self._lent = self._numbers
+        for held in (*self._written, *self._added):
+            held.lent = held.parameter._grad
+
+    def let_go(self) -> bool:
+        """Leave gradients to parameters that got other arrays since :meth:`lend`; are there such?
+
+        What MXNet computes of a loss that was recorded before goes where the old ones were.
+        """
+        kept = {place: h for place, h in enumerate(self._written) if h.is_kept()}
+        added = [h for h in self._added if h.is_kept()]
+        are_gone = (len(kept), len(added)) != (len(self._written), len(self._added))
+        if are_gone:
+            self._lent = [self._lent[place] for place in kept]
+            self._written, self._added = list(kept.values()), added
+        return are_gone
+
+    def beside(self) -> dict[str, NDArray]:
+        """The gradients that autograd has written into arrays that are lent, to be added to."""
+        held = [h for h in self._written if h.data._fresh_grad]
+        return {h.parameter.name: h.parameter._grad[h.place].as_nd_ndarray() for h in held}
 
     def withhold(self) -> None:
         """Let nobody read arrays that are lent, but for those that autograd writes."""

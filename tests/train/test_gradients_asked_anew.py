@@ -1,0 +1,128 @@
+"""Parameters that get other arrays between the call of a planned block and ``backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from memplan.errors import UsageError
+from memplan.mxnet.gluon import TrainStep, planned
+
+Change = Callable[[Any], None]
+Found = dict[str, Any]
+
+
+def pictures(step: int) -> Any:
+    return mx.nd.arange(600).reshape((2, 3, 10, 10)) / (600 + step)
+
+
+def network(before: str) -> Any:
+    mx.random.seed(7)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(9):
+            net.add(nn.Conv2D(4, 3, padding=1, activation="tanh"))
+    net.initialize(mx.init.Xavier())
+    net(pictures(0))
+    net.collect_params().setattr("grad_req", before)
+    return net
+
+
+def add(net: Any) -> None:
+    net.collect_params().setattr("grad_req", "add")
+
+
+def add_one(net: Any) -> None:
+    net[3].weight.grad_req = "add"
+
+
+def freeze(net: Any) -> None:
+    for block in net[:5]:
+        block.collect_params().setattr("grad_req", "null")
+
+
+def there_and_back(net: Any) -> None:
+    for request in ("null", "add", "write"):
+        net[3].collect_params().setattr("grad_req", request)
+
+
+def initialize(net: Any) -> None:
+    net.initialize(mx.init.Constant(0.1), force_reinit=True)
+
+
+def reset(net: Any) -> None:
+    net.collect_params().reset_ctx(mx.cpu())
+
+
+CHANGES = [add, add_one, freeze, there_and_back, initialize, reset]
+
+
+def train(how: str, change: Change, before: str, ignore_stale_grad: bool) -> Found:
+    """What is found in three steps, of which the second has the change within."""
+    net, found = network(before), {}
+    if how == "planned":
+        planned(net, strategy="chen_sqrt", realisation="packed")
+    step = TrainStep(net, strategy="chen_sqrt", realisation="packed") if how == "halves" else None
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    for n in range(3):
+        with autograd.record():
+            loss = ((net if step is None else step.forward)(pictures(n)) ** 2).sum()
+        if n == 1:
+            change(net)
+        loss.backward() if step is None else step.backward(loss)
+        for p in net.collect_params().values():
+            found[f"gradient {n} of {p.name}"] = None if p._grad is None else p.grad().asnumpy()
+        try:
+            trainer.step(2, ignore_stale_grad)
+        except UserWarning as error:
+            found[f"error {n}"] = np.array(str(error))
+        for p in net.collect_params().values():
+            found[f"{p.name} after {n}"] = p.data().asnumpy()
+    return found
+
+
+@pytest.mark.parametrize("how", ["planned", "halves"])
+@pytest.mark.parametrize("before", ["write", "add"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_recorded_before_goes_where_mxnet_lets_it_go(
+    change: Change, before: str, how: str
+) -> None:
+    for ignore_stale_grad in (False, True):
+        expected = train("", change, before, ignore_stale_grad)
+        found = train(how, change, before, ignore_stale_grad)
+        assert expected.keys() == found.keys()
+        assert not [n for n in expected if not np.array_equal(expected[n], found[n])]
+
+
+def test_a_penalty_recorded_behind_the_change_has_its_gradient_alone() -> None:
+    def gradients(is_planned: bool) -> list[Any]:
+        net = network("write")
+        if is_planned:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        for n in range(2):
+            with autograd.record():
+                loss = (net(pictures(n)) ** 2).sum()
+                there_and_back(net)
+                loss = loss + (net[3].weight.data() ** 2).sum()
+            loss.backward()
+        return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+    assert all(map(np.array_equal, gradients(False), gradients(True)))
+
+
+def test_another_dtype_is_an_error() -> None:
+    net = planned(network("write"), strategy="chen_sqrt", realisation="packed")
+    for n in range(2):
+        with autograd.record():
+            loss = (net(pictures(n)) ** 2).sum()
+        if n == 1:
+            with pytest.raises(UsageError, match="the gradient of 'net_conv0_weight' is not there"):
+                net.cast("float64")
+        else:
+            loss.backward()
