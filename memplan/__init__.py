@@ -46,7 +46,7 @@ __version__ = "0.1.0"
 # Where the public names stand, and types of results, for annotations. Each is imported when it is
 # first used, so that the command line is there to answer Ctrl-C before the rest is loaded.
 _PLACES = {
-    "BatchSize": "memplan.planning.batch_size",
+    "BatchSize": "memplan.planning.sizes_tried",
     "Comparison": "memplan.planning.comparison",
     "CostTable": "memplan.step.costs",
     "Frontier": "memplan.planning.frontier",

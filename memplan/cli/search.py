@@ -32,9 +32,9 @@ from memplan.planning.realisation import usable
 from memplan.strategies import Status
 
 if TYPE_CHECKING:
-    from memplan.planning.batch_size import BatchSize
     from memplan.planning.comparison import Comparison
     from memplan.planning.frontier import Frontier
+    from memplan.planning.sizes_tried import BatchSize
 
 _csv_option = click.option(
     "-o", "--output", type=FILE, help="Write the table there as CSV: bytes, and shares."

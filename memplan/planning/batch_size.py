@@ -14,10 +14,10 @@ from typing import Any
 from memplan.errors import ArgumentError, BudgetError, ScheduleError, SizeError
 from memplan.planning.attempt import budget_error, moments_of, try_strategy
 from memplan.planning.cache import Cache
-from memplan.planning.comparison import COLUMNS, Comparison, cells, figures, to_csv
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
+from memplan.planning.sizes_tried import BatchSize, Trial
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.programs.moment_program import moment_bound
@@ -27,7 +27,6 @@ from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_ov
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.stop import Stop
-from memplan.util.tables import text_table
 
 MARK = "N"
 
@@ -48,53 +47,6 @@ FIRST_SHARE = 0.1
 
 # What part of the usual effort a program gets that may prove it.
 BOUND_EFFORT = 0.25
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A batch size that was tried; ``fits`` tells whether its plan keeps budget and overhead."""
-
-    batch_size: int
-    attempt: Attempt
-    fits: bool
-
-
-@dataclass(frozen=True)
-class BatchSize:
-    """The largest batch size found that fits, its plan, and all sizes that were tried.
-
-    ``too_large`` is the smallest size tried that did not fit (None: the search ended before one
-    was met): sizes between the two were not tried, as time was up. That a size does not fit is
-    proved only where its attempt says "infeasible".
-    """
-
-    batch_size: int
-    plan: Plan
-    too_large: int | None
-    tried: tuple[Trial, ...]
-
-    def __str__(self) -> str:
-        plan = self.plan
-        first = (
-            f"Batch size {self.batch_size}: {format_nbytes(plan.total_nbytes)} of "
-            f"{format_nbytes(plan.budget_nbytes or 0)} at {plan.overhead:+.1%} time; "
-        )
-        if self.too_large is None:
-            first += "larger ones were not tried, as time was up."
-        elif self.too_large > self.batch_size + 1:
-            first += f"{self.too_large} did not fit, those between were not tried: time was up."
-        else:
-            first += f"{self.too_large} did not fit."
-        rows = [
-            (str(t.batch_size), "yes" if t.fits else "no", *cells(t.attempt)) for t in self.tried
-        ]
-        lines = text_table([("batch", "fits", *Comparison.HEADER), *rows], left=(1, 2, 4))
-        return "\n".join([first, "", *lines])
-
-    def to_csv(self) -> str:
-        """The sizes tried as CSV: ``batch_size``, ``fits``, and the columns of a comparison."""
-        rows = ((t.batch_size, int(t.fits), *figures(t.attempt)) for t in self.tried)
-        return to_csv(("batch_size", "fits", *COLUMNS), rows)
 
 
 @no_shapes_for_options
@@ -179,6 +131,11 @@ class _Sizes:
             arguments = {**self.options, **shapes, "time_limit": self.seconds}
             self.jobs[size] = Job.prepare(self.net, **arguments)
         return self.jobs[size]
+
+
+def _refused(strategy: str, budget_nbytes: int, error: SizeError) -> Attempt:
+    """What is noted of a size that MXNet cannot hold, at any budget."""
+    return Attempt(strategy, budget_nbytes, Status.INFEASIBLE, None, 0.0, error=str(error))
 
 
 def _on(job: Job, schedule: Schedule) -> Schedule | None:
@@ -288,10 +245,10 @@ class _Search:
             begin = time.monotonic()
             try:
                 job = self.sizes.job(n)
-            except SizeError:
+            except SizeError as error:
                 if n == 1:
                     raise
-                self._note(n, Attempt(self.name, self.budget_nbytes, Status.INFEASIBLE, None, 0.0))
+                self._note(n, _refused(self.name, self.budget_nbytes, error))
                 continue
             start = self._carried_over(job, n)
             if start is not None and start.overhead <= self.most and self._holds(job, start):

@@ -44,6 +44,10 @@ def test_the_largest_batch_ends_where_arrays_do() -> None:
     )
     assert (result.batch_size, result.too_large) == (MOST // 8, MOST // 8 + 1)
     assert result.plan.total_nbytes < 160 * 2**30
+    first = str(result).splitlines()[0]
+    assert "did not fit" not in first
+    assert f"; {MOST // 8 + 1} is too large for MXNet: an output of 'wide'" in first
+    assert "fewer than 2^31" in first
 
 
 def test_a_network_too_large_for_any_batch_says_so() -> None:
