@@ -44,7 +44,7 @@ from memplan.memory.packing import ALIGNMENT
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.plan_file import load_plan, plan_text
-from memplan.mxnet.realise import packed_memory, packed_rules
+from memplan.mxnet.realise import packed_memory
 from memplan.mxnet.realise.lowering import lower
 from memplan.planning import job
 from memplan.planning.plan import Plan
@@ -258,39 +258,6 @@ def test_a_step_is_handed_over_without_a_wait(name: str, monkeypatch: pytest.Mon
 
     executor.forward = in_one_go  # type: ignore[method-assign]
     assert not differences(stock_steps(traced, values), planned_steps(executor))
-
-
-@pytest.mark.parametrize(
-    ("layer", "small", "unread"),
-    [
-        ("convolution", 1000, 1),
-        ("dense", 8 * 12 * 5 - 1, 1),
-        ("dense", 8 * 12 * 5, 0),
-        ("dot", 1, 1),
-    ],
-)
-def test_gradients_that_nobody_reads_are_not_computed(
-    layer: str, small: int, unread: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for those of a small dense layer."""
-    monkeypatch.setattr(packed_rules, "SMALL_PRODUCT", small)
-    data, weight = var("data"), var("weight", shape=(12, 5))
-    symbol = {
-        "convolution": lambda: mx.sym.Convolution(data, num_filter=5, kernel=(1, 1), name="layer"),
-        "dense": lambda: dense(data, 5, name="layer"),
-        "dot": lambda: mx.sym.dot(data, weight, name="layer"),
-    }[layer]()
-    shape = (8, 12, 1, 1) if layer == "convolution" else (8, 12)
-    traced = trace(loss(symbol), shapes={"data": shape}, realisation="packed")
-    executor = bound(traced, Schedule.unplanned(traced.graph), random_values(traced))
-    shown = []
-    executor.set_monitor_callback(lambda name, _: shown.append(name.decode()))
-    executor.forward(is_train=True)
-    [backward] = [n for n in traced.nodes if n.op.startswith("_backward") and "layer" in n.name]
-    assert sum(name.startswith(backward.name) for name in shown) == backward.noutputs - unread
-    values = random_values(traced)
-    again = bound(traced, Schedule.unplanned(traced.graph), values)
-    assert not differences(stock_steps(traced, values), planned_steps(again))
 
 
 def test_gradients_of_parts_are_joined_without_autograd() -> None:

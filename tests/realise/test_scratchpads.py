@@ -40,7 +40,7 @@ def _loss(data: Symbol) -> Symbol:
 
 def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
-    return scratchpads.scratchpads(traced.nodes)
+    return scratchpads.scratchpads(traced.graph, traced.nodes)
 
 
 # Of so many channels oneDNN has kernels of its own, which need no columns; of so few it has one for
@@ -57,6 +57,23 @@ def test_packed_steps_have_scratchpads_for_matrices_only(
     net = _activation(_conv(_activation(mx.sym.Variable("data")), nfilter))
     rolled = 4 * channels * 9 * 64
     assert _estimated(net, (2, channels, 8, 8)) == matrices * nthreads * rolled
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_a_gradient_of_the_data_that_nobody_reads_has_none(
+    monkeypatch: pytest.MonkeyPatch, realisation: str
+) -> None:
+    """So it is in a network whose first convolution reads what needs no gradient."""
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net = _activation(_conv(_activation(_data()), 12))
+    found = []
+    for grad_req in ("write", None):  # None: not of the data
+        traced = trace(
+            _loss(net), shapes={"data": (2, 12, 8, 8)}, grad_req=grad_req, realisation=realisation
+        )
+        found.append(scratchpads.scratchpads(traced.graph, traced.nodes))
+    rolled = 4 * 12 * 9 * 64
+    assert found == [3 * rolled, 2 * rolled]
 
 
 def _dilated(data: Symbol, by: int) -> Symbol:

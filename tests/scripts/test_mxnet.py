@@ -200,18 +200,11 @@ def adversaries(plan: Any, colours: int = 3) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("colours", [3, 16])
 def test_adversarial_networks(colours: int) -> None:
-    """The generator's pictures are differentiated after the discriminator's update.
-
-    A Deconvolution to three channels is differentiated by other ops, in other layouts of oneDNN's.
-    """
+    """The generator's pictures are differentiated after the discriminator's update."""
     options = {"realisation": "packed", "strategy": "chen_sqrt"}
     expected = adversaries(lambda *nets: None, colours)
     found = adversaries(lambda made, judge: planned(made, **options), colours)
-    if colours == 16:
-        assert not differences(expected, found)
-    for one, other in zip(expected, found, strict=True):
-        for name, value in one.items():
-            np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-4)
+    assert not differences(expected, found)
 
 
 def test_a_discriminator_that_is_called_twice_is_refused() -> None:

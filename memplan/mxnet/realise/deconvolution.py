@@ -1,6 +1,7 @@
 """Deconvolution's weight gradient by other ops: its own kernel aborts in an explicit graph.
 
-On the CPU oneDNN refuses to write that gradient into memory that the executor has planned. With
+On the CPU oneDNN refuses to write that gradient into memory that the executor has planned: a part
+of a larger array. Called by itself, as in packed steps, it writes into an array of its own. With
 y = Deconvolution(x, w), which is the gradient of a convolution with respect to its input,
 
     dx = Convolution(dy, w),

@@ -77,19 +77,19 @@ class Handles:
     They are made such that ctypes need not make an argument of them in every call.
     """
 
-    __slots__ = ("_handles", "_place", "arrays", "pointer")
+    __slots__ = ("_place", "arrays", "handles", "pointer")
 
     def __init__(self, arrays: Sequence[NDArray]) -> None:
         self.arrays = tuple(arrays)
-        self._handles = (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
-        self.pointer = ctypes.byref(self._handles)
+        self.handles = (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))
+        self.pointer = ctypes.byref(self.handles)
         self._place: Any = None
 
     @property
     def place(self) -> Any:
         """Where a pointer to them stands, for a function that may set it to others."""
         if self._place is None:
-            self._place = ctypes.byref(ctypes.c_void_p(ctypes.addressof(self._handles)))
+            self._place = ctypes.byref(ctypes.c_void_p(ctypes.addressof(self.handles)))
         return self._place
 
 

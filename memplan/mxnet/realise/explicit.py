@@ -19,6 +19,7 @@ from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import PLACED
+from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
@@ -78,7 +79,8 @@ class Explicit(Form):
                     f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
                     f"MXNet cannot write its backward op into a Symbol. Use realisation='packed'"
                 )
-        return runnable(heads, device_type)
+        heads = runnable(heads)
+        return replace_weight_gradients(heads) if device_type == "cpu" else heads
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]

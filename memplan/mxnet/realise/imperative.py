@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from mxnet.ndarray.ndarray import (
 )
 
 from memplan.mxnet.realise.engine import Handles, to_default_layout
+from memplan.mxnet.realise.partial_call import may_be_partial, partial_call
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 
 NDArray = Any
@@ -95,6 +96,8 @@ class Call:
     ``op`` is its name, or a function that is called like a CachedOp. Such a call ``is_alone``: it
     belongs in no bundle, and must be waited for. The others ask the engine for one operation.
 
+    The outputs in ``unread`` are not computed: nothing may be written into their arrays.
+
     A step may have thousands, so a call is small, and may stand for several of the step that are
     alike. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
     it; None: nothing.
@@ -103,7 +106,7 @@ class Call:
     #: May arrays be freed while it is made?
     frees = False
 
-    __slots__ = ("_arguments", "_function", "_inputs", "_outputs", "skips")
+    __slots__ = ("_arguments", "_function", "_inputs", "_outputs", "_unread", "skips")
 
     def __init__(
         self,
@@ -111,12 +114,16 @@ class Call:
         attrs: Mapping[str, str],
         inputs: Handles,
         outputs: Handles,
+        unread: Collection[int] = (),
     ) -> None:
         self.skips: int | None = None
-        self._inputs, self._outputs = inputs, outputs
-        self._function: Callable[..., int] = _call
+        self._inputs, self._outputs, self._unread = inputs, outputs, unread
+        self._function: Callable[..., int | None] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
-        if isinstance(op, str):
+        if isinstance(op, str) and unread and may_be_partial(op):
+            call = partial_call(op, tuple(attrs.items()), inputs, outputs, unread)
+            self._function, self._arguments = call
+        elif isinstance(op, str):
             handle, *parameters = _operator(op, tuple(attrs.items()))
             self._function = _LIB.MXImperativeInvokeEx
             self._arguments = (
@@ -136,7 +143,8 @@ class Call:
     @property
     def outputs(self) -> Sequence[NDArray | None]:
         """The arrays of the outputs; None where one is not computed."""
-        return self._outputs.arrays
+        unread = self._unread
+        return [None if k in unread else array for k, array in enumerate(self._outputs.arrays)]
 
     @property
     def written(self) -> Sequence[NDArray]:

@@ -39,6 +39,7 @@ from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
+from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
@@ -67,7 +68,7 @@ class Packed(Explicit):
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as their ops can be called one by one; nothing is refused yet."""
         join_parts(heads)
-        return runnable(heads, device_type)
+        return runnable(heads)
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
@@ -80,12 +81,14 @@ class Packed(Explicit):
     ) -> TrainingGraph:
         """Fewer ops may run twice, and fewer inputs be written over, on a CPU above all.
 
+        Gradients that nobody reads are left out.
         TraceError for an op that cannot be called by itself.
         """
         graph = packable(super().finished(graph, nodes, device_type), nodes)
         graph = with_slopes_of_unplanned(graph, nodes)
-        has_layouts = device_type == "cpu" and onednn_is_enabled()
-        return with_layouts_of_unplanned(graph, nodes) if has_layouts else graph
+        if device_type == "cpu" and onednn_is_enabled():
+            graph = with_layouts_of_unplanned(graph, nodes)
+        return without_unread(graph, nodes, device_type)
 
     def check_context(self, ctx: mx.Context | None) -> None:
         """ArgumentError for a context of the CPU other than ``cpu(0)``.

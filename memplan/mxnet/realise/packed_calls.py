@@ -26,8 +26,8 @@ from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import (
     gradients_read,
     needs_state,
-    skips_unread,
 )
+from memplan.mxnet.realise.unread import is_left_out
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import (
@@ -140,10 +140,16 @@ class Calls:
         """The array of the ``k``-th output of a step."""
         if (step, k) in self.outside:
             return self.outside[step, k].array
+        if (step, k) not in self._places:
+            return self._unread(self.lowered.nodes[self.lowered.schedule.ops[step]], k)
         place = self._places[step, k]
         if place not in self._made:
             self._made[place] = self.memory.array(place.offset, place.shape, place.dtype)
         return self._made[place]
+
+    def _is_there(self, step: int, k: int) -> bool:
+        """Is the ``k``-th output of a step written?"""
+        return (step, k) in self._places or (step, k) in self.outside
 
     def _place_outputs(self, step: int, in_place: Mapping[tuple[int, int], Overwritten]) -> None:
         """Where the arrays are that a step writes.
@@ -154,10 +160,10 @@ class Calls:
         over instead, which brings its layout along, where that matters.
         """
         op = self.lowered.schedule.ops[step]
-        node = self.lowered.nodes[op]
+        node, graph = self.lowered.nodes[op], self.lowered.schedule.graph
         read = {self._places[entry] for entry in self._entries(step) if entry in self._places}
         for k, (tensor, info) in enumerate(self._outputs(step)):
-            if (step, k) in self.outside:
+            if (step, k) in self.outside or is_left_out(graph, tensor, info):
                 continue
             offset = self.offsets[step, tensor] if info.nelements else 0
             place = _Place(offset, info.shape, info.dtype)
@@ -183,19 +189,20 @@ class Calls:
         """A call of an operator alone."""
         read, written = self._inputs(step), self.outputs(step)
         function = self._function(node)
+        unread = [k for k in range(len(written)) if not self._is_there(step, k)]
         if step in self._copied:
             place, k = self._copied[step]
             # A sum of one term. MXNet's copy of an array has the usual layout.
             parts = self._handled([read[place]]), self._handled([written[k]])
             read[place] = written[k]
-            call = function, attrs, self._handled(read), self._handled(written)
+            call = function, attrs, self._handled(read), self._handled(written), unread
             return CallAfter(Call("add_n", {"num_args": "1"}, *parts), *call)
         inputs, outputs = self._handled(read), self._handled(written)
         if function is not node.op:
             return Call(function, attrs, inputs, outputs)
         key = (function, *attrs.items(), id(inputs), id(outputs))
         if key not in self._alike:
-            self._alike[key] = Call(function, attrs, inputs, outputs)
+            self._alike[key] = Call(function, attrs, inputs, outputs, unread)
         return self._alike[key]
 
     def _function(self, node: Node) -> str | Callable[..., Any]:
@@ -209,23 +216,13 @@ class Calls:
 
     def _followers(self) -> dict[int, int]:
         """For each step that autograd is to record, the step at which its backward op runs."""
-        nodes, ops = self.lowered.nodes, self.lowered.schedule.ops
-        on_cpu = self.memory.ctx.device_type == "cpu"
-        skipping = {op for op in set(ops) if on_cpu and skips_unread(nodes[op])}
-        read = self._read(step for step, op in enumerate(ops) if op in skipping)
-        latest: dict[int, int] = {}
+        nodes, latest = self.lowered.nodes, dict[int, int]()
         result = {}
-        for step, op in enumerate(ops):
+        for step, op in enumerate(self.lowered.schedule.ops):
             latest[op] = step
             forward = nodes[op].forward
-            if forward is not None:
-                before = latest[self.lowered.index_of[forward]]
-                if needs_state(nodes[op]) or (
-                    op in skipping
-                    and not all((step, k) in read for k in range(len(self._outputs(step))))
-                    and self._finds_what_was_read(step, before)
-                ):
-                    result[before] = step
+            if forward is not None and needs_state(nodes[op]):
+                result[latest[self.lowered.index_of[forward]]] = step
         return result
 
     def _read(self, steps: Iterable[int]) -> set[tuple[int, int]]:
@@ -250,17 +247,6 @@ class Calls:
             (source if place in ignored or source.is_variable else next(sources), k)
             for place, (source, k) in enumerate(node.inputs)
         ]
-
-    def _finds_what_was_read(self, step: int, before: int) -> bool:
-        """Does the backward op at ``step`` read the very tensors of its forward op's run?"""
-        backward = self.lowered.nodes[self.lowered.schedule.ops[step]]
-        forward = backward.forward
-        assert forward is not None
-        now = dict(zip(backward.inputs, self._entries(step), strict=True))
-        then = zip(forward.inputs, self._entries(before), strict=True)
-        return all(now.get(entry, ran) == ran for entry, ran in then) and not any(
-            source is forward for source, _ in backward.inputs
-        )
 
     def _gradients(self, backward: int, read: Collection[tuple[int, int]]) -> dict[str, list[Any]]:
         """What the backward op at this step writes, as far as it is read, and what it uses."""

@@ -48,13 +48,6 @@ _OTHERWISE_ALONE = {
     "_npi_gamma": "it was seen to draw other numbers there than in MXNet's executor",
 }
 
-# Each gradient is a product by itself, of about the time of the forward op.
-_MATRIX_PRODUCTS = frozenset({"_backward_Convolution", "_backward_FullyConnected", "_backward_dot"})
-
-# The multiplications of a dense layer that take less time than to ask autograd not to do them: 50
-# microseconds by one thread with AVX-512, for 100 (a layer of 256 by 256, batch 64).
-SMALL_PRODUCT = 1 << 22
-
 
 def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
@@ -202,19 +195,6 @@ def needs_state(backward: Node) -> bool:
     dtypes = {info.dtype for info in backward.infos.outputs if info is not None}
     forward = backward.forward
     return forward.op in _STATEFUL or is_made_of_symbol(forward) or len(dtypes) > 1
-
-
-def skips_unread(backward: Node) -> bool:
-    """Does ``backward`` take much less time where not all of its outputs are wanted?
-
-    An executor knows, and autograd: the gradient of the input of a network is not computed. Asking
-    autograd takes longer than a small dense layer.
-    """
-    if backward.op == "_backward_FullyConnected" and backward.forward is not None:
-        data, weight = backward.forward.infos.inputs[:2]
-        if data is not None and weight is not None:
-            return data.nelements * weight.shape[0] > SMALL_PRODUCT
-    return backward.op in _MATRIX_PRODUCTS
 
 
 def gradients_read(backward: Node) -> list[int]:

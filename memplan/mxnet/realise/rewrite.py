@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
 from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
@@ -40,7 +39,7 @@ _UNWRITTEN: dict[str, tuple[int, ...]] = {
 _SUMS = frozenset({"elemwise_add", "_grad_add", FALLBACK_SUM})
 
 
-def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:
+def runnable(full: Sequence[Entry]) -> list[Entry]:
     """``full`` (heads of a training graph), changed so that its ops run as they stand."""
     order = depth_first(full)
     for node in order:
@@ -49,8 +48,7 @@ def runnable(full: Sequence[Entry], device_type: str) -> list[Entry]:
             info = forward.infos.inputs[0]
             assert info is not None
             node.attrs["shape"] = str(info.shape)
-    full = _with_unwritten_gradients(full, order)
-    return replace_weight_gradients(full) if device_type == "cpu" else full
+    return _with_unwritten_gradients(full, order)
 
 
 def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[Entry]:
@@ -62,7 +60,7 @@ def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> l
 
     def written(entry: Entry) -> Entry:
         node, k = entry
-        if node.forward is None or k not in _unwritten(node, node.forward):
+        if node.forward is None or k not in unwritten(node, node.forward):
             return entry
         if entry not in zeros:
             name = f"{node.name}_zeros{k}"
@@ -74,7 +72,7 @@ def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> l
     return list(map(written, full))
 
 
-def _unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
+def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
     """The gradients that ``backward`` leaves alone: an RNN that of the lengths, its last input."""
     if backward.op == "_backward_RNN" and is_true(forward.attrs.get("use_sequence_length")):
         return (len(forward.inputs) - 1,)

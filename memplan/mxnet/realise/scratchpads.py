@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.realise.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.realise.processor import cache_nbytes
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
+from memplan.step.graph import TrainingGraph
 
 # The gradients of a convolution are prepared anew for every combination of layouts that they meet:
 # no more than this many were seen on the networks of benchmarks/process_networks.py.
@@ -25,31 +26,37 @@ MOST_COLUMNS, MOST_COLUMNS_NBYTES = 15, 1 << 30
 OF_DATA, OF_WEIGHT = 10, 20
 
 
-def scratchpads(nodes: Iterable[Node]) -> int:
+def scratchpads(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
     Products of matrices take the columns of a picture for each thread
     (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
-    and 8 threads.
+    and 8 threads. A gradient of the data that nobody reads is not computed. The ops of ``graph``
+    are ``nodes``.
     """
     kinds: Counter[Any] = Counter()
     node_of: dict[Any, Node] = {}
-    for node in nodes:
+    heads = set(graph.heads)
+    for op, node in zip(graph.ops, nodes, strict=True):
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
-            kind = (node.op, call.key, call.infos.inputs[:2])
+            is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
+            kind = (node.op, call.key, call.infos.inputs[:2], is_read)
             kinds[kind] += 1
             node_of[kind] = node
-    return sum(min(n, LAYOUTS) * _scratchpad(node_of[kind]) for kind, n in kinds.items())
+    return sum(
+        min(n, LAYOUTS) * _scratchpad(node_of[kind], is_read=kind[-1]) for kind, n in kinds.items()
+    )
 
 
-def _scratchpad(node: Node) -> int:
-    """That of a convolution, or those of its gradients, once."""
+def _scratchpad(node: Node, *, is_read: bool) -> int:
+    """That of a convolution, or those of its gradients, once; ``is_read``: is output 0 read?"""
     call = node if node.forward is None else node.forward
     found = kernels(call)
     products = list(zip(found, _of_products(call), strict=True))
     if call is not node:
-        return sum(size for kernel, size in products[1:] if kernel.has_columns)
+        computed = products[1:] if is_read else products[2:]
+        return sum(size for kernel, size in computed if kernel.has_columns)
     kernel, size = products[0]
     if kernel.has_columns:
         return size

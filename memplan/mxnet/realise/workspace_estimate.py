@@ -70,7 +70,7 @@ def executor_nbytes(
         nbytes += min(nbytes, MOST_KEPT) // 2
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += code_nbytes(graph, nodes, CALL_NBYTES)
-    return sum(kept) + nbytes + _kept_nbytes(nodes), kept
+    return sum(kept) + nbytes + _kept_nbytes(graph, nodes), kept
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
@@ -91,7 +91,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     kept = max(all_copies.kept_nbytes, default=0)
     for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept + kept // 2)
     for_copies += max(map(space_nbytes, nodes), default=0)
-    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(graph, nodes)
     nbytes += _of_dense_layers(nodes, BUFFERS)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
@@ -134,9 +134,9 @@ def _read_and_written(node: Node) -> int:
     return total_nbytes((*of_tensors, *writes))
 
 
-def _kept_nbytes(nodes: Sequence[Node]) -> int:
+def _kept_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """What is kept behind operators: scratchpads, states of recurrent layers, parts of matrices."""
-    return scratchpads(nodes) + _recurrent_nbytes(nodes) + _for_matrices(nodes)
+    return scratchpads(graph, nodes) + _recurrent_nbytes(nodes) + _for_matrices(nodes)
 
 
 def _for_matrices(nodes: Iterable[Node]) -> int:
