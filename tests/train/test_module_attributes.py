@@ -84,7 +84,9 @@ def test_a_plan_with_user_code_is_written_and_watched(tmp_path: Path) -> None:
         module.forward_backward(mx.io.DataBatch([mx.nd.ones((8, 20))], [mx.nd.zeros(8)]))
         return {name for _, name, _ in monitor.toc()}
 
-    assert seen(memplan.mxnet.Module(net, plan=read)) == seen(mx.mod.Module(net))
+    # MXNet shows the arrays of gradients that it has not computed, too: of the data, of the label.
+    not_computed = {"fc0_backward_output0", "softmax_backward_output1"}
+    assert seen(memplan.mxnet.Module(net, plan=read)) == seen(mx.mod.Module(net)) - not_computed
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

@@ -24,7 +24,8 @@ def states_to_differentiate(forward: Node) -> frozenset[int]:
 
     Of any other op there are none.
     """
-    return frozenset(_states(forward)) - _read_by_condition(forward)
+    states = _states(forward)
+    return frozenset(states) - _read_by_condition(forward) if states else frozenset()
 
 
 def check_loop(forward: Node) -> None:
