@@ -21,7 +21,7 @@ from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
-from memplan.mxnet.realise.code_in_memory import PACKED_CALL_NBYTES, first_nbytes
+from memplan.mxnet.realise.code_in_memory import PACKED_CALL_NBYTES, uncounted_nbytes
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
@@ -37,7 +37,7 @@ from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.mxnet.train.trial import CODE_NBYTES, run_apart
+from memplan.mxnet.train.trial import run_apart
 from memplan.planning.realisation import Realisation, runs_whole_steps, trace_by, usable
 from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
@@ -107,7 +107,7 @@ def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
     tell("measuring workspaces")
     schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
     grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
-    not_counted = max(0, CODE_NBYTES - first_nbytes(traced.graph, PACKED_CALL_NBYTES))
+    not_counted = uncounted_nbytes(traced.graph, PACKED_CALL_NBYTES)
     return max(0, grown - way.memory(traced).nbytes(schedule) - not_counted)
 
 

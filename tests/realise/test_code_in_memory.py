@@ -7,9 +7,14 @@ import pytest
 
 from memplan.mxnet import profile
 from memplan.mxnet.realise import code_in_memory
-from memplan.mxnet.realise.code_in_memory import FIRST_NBYTES, MOST_OF_WRITTEN, code_nbytes
+from memplan.mxnet.realise.code_in_memory import (
+    FIRST_NBYTES,
+    MOST_OF_WRITTEN,
+    code_nbytes,
+    uncounted_nbytes,
+)
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.train.trial import CODE_NBYTES, Trial
+from memplan.mxnet.train.trial import Trial
 from memplan.planning.realisation import load, trace
 from memplan.step.schedule import Schedule
 
@@ -70,7 +75,11 @@ def test_large_steps_count_what_code_takes_that_is_first_used_and_every_call(num
 def test_small_steps_count_a_share_of_what_they_write() -> None:
     traced = _traced(_tanhs(3))
     written = sum(tensor.nbytes for tensor in traced.graph.tensors)
-    assert code_nbytes(traced.graph, traced.nodes, 1000) == written // MOST_OF_WRITTEN > 0
+    counted = code_nbytes(traced.graph, traced.nodes, 100)
+    calls = 100 * len(traced.graph.ops)
+    assert counted == written // MOST_OF_WRITTEN + calls
+    assert uncounted_nbytes(traced.graph, 100) == FIRST_NBYTES + calls - counted
+    assert code_nbytes(traced.graph, traced.nodes, GB) == 2 * (written // MOST_OF_WRITTEN)
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
@@ -98,5 +107,6 @@ def test_a_measured_workspace_has_the_code_in_it_that_an_estimate_counts(
 
     monkeypatch.setattr(profile, "run_apart", run_apart)
     measured = profile._workspace_nbytes(way, traced, mx.cpu())
-    assert (GB - measured < CODE_NBYTES - FIRST_NBYTES) is not is_small
-    assert GB - CODE_NBYTES < measured < GB
+    left_out = GB - measured
+    assert left_out == uncounted_nbytes(traced.graph, code_in_memory.PACKED_CALL_NBYTES)
+    assert (left_out > 0) is is_small

@@ -76,6 +76,44 @@ def test_a_gradient_of_the_data_that_nobody_reads_has_none(
     assert found == [3 * rolled, 2 * rolled]
 
 
+@pytest.mark.parametrize(
+    ("are_own", "layouts"),
+    [
+        ([False] * 4, 1),
+        ([True] * 2, 2),
+        ([False, True], 2),
+        ([True] * 4, 3),
+        ([False] + [True] * 3, 3),
+    ],
+)
+def test_the_usual_layout_is_one(
+    monkeypatch: pytest.MonkeyPatch, are_own: list[bool], layouts: int
+) -> None:
+    """Those of oneDNN's that convolutions of one kind meet may be several."""
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net = _data()
+    for _ in are_own:
+        net = _activation(_conv(net, 12))
+    traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
+    given = iter(are_own)
+    own = [node.op == "Convolution" and next(given) for node in traced.nodes]
+    forward = scratchpads.scratchpads(traced.graph, traced.nodes, own)
+    monkeypatch.setattr(scratchpads, "LAYOUTS", 1)
+    once = scratchpads.scratchpads(traced.graph, traced.nodes, own)
+    assert forward - once == (layouts - 1) * 4 * 12 * 9 * 64
+
+
+def test_packed_steps_prepare_convolutions_of_the_usual_layout_once() -> None:
+    net = _data()
+    for _ in range(3):
+        net = mx.sym.relu(
+            mx.sym.sin(_conv(net, 12))
+        )  # no operator of oneDNN's: in the usual layout
+    traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
+    own = copies(traced.graph, traced.nodes).are_own
+    assert not any(a for a, n in zip(own, traced.nodes, strict=True) if n.op == "Convolution")
+
+
 def _dilated(data: Symbol, by: int) -> Symbol:
     return mx.sym.Convolution(
         data, num_filter=16, kernel=(3, 3), pad=(by, by), dilate=(by, by), no_bias=True

@@ -13,22 +13,22 @@ from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import TrainingGraph
 
-# By so much a process grows that trains a network of next to no bytes, for three steps: 10 MB for a
-# dense layer, 14 for an LSTM's cell, 15 for a convolution with a BatchNorm, each 3 MB less without
-# AVX-512 (3.6 to 5.9 MB are written by oneDNN there, 4 to 10 read from MXNet's library).
+# By so much a process grows that trains a network of next to no bytes, for three steps: 9 MB for a
+# dense layer, 11 for an LSTM's cell, 14 for a convolution with a BatchNorm, each 3 MB less without
+# AVX-512 (benchmarks/code_memory.py). The arrays of these networks are in that, too.
 FIRST_NBYTES = 12 << 20
 
-# What an operator takes beside that which is called once in a step: the growth of such a process by
-# the number of steps of an LSTM (1,292 operators, and 128), in executors and in packed memory.
-CALL_NBYTES, PACKED_CALL_NBYTES = 5_600, 3_400
+# What each further operator takes that is called like others: in executors as MXNet binds them, in
+# executors of explicit steps, and in packed steps (the same script, of an LSTM's cell).
+CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 4_000
 
-# All that counts up to a twentieth of the bytes that the operators of a step write: what no plan
-# can lower would else be more than most of a small network, of which nobody is short.
+# Each of the two counts up to a twentieth of the bytes that the operators of a step write: what no
+# plan can lower would else be more than most of a small network, of which nobody is short.
 MOST_OF_WRITTEN = 20
 
-# oneDNN writes code for each of its operators on each set of shapes and attributes: 200 kB were
-# seen for a convolution and its two gradients, as little as 30 for others. The first ones are
-# within what a process takes that trains the smallest networks.
+# oneDNN writes code for each of its operators on each set of shapes and attributes: 57 to 79 kB for
+# an operator of convolutions, BatchNorms and ReLUs that all differ (the same script), what its call
+# takes included. The first ones are within what a process takes that trains the smallest networks.
 OPERATOR_NBYTES, FIRST_OPERATORS = 50_000, 48
 
 
@@ -40,7 +40,13 @@ def code_nbytes(graph: TrainingGraph, nodes: Sequence[Node], call_nbytes: int) -
 def first_nbytes(graph: TrainingGraph, call_nbytes: int) -> int:
     """What is counted of the code as it is first used, and of calls of so many bytes each."""
     written = sum(tensor.nbytes for tensor in graph.tensors)
-    return min(FIRST_NBYTES + call_nbytes * len(graph.ops), written // MOST_OF_WRITTEN)
+    most = written // MOST_OF_WRITTEN
+    return min(FIRST_NBYTES, most) + min(call_nbytes * len(graph.ops), most)
+
+
+def uncounted_nbytes(graph: TrainingGraph, call_nbytes: int) -> int:
+    """What is not counted of it in a small network."""
+    return FIRST_NBYTES + call_nbytes * len(graph.ops) - first_nbytes(graph, call_nbytes)
 
 
 def _of_operators(nodes: Iterable[Node]) -> int:

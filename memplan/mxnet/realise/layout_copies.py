@@ -23,17 +23,25 @@ SUM = "elemwise_add"
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs."""
+    """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs.
+
+    ``are_own`` tells of each op whether it reads an array in a layout of oneDNN's.
+    """
 
     kept_nbytes: tuple[int, ...]
     temporary_nbytes: tuple[int, ...]
+    are_own: tuple[bool, ...] = ()
 
 
 def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
     layouts = _Layouts(graph, nodes)
-    pairs = [layouts.run(op) for op in range(len(nodes))]
-    return Copies(tuple(nbytes for nbytes, _ in pairs), tuple(nbytes for _, nbytes in pairs))
+    pairs, are_own = [], []
+    for index, op in enumerate(graph.ops):
+        are_own.append(not layouts.own.isdisjoint(op.inputs))
+        pairs.append(layouts.run(index))
+    kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
+    return Copies(kept, temporary, tuple(are_own))
 
 
 def own_inputs(graph: TrainingGraph, nodes: Sequence[Node]) -> list[frozenset[int]]:

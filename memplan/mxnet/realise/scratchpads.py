@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,9 @@ from memplan.mxnet.realise.processor import cache_nbytes
 from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
 from memplan.step.graph import TrainingGraph
 
-# The gradients of a convolution are prepared anew for every combination of layouts that they meet:
-# no more than this many were seen on the networks of benchmarks/process_networks.py.
+# A convolution is prepared anew for every combination of layouts that it meets: no more than this
+# many were seen on the networks of benchmarks/process_networks.py. In packed steps those of them
+# that read arrays in the usual layout only, which is one, were prepared once (DNNL_VERBOSE=2).
 LAYOUTS = 3
 
 # Columns that would take more than this many times what a convolution reads and writes, or more
@@ -26,27 +26,42 @@ MOST_COLUMNS, MOST_COLUMNS_NBYTES = 15, 1 << 30
 OF_DATA, OF_WEIGHT = 10, 20
 
 
-def scratchpads(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
+def scratchpads(
+    graph: TrainingGraph, nodes: Sequence[Node], are_own: Sequence[bool] | None = None
+) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
     Products of matrices take the columns of a picture for each thread
     (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
     and 8 threads. A gradient of the data that nobody reads is not computed. The ops of ``graph``
-    are ``nodes``.
+    are ``nodes``; ``are_own`` tells which of them read an array in a layout of oneDNN's, where that
+    is known. Executors were seen to hold more than that tells.
     """
-    kinds: Counter[Any] = Counter()
+    kinds: dict[Any, list[bool]] = {}
     node_of: dict[Any, Node] = {}
     heads = set(graph.heads)
-    for op, node in zip(graph.ops, nodes, strict=True):
+    if are_own is None:
+        are_own = [True] * len(nodes)
+    for op, node, is_own in zip(graph.ops, nodes, are_own, strict=True):
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
             is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
-            kinds[kind] += 1
+            kinds.setdefault(kind, []).append(is_own)
             node_of[kind] = node
     return sum(
-        min(n, LAYOUTS) * _scratchpad(node_of[kind], is_read=kind[-1]) for kind, n in kinds.items()
+        _layouts(calls) * _scratchpad(node_of[kind], is_read=kind[-1])
+        for kind, calls in kinds.items()
     )
+
+
+def _layouts(are_own: Sequence[bool]) -> int:
+    """For how many layouts calls of one kind are prepared, all of them or those that are own.
+
+    The usual layout is one, oneDNN's may be several.
+    """
+    usual = not all(are_own)
+    return min(sum(are_own) + usual, LAYOUTS)
 
 
 def _scratchpad(node: Node, *, is_read: bool) -> int:

@@ -10,7 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
-from memplan.mxnet.realise.code_in_memory import CALL_NBYTES, PACKED_CALL_NBYTES, code_nbytes
+from memplan.mxnet.realise.code_in_memory import (
+    CALL_NBYTES,
+    EXPLICIT_CALL_NBYTES,
+    PACKED_CALL_NBYTES,
+    code_nbytes,
+    uncounted_nbytes,
+)
 from memplan.mxnet.realise.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
@@ -69,8 +75,9 @@ def executor_nbytes(
     if leaves_holes:
         nbytes += min(nbytes, MOST_KEPT) // 2
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
-    nbytes += code_nbytes(graph, nodes, CALL_NBYTES)
-    return sum(kept) + nbytes + _kept_nbytes(graph, nodes), kept
+    nbytes += code_nbytes(graph, nodes, CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES)
+    kept_behind = scratchpads(graph, nodes) + _kept_nbytes(nodes)
+    return sum(kept) + nbytes + kept_behind, kept
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
@@ -79,19 +86,22 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     One temporary space, in which operators of oneDNN have their copies, half as large again, and
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
     src/common/exec_utils.h). Where these are more, they count twice, as those of the operator
-    before may not be freed yet, and half again, as what is freed may not fit the next, and half of
-    the space. What a norm takes comes on top. Where an op of which nobody knows what it takes is
-    larger, what it reads and writes, and three quarters of it. Set on 34 networks, those of
-    benchmarks/process_networks.py and of Gluon's and GluonCV's zoos, by ``chen_sqrt`` at AVX2, and
-    on those of the benchmark at AVX-512.
+    before may not be freed yet, beside the space. What a norm takes comes on top. Where an op of
+    which nobody knows what it takes is larger, what it reads and writes, and three quarters of it.
+    Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
+    by ``chen_sqrt`` at AVX2, and on those of the benchmark at AVX-512. Half the copies of an
+    operator were counted on top before MXNet's code was: they still are in small networks, up to
+    what is not counted of the code there.
     """
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     kept = max(all_copies.kept_nbytes, default=0)
-    for_copies = max(space + space // 2 + kept, space // 2 + 2 * kept + kept // 2)
+    half_again = min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
+    for_copies = max(space + space // 2 + kept, space + 2 * kept + half_again)
     for_copies += max(map(space_nbytes, nodes), default=0)
-    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(graph, nodes)
+    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
     nbytes += _of_dense_layers(nodes, BUFFERS)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
@@ -134,9 +144,9 @@ def _read_and_written(node: Node) -> int:
     return total_nbytes((*of_tensors, *writes))
 
 
-def _kept_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
-    """What is kept behind operators: scratchpads, states of recurrent layers, parts of matrices."""
-    return scratchpads(graph, nodes) + _recurrent_nbytes(nodes) + _for_matrices(nodes)
+def _kept_nbytes(nodes: Sequence[Node]) -> int:
+    """What is kept behind operators: states of recurrent layers, parts of matrices."""
+    return _recurrent_nbytes(nodes) + _for_matrices(nodes)
 
 
 def _for_matrices(nodes: Iterable[Node]) -> int:

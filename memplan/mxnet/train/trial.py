@@ -41,10 +41,6 @@ Arrays = dict[str, NDArray]
 # MXNet chooses kernels in the first steps, and makes workspaces; then it holds what it holds.
 FIRST_STEPS = 3
 
-# By so much a process grows that trains the smallest network of convolutions: code of MXNet and of
-# oneDNN, as it is first used.
-CODE_NBYTES = 13 << 20
-
 _NOT_IN_MODULE = (
     "it knows no Custom op {!r}; define the op in a module that can be imported, and not in the "
     "script itself, which a new process cannot import without running it"
