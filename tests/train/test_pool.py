@@ -216,7 +216,9 @@ def test_module_stays_within_its_budget(realisation: str, limited: bool) -> None
     stock = module_steps(mx.mod.Module, sizes, lambda _: None)
     for step, (one, other) in enumerate(zip(stock, ours, strict=True)):
         assert [n for n in one if not np.array_equal(one[n], other[n])] == [], step
-    assert max(map(len, held)) == (1 if limited else len(SIZES))
+    # Explicit steps of two small sizes fit together.
+    at_most = 2 if realisation == "explicit" else 1
+    assert max(map(len, held)) == (at_most if limited else len(SIZES))
 
 
 def block() -> Any:
@@ -275,6 +277,6 @@ def test_train_step_stays_within_its_budget(realisation: str, limited: bool) -> 
         assert all(map(np.array_equal, one, other))
     if limited:
         # The plan of the second size takes more than that of the first: all fit in its array.
-        assert bound == ([1, 1, 2, 1, 1] if realisation == "explicit" else [1, 1, 2, 3, 3])
+        assert bound == ([1, 1, 2, 1, 2] if realisation == "explicit" else [1, 1, 2, 3, 3])
     else:
         assert bound == [1, 2, 3, 3, 3]
