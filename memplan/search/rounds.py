@@ -346,7 +346,7 @@ class Rounds:
         load(self.model, self.state, sequence, len(sequence), budget_nbytes)
         ruining = self.ruining
         copy_state(self.state, ruining.now)
-        enough = self.enough_seconds if best is self.found else 0.0
+        enough = 0.0 if self.match_ranges else self.enough_seconds
         speed = self.speeds.setdefault(RECREATING, Speed())
         pace, made = Pace(stop, work), 0
         while (left := pace.left(made)) > 0:

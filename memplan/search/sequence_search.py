@@ -13,17 +13,16 @@ from collections.abc import Sequence
 
 from memplan.search.aiming import Excess
 from memplan.search.chain import compile_chain
+from memplan.search.elites import IMPROVED, Elites
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
 from memplan.search.round_kinds import (
-    ANNEALING_ROUNDS,
     FIRST_RECREATED,
     FIRST_TO_MEND,
     MOST_RECREATED,
     MOST_RECREATED_FIRST,
-    ROUNDS,
     SHORT_HOT,
     Round,
     rounds_to_make,
@@ -61,8 +60,8 @@ FAR_COST = 2.0
 # at most this share of them, twice the share, and so on.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
-# A search without a number of rounds ends after so many that found nothing cheaper: four of each.
-PATIENCE = 4 * len(ROUNDS)
+# A search without a number of rounds ends after so many that found nothing cheaper.
+PATIENCE = 16
 
 
 def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
@@ -79,20 +78,29 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
     # First something that fits; only then time goes into whether the best does.
     aim = _settled(search, budget_nbytes, budget_nbytes, roughly=not is_begun)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
-    kinds = ROUNDS if _is_recreated(search) else ANNEALING_ROUNDS
-    for kind in rounds_to_make(rounds, kinds):
+    elites = Elites(search) if _is_recreated(search) else None
+    for number, kind in enumerate(rounds_to_make(rounds)):
         if search.is_enough() or search.stop.is_over():
             break
-        match_range = search.nbytes(search.start_of(kind, search.found))[1]
-        if kind.from_best and search.found.figures[BEST_LENGTH]:
-            # It fits: what is near it may have as many live bytes.
-            aim = max(aim, int(min(budget_nbytes, search.found.figures[BEST_NBYTES])))
-        search.round(kind, aim, match_range=match_range)
+        if number and elites is not None:
+            elites.turn(number - 1, aim)
+        else:
+            aim = _round(search, kind, aim, budget_nbytes)
         aim = _settled(search, aim, budget_nbytes)
         cheaper = search.found.figures[BEST_SECONDS] < seconds
         stalled, seconds = 0 if cheaper else stalled + 1, search.found.figures[BEST_SECONDS]
         if rounds is None and stalled == PATIENCE and math.isfinite(search.stop.work_left):
             break
+
+
+def _round(search: Rounds, kind: Round, aim: int, budget_nbytes: int) -> int:
+    """Make a round; the bytes that it aimed at."""
+    match_range = search.nbytes(search.start_of(kind, search.found))[1]
+    if kind.from_best and search.found.figures[BEST_LENGTH]:
+        # It fits: what is near it may have as many live bytes.
+        aim = max(aim, int(min(budget_nbytes, search.found.figures[BEST_NBYTES])))
+    search.round(kind, aim, match_range=match_range)
+    return aim
 
 
 def _is_recreated(search: Rounds) -> bool:
@@ -242,7 +250,7 @@ def compile_search() -> None:
     rules = Rules(recompute_backward=False, reorder=True, match_ranges=(1,))
     rounds = Rounds(graph, rules, seed=0, stop=Stop.after(1e6))
     rounds.round(LIVE_ROUND, 0)  # first, as it takes longest: compile_others is done by then
-    rounds.round(ROUNDS[0], 0)
+    rounds.round(IMPROVED, 0)
     cheapest(rounds, 0, 1)
     compile_online()
 
