@@ -142,6 +142,8 @@ class Elites:
         finally:
             sequence = best_sequence(best)
             if len(sequence):
+                # Free of the errors of adding up, as the search counts it.
+                best.figures[BEST_SECONDS] = self.search.seconds(sequence)
                 self.search.offer(sequence, budget_nbytes)
 
 

@@ -1,8 +1,9 @@
 """Near-optimal schedules of any graph: annealing, ruin and recreate over sequences of executions.
 
-Rounds start from the best sequence so far (:mod:`memplan.search.rounds`), until as
-many are made as were asked for, or so much work is done. A search for MXNet's blocks first finds
-plans by their live bytes, which is far faster, then replays the allocator.
+Rounds start from the best sequence so far (:mod:`memplan.search.rounds`), or from one of several
+good ones (:mod:`memplan.search.elites`), until as many are made as were asked for, or so much work
+is done. A search for MXNet's blocks first finds plans by their live bytes, which is far faster,
+then replays the allocator.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FAR_COST = 2.0
 # at most this share of them, twice the share, and so on.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
-# A search without a number of rounds ends after so many that found nothing cheaper.
+# A search without a number of rounds ends after so many, or turns, that found nothing cheaper.
 PATIENCE = 16
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search import elites
 from memplan.search.elites import MOST, Elite, Elites
-from memplan.search.kernels.annealing import Best
+from memplan.search.kernels.annealing import BEST_SECONDS, Best
 from memplan.search.rounds import Rounds, Rules, best_sequence
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -86,6 +87,18 @@ def test_what_the_search_did_not_take_is_not_gone_on_from() -> None:
     kept.add(found_in(search, seconds + 1.0))
     kept.take_found()
     assert [elite.seconds for elite in kept.members] == [seconds, seconds + 1.0]
+
+
+def test_elites_are_as_dear_as_the_search_counts_them() -> None:
+    """Summed in another order the cheapest would seem not to fit, and be entered anew."""
+    graph = unit_chain(16)
+    ops = tuple(dataclasses.replace(op, seconds=0.1 + 0.01 * k) for k, op in enumerate(graph.ops))
+    search = searching(dataclasses.replace(graph, ops=ops))
+    kept = Elites(search)
+    for number in range(8):
+        kept.turn(number, BUDGET)
+        assert kept.members[0].seconds == search.found.figures[BEST_SECONDS]
+    assert sum(elite.nstalled for elite in kept.members) >= 3
 
 
 def test_an_interrupted_turn_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
