@@ -107,8 +107,7 @@ def test_what_a_process_holds_is_seen() -> None:
         grown.append(run_apart(schedule, traced, ctx=mx.cpu(0)).grown_nbytes)
         promised.append(traced.form.memory(traced).nbytes(schedule))
     assert promised[1] - promised[0] >= 4 * 4 << 22
-    # Five of the six tensors: nobody reads the gradient of the label, and MXNet writes none.
-    assert 0.8 < (grown[1] - grown[0]) / (promised[1] - promised[0]) < 0.9
+    assert 0.95 < (grown[1] - grown[0]) / (promised[1] - promised[0]) < 1.05
 
 
 def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
