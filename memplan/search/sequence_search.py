@@ -64,8 +64,8 @@ FAR_COST = 2.0
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
 # After so many rounds several good sequences get a turn. With turns alone high_resolution of
-# benchmarks/gaps.py got plans cheaper by 1.4 points at 30% of its step, but packed memory is looked
-# at after long turns only, and the zoo's ResNet-50 got dearer ones by 0.3.
+# benchmarks/gaps.py got plans cheaper by 1.4 points at 30% of its step, but the zoo's ResNet-50 got
+# plans that cost 0.3 points more: what a turn finds is packed at its end only, and may not fit.
 BETWEEN_TURNS = 2
 # A search without a number of rounds ends after so many that found nothing cheaper: four of each.
 PATIENCE = 4 * len(ROUNDS)

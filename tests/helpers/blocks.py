@@ -26,6 +26,18 @@ def conv_net() -> nn.HybridSequential:
     return net
 
 
+def chain_net(picture: mx.nd.NDArray) -> nn.HybridSequential:
+    """Convolutions one after the other, initialised for ``picture`` from a seed."""
+    mx.random.seed(7)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(9):
+            net.add(nn.Conv2D(4, 3, padding=1, activation="tanh"))
+    net.initialize(mx.init.Xavier())
+    net(picture)
+    return net
+
+
 def dropout_net() -> nn.HybridSequential:
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():

@@ -9,8 +9,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
+from helpers.blocks import chain_net
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
@@ -23,13 +23,7 @@ def pictures(step: int) -> Any:
 
 
 def network(before: str) -> Any:
-    mx.random.seed(7)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for _ in range(9):
-            net.add(nn.Conv2D(4, 3, padding=1, activation="tanh"))
-    net.initialize(mx.init.Xavier())
-    net(pictures(0))
+    net = chain_net(pictures(0))
     net.collect_params().setattr("grad_req", before)
     return net
 

@@ -10,8 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import nn
 
+from helpers.blocks import chain_net
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
@@ -23,13 +23,7 @@ def pictures() -> Any:
 
 
 def network() -> Any:
-    mx.random.seed(7)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for _ in range(9):
-            net.add(nn.Conv2D(4, 3, padding=1, activation="tanh"))
-    net.initialize(mx.init.Xavier())
-    net(pictures())
+    net = chain_net(pictures())
     net.hybridize()
     return net
 
