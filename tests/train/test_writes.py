@@ -48,7 +48,47 @@ def multiply(net: Any, folder: Path) -> None:
         array *= 2
 
 
-WRITES = [set_data, load, assign, multiply]
+def update(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        mx.nd.sgd_update(parameter.data(), parameter.data(), lr=0.1, out=parameter.data())
+
+
+def update_together(net: Any, folder: Path) -> None:
+    arrays = [parameter.data() for parameter in net.collect_params().values()]
+    pairs = [array for array in arrays for _ in range(2)]
+    rates = {"lrs": [0.1] * len(arrays), "wds": [0] * len(arrays)}
+    mx.nd.multi_sgd_update(*pairs, num_weights=len(arrays), out=arrays, **rates)
+
+
+def update_by_an_optimizer(net: Any, folder: Path) -> None:
+    optimizer = mx.optimizer.create("adam")
+    for index, parameter in enumerate(net.collect_params().values()):
+        array = parameter.data()
+        optimizer.update(index, array, array.copy(), optimizer.create_state(index, array))
+
+
+def draw(net: Any, folder: Path) -> None:
+    mx.random.seed(3)
+    for parameter in net.collect_params().values():
+        mx.nd.random.normal(out=parameter.data())
+
+
+def copy(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        (parameter.data() * 3).copyto(parameter.data())
+
+
+WRITES = [
+    set_data,
+    load,
+    assign,
+    multiply,
+    copy,
+    update,
+    update_together,
+    update_by_an_optimizer,
+    draw,
+]
 
 
 def gradients_of(write: Write, folder: Path, strategy: str | None) -> list[np.ndarray[Any, Any]]:
