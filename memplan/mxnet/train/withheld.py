@@ -3,7 +3,8 @@
 A step that begins writes over the gradients of the step before. They are there again when it is
 finished, which it never is where ``backward`` does not reach it. MXNet keeps the old ones then, and
 whatever goes over all gradients, such as ``clip_global_norm``, reads them. A copy of
-the block that is made meanwhile has NaN for them, or zeros if none was ever computed.
+the block that is made meanwhile has NaN for them, or zeros if none was ever computed, as has the
+block itself if it is cast meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def withhold(array: NDArray, kind: type | None, parameter: Parameter) -> type:
 
     ``kind`` is the class that this has returned for that gradient before.
     """
-    _let_zero_grad_write()
+    _let_parameters_write()
     if kind is None or kind.__base__ is not type(array):
         kind = _kind(type(array), parameter)
     array.__class__ = kind
@@ -79,14 +80,17 @@ def _kind(base: type, parameter: Parameter) -> type:
         shown(array)[key] = value
 
     def get_state(array: NDArray) -> Any:
-        # For a copy of the block, or a pickle. A copy of what lies in memory would look like one.
-        value = math.nan if parameter in _COMPUTED else 0
-        stand_in = mx.nd.full(array.shape, value, array.context, array.dtype)
-        return stand_in.tostype(array.stype).__getstate__()
+        return _stand_in(array, parameter).__getstate__()
 
     own = {"__slots__": (), "_withheld": base, "__module__": __name__}
     own |= {"handle": property(handle), "__setitem__": set_item, "__getstate__": get_state}
     return type(base)(base.__name__, (base,), own)
+
+
+def _stand_in(array: NDArray, parameter: Parameter) -> NDArray:
+    """For a copy of the block, say. A copy of what lies in memory would look like a gradient."""
+    value = math.nan if parameter in _COMPUTED else 0
+    return mx.nd.full(array.shape, value, array.context, array.dtype).tostype(array.stype)
 
 
 def _message(parameter: Parameter) -> str:
@@ -100,10 +104,11 @@ def _message(parameter: Parameter) -> str:
 
 
 @functools.cache
-def _let_zero_grad_write() -> None:
-    """Let MXNet's zero_grad() write zeros into gradients that are withheld."""
+def _let_parameters_write() -> None:
+    """Let MXNet's zero_grad() write zeros into gradients that are withheld, cast() replace them."""
     for kind in (mx.gluon.Parameter, mx.gluon.ParameterDict):
         kind.zero_grad = _with_shown(kind.zero_grad)
+    mx.gluon.Parameter.cast = _with_stand_ins(mx.gluon.Parameter.cast)
 
 
 def _with_shown(zero_grad: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -113,5 +118,17 @@ def _with_shown(zero_grad: Callable[[Any], None]) -> Callable[[Any], None]:
             for array in p._grad or []:
                 shown(array)
         zero_grad(owner)
+
+    return wrapped
+
+
+def _with_stand_ins(cast: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(cast)
+    def wrapped(parameter: Parameter, dtype: Any) -> None:
+        parameter._grad = parameter._grad and [
+            _stand_in(array, parameter) if hasattr(type(array), "_withheld") else array
+            for array in parameter._grad
+        ]
+        cast(parameter, dtype)
 
     return wrapped
