@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -176,10 +177,12 @@ def features_too(net: Any, features: Any) -> list[Any]:
     return [loss]
 
 
+@pytest.mark.parametrize("request_", ["write", "add"])
 @pytest.mark.parametrize("static", [False, True])
-def test_a_layer_with_statistics_called_past_the_block(static: bool) -> None:
+def test_a_layer_with_statistics_called_past_the_block(static: bool, request_: str) -> None:
     """MXNet updates them in the order of the graph; nothing is changed where that is refused."""
     net, features = network()
+    net.collect_params().setattr("grad_req", request_)
     features.hybridize(static_alloc=static, static_shape=static, inline_limit=2 * (not static))
     planned(net, strategy="chen_sqrt")
     before = values(net)
@@ -198,6 +201,43 @@ def test_a_layer_without_statistics_called_past_the_block() -> None:
         return [loss]
 
     check_equal(loop, "packed")
+
+
+def warned_of_sums(penalty: Callable[[Any], Any], request: str) -> bool:
+    """Does a planned step with a ``penalty`` on a weight warn? Without, its gradients are equal."""
+    found = []
+    for plan in (False, True):
+        mx.random.seed(5)
+        net, _ = network()
+        net.collect_params().setattr("grad_req", request)
+        net.hybridize()
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                with autograd.record():
+                    loss = SOFTMAX(net(batch()), mx.nd.zeros(5)) + penalty(net[0].weight.data())
+                loss.backward()
+        found.append(arrays(net))
+    is_warned = any("added up before that of the block" in str(w.message) for w in caught)
+    assert is_warned or all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    return is_warned
+
+
+PENALTIES: dict[str, Callable[[Any], Any]] = {
+    "reads once": lambda w: (w**2).sum(),
+    "reads twice": lambda w: (w * w).sum(),
+    "reads four times": lambda w: (w * w).sum() + w.abs().sum() + w.sin().sum(),
+    "reads six times": lambda w: (w * w).sum() + (w.sin() * w.abs()).sum() + (w.exp() * w).sum(),
+}
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_sums_of_gradients_that_mxnet_adds_in_another_order_are_warned_of(penalty: str) -> None:
+    rounds = penalty in ("reads twice", "reads four times")
+    assert warned_of_sums(PENALTIES[penalty], "write") == rounds
+    assert warned_of_sums(PENALTIES[penalty], "add")
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2])

@@ -77,6 +77,7 @@ class FirstHalf:
         self._check_parameters()
         if not bound.gradients.reads(read):
             return
+        bound.gradients.warn_of_sums(read)
         for parameter in bound.statistics():
             if is_read(parameter.data(bound.executor.ctx), read):
                 raise UsageError(

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections import deque
+import functools
+import json
+import warnings
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +27,9 @@ from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, wi
 
 NDArray = Any
 Parameter = Any
+
+# MXNet adds up gradients of one array from left to right where they are more than this many.
+NOT_IN_ORDER = 4
 
 # Of so many sequences of numbers by which autograd knew the parameters, three for every step, it is
 # known that no loss must read them.
@@ -106,6 +112,12 @@ class Gradients:
         self._lent: Sequence[int] = []
         self._earlier: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
         self._is_lent = False
+        self._is_warned = False
+
+    @functools.cached_property
+    def _numbers_added(self) -> list[int]:
+        """By which autograd knows the parameters to whose gradients it adds: nobody marks these."""
+        return [number_of(h.data) for h in self._added]
 
     def are_current(self) -> bool:
         """Are those to which steps add still the parameters' own?"""
@@ -209,7 +221,30 @@ class Gradients:
 
     def reads(self, read: ReadByLoss) -> bool:
         """Does a loss read the parameters as they are marked now?"""
-        return any(number in self._numbers for number in read.variables)
+        every = (self._numbers, self._numbers_added)
+        return any(number in numbers for number in read.variables for numbers in every)
+
+    def warn_of_sums(self, read: ReadByLoss) -> None:
+        """Warn, once, where MXNet adds up the gradients of a parameter in another order.
+
+        Autograd has added up those that ``read`` has past the block before the step adds its own.
+        """
+        if self._is_warned:
+            return
+        self._is_warned = True
+        times = read.times()
+        added = zip(self._numbers_added, self._added, strict=True)
+        written = zip(self._numbers, self._written, strict=True)
+        names = [held.parameter.name for number, held in added if times[number]]
+        names += [h.parameter.name for number, h in written if 1 < times[number] <= NOT_IN_ORDER]
+        if names:
+            warnings.warn(
+                f"the loss reads {', '.join(names[:3])}{' and others' if names[3:] else ''} past "
+                f"a planned block, too, and gradients of a parameter that come from there are "
+                f"added up before that of the block is, where MXNet adds all of them together: "
+                f"the last bits may differ. Move what reads it into the block to have them equal",
+                stacklevel=2,
+            )
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads parameters as they were before the step began."""
@@ -277,9 +312,20 @@ class ReadByLoss:
     """What the graph of a loss begins with, by autograd's names: numbers of what is marked."""
 
     def __init__(self, heads: Iterable[NDArray]) -> None:
-        names = [name for head in heads for name in _inputs(head)]
+        self._heads = list(heads)
+        names = [name for head in self._heads for name in _inputs(head)]
         self.names = frozenset(names)
         self.variables = [int(name[3:]) for name in self.names if name.startswith("var")]
+
+    def times(self) -> Counter[int]:
+        """How often operators of the loss read each of the variables."""
+        try:
+            symbol = mx.sym.Group(list(map(autograd.get_symbol, self._heads)))
+            nodes = json.loads(symbol.tojson())["nodes"]
+        except (mx.MXNetError, AssertionError):  # MXNet cannot write every operator
+            return Counter()
+        names = [nodes[entry[0]]["name"] for node in nodes for entry in node["inputs"]]
+        return Counter(int(name[3:]) for name in names if name in self.names and name[:3] == "var")
 
 
 def _inputs(head: NDArray) -> list[str]:
