@@ -11,6 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 
 from helpers.blocks import chain_net
+from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
 Change = Callable[[Any], None]
@@ -127,3 +128,32 @@ def test_a_cast_leaves_no_gradient_of_that_step(how: str) -> None:
     assert expected.keys() == found.keys()
     assert not [n for n in expected if not np.array_equal(expected[n], found[n])]
     assert found["net_conv0_weight after 2"].dtype == np.float64
+
+
+@pytest.mark.parametrize("before", ["write", "add"])
+def test_a_gradient_attached_after_the_call_is_refused(before: str) -> None:
+    net = planned(network(before), strategy="chen_sqrt", realisation="packed")
+    with autograd.record():
+        loss = net(pictures(0)).sum()
+    net[3].weight.data().attach_grad()
+    with pytest.raises(UsageError, match=f"attach_grad of parameter '{net[3].weight.name}'"):
+        loss.backward()
+
+
+def test_gradients_that_a_script_attaches_before_the_call_are_written() -> None:
+    def trained(is_planned: bool) -> list[Any]:
+        net = network("write")
+        if is_planned:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        arrays = [p.data() for p in net.collect_params().values() if p.grad_req != "null"]
+        for n in range(3):
+            for array in arrays:
+                array.attach_grad()
+            with autograd.record():
+                loss = (net(pictures(n)) ** 2).sum()
+            loss.backward()
+            for array in arrays:
+                array[:] = array - 0.01 * array.grad
+        return [array.asnumpy() for array in arrays]
+
+    assert all(map(np.array_equal, trained(False), trained(True)))

@@ -75,6 +75,7 @@ class FirstHalf:
         if not self.is_read(read):
             return
         self._check_parameters()
+        bound.gradients.check_marks()
         if not bound.gradients.reads(read):
             return
         bound.gradients.warn_of_sums(read)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import warnings
 from collections import Counter, deque
@@ -109,15 +108,11 @@ class Gradients:
         self._added = [h for h in held if h.request == "add"]
         # By which autograd knows the parameters: now, in the step that ran last, and before.
         self._numbers: Sequence[int] = []
+        self._numbers_added: Sequence[int] = []
         self._lent: Sequence[int] = []
         self._earlier: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
         self._is_lent = False
         self._is_warned = False
-
-    @functools.cached_property
-    def _numbers_added(self) -> list[int]:
-        """By which autograd knows the parameters to whose gradients it adds: nobody marks these."""
-        return [number_of(h.data) for h in self._added]
 
     def are_current(self) -> bool:
         """Are those to which steps add still the parameters' own?"""
@@ -134,8 +129,20 @@ class Gradients:
         self._is_lent = True  # Ctrl-C may come within what follows
         self._mark([without_memory(h.array) for h in self._written])
         self._lent = self._numbers
+        self._numbers_added = [number_of(h.data) for h in self._added]
         for held in (*self._written, *self._added):
             held.lent = held.parameter._grad
+
+    def check_marks(self) -> None:
+        """UsageError where a script has attached other arrays for gradients since :meth:`lend`."""
+        ours = [pair for pair in zip(self._lent, self._written, strict=True) if pair[1].is_ours()]
+        for number, held in (*ours, *zip(self._numbers_added, self._added, strict=True)):
+            if held.is_kept() and number_of(held.data) != number:
+                raise UsageError(
+                    f"attach_grad of parameter {held.parameter.name!r} was called between the call "
+                    f"of a planned block and backward, which would write no gradient there; call "
+                    f"it before the block, or leave it out: p.grad() is the gradient"
+                )
 
     def let_go(self) -> bool:
         """Leave gradients to parameters that got other arrays since :meth:`lend`; are there such?
