@@ -100,6 +100,44 @@ def test_attributes_are_read_when_mxnet_reads_them(way: str, hybridized: bool) -
     assert len(set(map(id, plans))) == (1 if hybridized else 5)
 
 
+def another_layer(layers: dict[str, Any]) -> None:
+    layers["2"] = nn.Dense(12, in_units=12, prefix="another_")
+    layers["2"].initialize(mx.init.Xavier(), ctx=CPU)
+
+
+def one_layer_less(layers: dict[str, Any]) -> None:
+    layers.popitem()
+
+
+def another_order(layers: dict[str, Any]) -> None:
+    layers["1"], layers["2"] = layers["2"], layers["1"]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("edit", [another_layer, one_layer_less, another_order])
+def test_layers_that_a_script_replaces_past_mxnet(edit: Any, hybridized: bool) -> None:
+    def left(is_planned: bool) -> list[Any]:
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(*(nn.Dense(12, activation="tanh", in_units=12) for _ in range(4)))
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        if hybridized:
+            net.hybridize()
+        net = planned(net, **OPTIONS) if is_planned else net
+        found = []
+        for step in range(3):
+            if step == 1:
+                edit(net._children)
+            with autograd.record():
+                loss = (net(mx.nd.ones((3, 12), ctx=CPU)) ** 2).sum()
+            loss.backward()
+            found.append({"loss": loss.asnumpy(), **gradients(net)})
+        return found
+
+    assert not differences(left(False), left(True))
+
+
 @pytest.mark.parametrize("hybridized", ["net", "body", "net, planned before"])
 @pytest.mark.parametrize("way", ["planned", "TrainStep"])
 def test_batches_of_all_shapes_are_of_one_graph(way: str, hybridized: str) -> None:

@@ -48,7 +48,7 @@ class BlockChanges:
         """Take what they compute now for what is known."""
         self._graphs = _cached_graphs(self._blocks)
         run = list(self._run(self._blocks))
-        self._read = [(attributes, len(attributes), v) for attributes, v in map(_values_of, run)]
+        self._read = [(a, len(a), _layers(a), values) for a, values in map(_values_of, run)]
         functions = [*self._losses, *_hybrid_forwards(run), *_own_functions(run)]
         self._found = [(function, settings(read_by(function))) for function in functions]
 
@@ -90,8 +90,10 @@ class BlockChanges:
             for block, arguments in self._graphs
             if block._cached_op_args is not arguments
         ]
-        for attributes, count, values in self._read:
-            if len(attributes) != count or not are_set(attributes, values):
+        for attributes, count, layers, values in self._read:
+            if _layers(attributes) != layers:
+                names.append(f"the layers of {attributes['_name']!r}")
+            elif len(attributes) != count or not are_set(attributes, values):
                 which = [n for n in values if not are_set(attributes, {n: values[n]})]
                 names.append(f"{', '.join(which) or 'attributes'} of {attributes['_name']!r}")
         for function, values in self._found:
@@ -202,6 +204,11 @@ def _is_scripts(block: Any) -> bool:
 def _functions(block: Any) -> dict[str, types.FunctionType]:
     attributes = vars(block).items()
     return {name: fn for name, fn in attributes if isinstance(fn, types.FunctionType)}
+
+
+def _layers(attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a block with these: scripts replace them in the dict, too, of which MXNet is not told."""
+    return tuple(attributes["_children"].values())
 
 
 def _values_of(block: Any) -> Values:
