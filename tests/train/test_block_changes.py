@@ -138,6 +138,45 @@ def test_layers_that_a_script_replaces_past_mxnet(edit: Any, hybridized: bool) -
     assert not differences(left(False), left(True))
 
 
+def a_layer_more(body: Any) -> None:
+    body.add(nn.Activation("relu"))
+
+
+def a_layer_less(body: Any) -> None:
+    body._children.popitem()
+
+
+def another_activation(body: Any) -> None:
+    body[0].act = nn.Activation("relu")
+
+
+@pytest.mark.parametrize("edit", [a_layer_more, a_layer_less, another_activation])
+@pytest.mark.parametrize("hybridized", ["net", "body"])
+def test_layers_within_a_graph_are_those_of_its_first_run(hybridized: str, edit: Any) -> None:
+    """MXNet keeps the graph, for batches of all shapes; that of the body it makes anew for add."""
+
+    def left(is_planned: bool) -> list[Any]:
+        mx.random.seed(3)
+        body, net = nn.HybridSequential(prefix="body_"), nn.HybridSequential(prefix="net_")
+        body.add(*(nn.Dense(12, activation="tanh", in_units=12, prefix=f"{i}_") for i in range(3)))
+        net.add(body, nn.Dense(10, in_units=12, prefix="scores_"))
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        layers, (x, y) = [*net.collect_params().values()], vectors()
+        (net if hybridized == "net" else body).hybridize()
+        net = planned(net, **OPTIONS) if is_planned else net
+        found = []
+        for step, size in enumerate((64, 64, 3, 64)):
+            if step == 1:
+                edit(body)
+            with autograd.record():
+                loss = SOFTMAX(net(x[:size]), y[:size])
+            loss.backward()
+            found.append({"loss": loss.asnumpy(), **{p.name: p.grad().asnumpy() for p in layers}})
+        return found
+
+    assert not differences(left(False), left(True))
+
+
 @pytest.mark.parametrize("hybridized", ["net", "body", "net, planned before"])
 @pytest.mark.parametrize("way", ["planned", "TrainStep"])
 def test_batches_of_all_shapes_are_of_one_graph(way: str, hybridized: str) -> None:

@@ -46,7 +46,7 @@ class BlockChanges:
 
     def look(self) -> None:
         """Take what they compute now for what is known."""
-        self._graphs = _cached_graphs(self._blocks)
+        self._graphs = list(self._clearable(self._blocks))
         run = list(self._run(self._blocks))
         self._read = [(a, len(a), _layers(a), values) for a, values in map(_values_of, run)]
         functions = [*self._losses, *_hybrid_forwards(run), *_own_functions(run)]
@@ -110,7 +110,7 @@ class BlockChanges:
         self._graphs_of = {
             block: self._graphs_of[block]
             if self._has_run(block)
-            else (block._cached_op_args, [*map(_values_of, _with_children([block]))])
+            else (block._cached_op_args, [*map(_all_of, _with_children([block]))])
             for block in blocks
         }
         self.look()
@@ -123,7 +123,7 @@ class BlockChanges:
 
     @contextlib.contextmanager
     def as_in_graphs(self) -> Iterator[None]:
-        """Within it hybridized blocks that have run have the attributes that they had then."""
+        """Within it hybridized blocks that have run have the attributes and layers of then."""
         others = [
             (attributes, dict(attributes), values)
             for block in hybridized(self._blocks)
@@ -140,8 +140,25 @@ class BlockChanges:
                     del attributes[name]
                 attributes.update({name: before[name] for name in values.keys() & before.keys()})
 
+    def parameters(self) -> list[tuple[str, Any]]:
+        """Those of the blocks, by name, those of layers that are only in graphs by now included."""
+        with self.as_in_graphs():
+            return [pair for block in self._blocks for pair in block.collect_params().items()]
+
     def _has_run(self, block: Any) -> bool:
         return block in self._graphs_of and self._graphs_of[block][0] is block._cached_op_args
+
+    def _clearable(self, blocks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Every block in ``blocks`` whose graph may be forgotten, with what that is called with.
+
+        MXNet makes that list anew when it forgets the graph. Of what is within another graph, which
+        has run, it forgets nothing that is used.
+        """
+        for block in blocks:
+            if isinstance(block, mx.gluon.HybridBlock):
+                yield block, block._cached_op_args
+            if not (is_graph(block) and self._has_run(block)):
+                yield from self._clearable(block._children.values())
 
     def _run(self, blocks: Iterable[Any]) -> Iterator[Any]:
         """Every block in ``blocks`` that is in no graph."""
@@ -150,19 +167,6 @@ class BlockChanges:
             if not (is_hybridized and (block._cached_graph or self._has_run(block))):
                 yield block
                 yield from self._run(block._children.values())
-
-
-def _cached_graphs(blocks: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Every block in ``blocks`` that can be hybridized, with what its cached graph is called with.
-
-    MXNet makes that list anew when it forgets the graph.
-    """
-    result = []
-    for block in blocks:
-        if isinstance(block, mx.gluon.HybridBlock):
-            result.append((block, block._cached_op_args))
-        result += _cached_graphs(block._children.values())
-    return result
 
 
 def is_graph(block: Any) -> bool:
@@ -204,6 +208,13 @@ def _is_scripts(block: Any) -> bool:
 def _functions(block: Any) -> dict[str, types.FunctionType]:
     attributes = vars(block).items()
     return {name: fn for name, fn in attributes if isinstance(fn, types.FunctionType)}
+
+
+def _all_of(block: Any) -> Values:
+    """Its attributes, and of these what its graph is made of: settings and layers."""
+    attributes, values = _values_of(block)
+    layers = {n: layer for n, layer in attributes.items() if isinstance(layer, mx.gluon.Block)}
+    return attributes, {**values, **layers, "_children": attributes["_children"].copy()}
 
 
 def _layers(attributes: dict[str, Any]) -> tuple[Any, ...]:

@@ -315,22 +315,21 @@ class TrainStep:
         return bound
 
     def _parameters(self) -> dict[str, Parameter]:
-        """The parameters of the block and the loss; ArgumentError for what cannot be trained."""
+        """Those of block and loss; ArgumentError for what cannot be trained."""
         parameters: dict[str, Parameter] = {}
-        for block in self._blocks:
-            for name, parameter in block.collect_params().items():
-                if parameters.setdefault(name, parameter) is not parameter:
-                    raise ArgumentError(f"two different parameters are named {name!r}; rename one")
-                if parameter._stype != "default":
-                    raise ArgumentError(
-                        f"parameter {name!r} is sparse, which MXNet's hybridized blocks cannot "
-                        f"train; make it with stype='default' (its gradient may be sparse)"
-                    )
-                if parameter._grad_stype != "default" and parameter.grad_req == "add":
-                    raise ArgumentError(
-                        f"the gradient of {name!r} is sparse, and MXNet cannot add to it: use "
-                        f"grad_req='write', or make its layer without sparse_grad=True"
-                    )
+        for name, parameter in self.changes.parameters():
+            if parameters.setdefault(name, parameter) is not parameter:
+                raise ArgumentError(f"two different parameters are named {name!r}; rename one")
+            if parameter._stype != "default":
+                raise ArgumentError(
+                    f"parameter {name!r} is sparse, which MXNet's hybridized blocks cannot train; "
+                    f"make it with stype='default' (its gradient may be sparse)"
+                )
+            if parameter._grad_stype != "default" and parameter.grad_req == "add":
+                raise ArgumentError(
+                    f"the gradient of {name!r} is sparse, and MXNet cannot add to it: use "
+                    f"grad_req='write', or make its layer without sparse_grad=True"
+                )
         return parameters
 
     def _planned(
