@@ -30,8 +30,13 @@ from mxnet.ndarray.ndarray import (
     dl_managed_tensor_deleter,
 )
 
+from memplan.mxnet.realise.direct_call import (
+    direct_call,
+    may_be_direct,
+    may_be_partial,
+    partial_call,
+)
 from memplan.mxnet.realise.engine import Handles, to_default_layout
-from memplan.mxnet.realise.partial_call import may_be_partial, partial_call
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 
 NDArray = Any
@@ -98,6 +103,9 @@ class Call:
 
     The outputs in ``unread`` are not computed: nothing may be written into their arrays.
 
+    The first time MXNet's C API makes a call, which looks whether all is as the operator wants it;
+    from the second one on, most are made directly, in half the time.
+
     A step may have thousands, so a call is small, and may stand for several of the step that are
     alike. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
     it; None: nothing.
@@ -106,7 +114,19 @@ class Call:
     #: May arrays be freed while it is made?
     frees = False
 
-    __slots__ = ("_arguments", "_function", "_inputs", "_outputs", "_unread", "skips")
+    #: May it become a direct call?
+    settles = True
+
+    __slots__ = (
+        "_arguments",
+        "_function",
+        "_inputs",
+        "_operator",
+        "_outputs",
+        "_unread",
+        "_was_made",
+        "skips",
+    )
 
     def __init__(
         self,
@@ -118,6 +138,9 @@ class Call:
     ) -> None:
         self.skips: int | None = None
         self._inputs, self._outputs, self._unread = inputs, outputs, unread
+        #: What is called, as long as it is not known how to call it directly.
+        self._operator: tuple[str, tuple[tuple[str, str], ...]] | None = None
+        self._was_made = False
         self._function: Callable[..., int | None] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
         if isinstance(op, str) and unread and may_be_partial(op):
@@ -134,6 +157,8 @@ class Call:
                 outputs.place,
                 *parameters,
             )
+            if self.settles and may_be_direct(outputs):
+                self._operator = op, tuple(attrs.items())
 
     @property
     def is_alone(self) -> bool:
@@ -152,8 +177,13 @@ class Call:
         return (*self._outputs.arrays, *(self._inputs.arrays if self.is_alone else ()))
 
     def __call__(self) -> None:
-        if self._function(*self._arguments):
+        if self._operator is not None and self._was_made:
+            direct = direct_call(*self._operator, self._inputs, self._outputs)
+            self._function, self._arguments = direct or (self._function, self._arguments)
+            self._operator = None
+        elif self._function(*self._arguments):
             raise get_last_ffi_error()
+        self._was_made = True
 
 
 def _call(op: Callable[..., Any], inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> int:
@@ -205,6 +235,7 @@ class RecordedCall(Call):
     """
 
     frees = True  # what autograd kept of the step before
+    settles = False  # autograd is in the C API
 
     def __init__(
         self,

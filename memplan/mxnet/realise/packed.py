@@ -6,8 +6,7 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -39,6 +38,7 @@ from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import runnable
+from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
@@ -49,13 +49,13 @@ from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
-from memplan.util.garbage import no_collections
 
 NDArray = Any
 
 # So many calls are handed to the engine at once: it runs them while others are made ready. The
-# first bundles are smaller, so that it does not wait for them.
-BUNDLE = 32
+# first bundles are smaller, so that it does not wait for them, and each is so many times as large
+# as the one before: to hand one over takes as long as to make some calls.
+BUNDLE, GROWTH = 32, 4
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PackedStep:
         if memory is None or memory.nbytes < packing.nbytes:
             memory = PackedMemory(packing.nbytes, ctx)
         self.memory = memory
-        self._mode = Mode()
+        self._mode, self._scope = Mode(), StepScope()
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
@@ -216,9 +216,15 @@ class PackedStep:
                     call.forget()
         self._is_unfinished = True
 
+    def _prepare(self) -> None:
+        """Before calls are made."""
+        self._mode.is_training = self._scope.was_training
+        self.memory.workspace.begin()
+
     def _run(self, begin: int, end: int) -> None:
         """Make the calls from ``begin`` to before ``end``."""
-        with self._calling():
+        with self._scope:
+            self._prepare()
             if self._monitor is not None or not bundles():
                 for step in range(begin, end):
                     self.memory.alone(self._calls[step])
@@ -246,17 +252,9 @@ class PackedStep:
         Parameters must not be updated within the step.
         """
         self.memory.begin(self._left)
-        with self._calling():
+        with self._scope:
+            self._prepare()
             return [self.memory.timed(call) for call in self._calls]
-
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Within this the calls may be made."""
-        self._mode.is_training = mx.autograd.is_training()
-        self.memory.workspace.begin()
-        # A bundle of the user's would cut those of the step in two.
-        with mx.autograd.pause(train_mode=True), mx.engine.bulk(0), no_collections():
-            yield
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
         """Call ``callback`` with every output of every op, as MXNet's executors do.
@@ -349,7 +347,7 @@ def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
     for apart, group in groupby(calls, key=lambda call: call.is_alone):
         rest = list(group)
         while rest:
-            size = 1 if apart else min(2 ** len(result), BUNDLE)
+            size = 1 if apart else min(GROWTH ** len(result), BUNDLE)
             result.append(rest[:size])
             del rest[:size]
     return result

@@ -11,7 +11,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
-from memplan.mxnet.realise.engine import Marker, hand_over
+from memplan.mxnet.realise.engine import Marker, bundle, hand_over
 from memplan.mxnet.realise.imperative import (
     AnyCall,
     address_of,
@@ -48,7 +48,9 @@ class PackedMemory:
             for segment in self._segments:  # every step reads and writes nearly all of it
                 ask_for_huge_pages(address_of(segment), 8 * segment.size)
         self.fence = mx.nd.zeros((1,), ctx)
+        # Fences of what the last step has left, and what the next bundle is to begin with.
         self._left: Sequence[Marker] = ()
+        self._first: Sequence[Marker] = ()
         self._fence = Marker([], [self.fence], ctx)
         # Every so many bundles one of two arrays is written, in turn, and waited for before it is
         # written again: whoever is woken then makes ready several bundles.
@@ -77,17 +79,25 @@ class PackedMemory:
         return [Marker([], [*part, self.fence], self.ctx) for part in [together, *apart] if part]
 
     def begin(self, left: Sequence[Marker]) -> None:
-        """Begin a step, after all that reads what the last one left; ``left`` are its fences."""
-        hand_over(self._left)
-        self._left = left
+        """Begin a step, after all that reads what the last one left; ``left`` are its fences.
+
+        They go to the engine with the first calls: to wake its thread takes long.
+        """
+        self._first, self._left = (*self._first, *self._left), left
+
+    def _taken(self) -> Sequence[Marker]:
+        """What the next bundle is to begin with, and no other."""
+        marks, self._first = self._first, ()
+        return marks
 
     def in_turn(self, calls: Sequence[AnyCall]) -> None:
         """Hand ``calls`` to the engine as one operation, after all that it got so before.
 
-        Where an array is freed meanwhile, MXNet cuts the operation in two (src/engine/
-        threaded_engine.cc, PushAsync), and only what writes the fence keeps its turn. So the caller
-        sees to it that no garbage is collected, and both parts write the fence where an optimizer's
-        code, or autograd, may free an array. This waits while :data:`WAITING` bundles have not run.
+        The caller's thread bundles nothing else. Where an array is freed meanwhile, MXNet cuts the
+        operation in two (src/engine/threaded_engine.cc, PushAsync), and only what writes the fence
+        keeps its turn. So the caller sees to it that no garbage is collected, and both parts write
+        the fence where an optimizer's code, or autograd, may free an array. This waits while
+        :data:`WAITING` bundles have not run.
         """
         end = self._fence
         self._nbundles += 1
@@ -95,25 +105,28 @@ class PackedMemory:
             array, end = self._ends[0]
             self._ends.rotate()
             wait_to_read(array)
-        before = mx.engine.set_bulk_size(2 * len(calls) + 2)
+        marks = (*self._taken(), self._fence)
+        bundle(2 * len(calls) + len(marks) + 1)
         try:
-            self._fence()
+            for mark in marks:
+                mark()
             for call in calls:
                 self.workspace.call(call)
                 if call.frees:
                     self._fence()
             end()
         finally:
-            mx.engine.set_bulk_size(before)
+            bundle(0)
 
     def apart(self, call: AnyCall, fences: Sequence[Marker]) -> None:
         """Make a call of several operations, in turn by :meth:`fences` of all that it touches."""
-        hand_over(fences)
+        hand_over((*self._taken(), *fences))
         self.workspace.call(call)
         hand_over(fences)
 
     def timed(self, call: AnyCall) -> float:
         """Make a call while nothing else runs; the seconds until it has run."""
+        hand_over(self._taken())
         mx.nd.waitall()
         begin = time.perf_counter()
         self.workspace.call(call)
@@ -122,6 +135,7 @@ class PackedMemory:
 
     def alone(self, call: AnyCall) -> None:
         """Make a call while nothing else runs in the memory."""
+        hand_over(self._taken())
         wait_to_write(self.fence)
         self.workspace.call(call)
         for array in call.written:

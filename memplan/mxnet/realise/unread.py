@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
+from memplan.mxnet.realise.direct_call import may_be_partial
 from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.packed_rules import needs_state
-from memplan.mxnet.realise.partial_call import may_be_partial
 from memplan.mxnet.realise.rewrite import unwritten
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node

@@ -1,0 +1,161 @@
+"""Calls of MXNet's operators past its C API.
+
+What that calls finds out shapes and attributes anew in every call, which takes longer than all else
+that the call takes of the calling thread, and computes all outputs. An executor tells an operator,
+output by output, what is wanted of it (OpReqType of MXNet's include/mxnet/op_attr_types.h). So does
+Imperative::InvokeOp (src/imperative/imperative.cc), which the C API itself calls once it has found
+out the rest. An error that it raises ends the process, for ctypes knows none of C++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Collection
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB, c_str, c_str_array, check_call
+
+from memplan.mxnet.realise.engine import Context, Handles, Vector, as_vector, hidden_function
+from memplan.mxnet.trace.environment import onednn_is_enabled
+
+# Imperative::Get() and Imperative::InvokeOp(). This one returns the state of an operator that has
+# one: behind its first argument, as C++ does it on x86-64. And imperative::SetShapeType()
+# (src/imperative/imperative_utils.h), which tells how an operator is to be computed.
+_GET = hidden_function("_ZN5mxnet10Imperative3GetEv", ctypes.c_void_p)
+_INVOKE = hidden_function(
+    "_ZN5mxnet10Imperative8InvokeOpERKNS_7ContextERKN4nnvm9NodeAttrsERKSt6vectorIPNS_7NDArrayESaISA_"
+    "EESE_RKS8_INS_9OpReqTypeESaISF_EENS_12DispatchModeENS_10OpStatePtrE"
+)
+_SET_SHAPE_TYPE = hidden_function(
+    "_ZN5mxnet10imperative12SetShapeTypeERKNS_7ContextERKN4nnvm9NodeAttrsERKSt6vectorIPNS_7NDArray"
+    "ESaISA_EESE_PNS_12DispatchModeE"
+)
+
+_NULL, _WRITE, _WRITE_IN_PLACE = 0, 1, 2  # OpReqType
+_UNKNOWN, _ORDINARY, _OF_ONEDNN = -1, 0, 1  # DispatchMode: kUndefined, FCompute and FComputeEx
+
+# By which function of an operator of dense arrays MXNet computes on a CPU (FInferStorageType):
+# oneDNN's, where that is enabled, or the ordinary one.
+_IS_OF_ONEDNN = {
+    "_backward_Convolution": True,
+    "_backward_Deconvolution": True,
+    "_backward_FullyConnected": True,
+    "_backward_div": False,
+    "_backward_dot": False,
+    "_backward_mul": False,
+    "_backward_sub": False,
+}
+
+
+# A state that there is none of, and where MXNet writes that it made none: a pointer, and a count of
+# those who have it. It is the same for all calls.
+_NO_STATE, _STATE_LEFT = (ctypes.c_uint64 * 2)(), ctypes.byref((ctypes.c_uint64 * 2)())
+
+_CPU = ctypes.byref(Context(mx.cpu(0).device_typeid, mx.cpu(0).device_id))
+
+Function = tuple[Any, tuple[Any, ...]]
+Attributes = tuple[tuple[str, str], ...]
+
+
+def may_be_partial(op: str) -> bool:
+    """Can an operator on a CPU be called for some of its outputs?"""
+    return op in _IS_OF_ONEDNN and _GET is not None and _INVOKE is not None
+
+
+def partial_call(
+    op: str, attrs: Attributes, inputs: Handles, outputs: Handles, unread: Collection[int]
+) -> Function:
+    """A function, and its arguments, that calls ``op`` on cpu(0), and leaves ``unread`` alone.
+
+    MXNet looks at the shapes of these outputs. Of what stands behind the arguments all is kept but
+    the arrays.
+    """
+    mode = _OF_ONEDNN if _IS_OF_ONEDNN[op] and onednn_is_enabled() else _ORDINARY
+    return _INVOKE, (_STATE_LEFT, *_arguments(op, attrs, inputs, outputs, mode, unread))
+
+
+def may_be_direct(outputs: Handles) -> bool:
+    """May a call of an operator that writes ``outputs`` become a direct one?
+
+    Not with MXNet's NaiveEngine, which computes, and raises errors, within the call.
+    """
+    is_there = None not in (_GET, _INVOKE, _SET_SHAPE_TYPE)
+    is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+    on_cpu = bool(outputs.arrays) and outputs.arrays[0].context == mx.cpu(0)
+    return is_there and not is_naive and on_cpu
+
+
+def direct_call(op: str, attrs: Attributes, inputs: Handles, outputs: Handles) -> Function | None:
+    """Call ``op`` on cpu(0), and give the function, and its arguments, that does so from now on.
+
+    It must have been called for these arrays by MXNet's C API, which found no fault with them. None
+    for an operator with a state, of which each call makes one from what MXNet has found out.
+    """
+    imperative, *call, requests, _, no_state = _arguments(op, attrs, inputs, outputs, _UNKNOWN)
+    mode = ctypes.c_int(_UNKNOWN)
+    _SET_SHAPE_TYPE(*call, ctypes.byref(mode))
+    arguments = (imperative, *call, requests, mode.value, no_state)
+    state = (ctypes.c_uint64 * 2)()
+    _INVOKE(ctypes.byref(state), *arguments)
+    return None if any(state) else (_INVOKE, (_STATE_LEFT, *arguments))
+
+
+def _arguments(
+    op: str,
+    attrs: Attributes,
+    inputs: Handles,
+    outputs: Handles,
+    mode: int,
+    unread: Collection[int] = (),
+) -> tuple[Any, ...]:
+    """Those of InvokeOp, but for where it writes a state."""
+    requests = [
+        _NULL
+        if place in unread
+        else _WRITE_IN_PLACE
+        if any(array is other for other in inputs.arrays)
+        else _WRITE
+        for place, array in enumerate(outputs.arrays)
+    ]
+    if unread and op == "_backward_Convolution":
+        # oneDNN's reads that of a bias where there is none, too (nn/mkldnn/mkldnn_convolution.cc).
+        requests.append(_NULL)
+    return (
+        ctypes.c_void_p.from_param(_GET()),
+        _CPU,
+        ctypes.byref(_attributes(op, attrs)),
+        inputs.vector,
+        outputs.vector,
+        _requested(tuple(requests)),
+        mode,
+        ctypes.byref(_NO_STATE),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _requested(requests: tuple[int, ...]) -> Any:
+    """MXNet's vector of what is wanted of each output."""
+    return as_vector((ctypes.c_int * len(requests))(*requests))
+
+
+@functools.lru_cache(maxsize=1024)
+def _attributes(op: str, attrs: Attributes) -> Any:
+    """MXNet's NodeAttrs of an operator: what the node of a Symbol of it begins with.
+
+    A Symbol is a vector of outputs, each of which begins with a pointer to its node (nnvm's
+    symbolic.h and node.h).
+    """
+    operator, symbol = ctypes.c_void_p(), ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(operator)))
+    names, values = (c_str_array([pair[part] for pair in attrs]) for part in (0, 1))
+    check_call(
+        _LIB.NNSymbolCreateAtomicSymbol(operator, len(attrs), names, values, ctypes.byref(symbol))
+    )
+    outputs = ctypes.cast(symbol, ctypes.POINTER(Vector)).contents
+    node = ctypes.c_void_p.from_address(outputs.begin)
+    attributes = (ctypes.c_uint64 * 1).from_address(node.value or 0)
+    attributes.symbol = mx.sym.Symbol(symbol)  # type: ignore[attr-defined]  # it lives as long
+    return attributes
