@@ -9,6 +9,7 @@ shapes: an estimate, for a processor with AVX2 or AVX-512.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,12 +74,14 @@ class _Layouts:
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
+        if node.op == "_backward_Concat" and _ndim(call) in (2, 4):
+            return 0, 0  # parts of the array are brought into the usual layout as they are written
         if node.op in KEEPS_LAYOUT:
             if self._is_usual_sum(index):
                 return 0, self._nbytes(own)
-            if own:
+            if own or _is_turned(node):
                 self.own.add(op.outputs[0])
-            if node.op == "_backward_BatchNorm" and _is_of_volumes(call):
+            if node.op == "_backward_BatchNorm" and _ndim(call) > 4:
                 # What it reads is brought into one layout, whatever that of the two arrays is.
                 return 0, 2 * self._size(op.outputs[0])
             sizes = {self._size(tensor) for tensor in own}
@@ -143,7 +146,23 @@ class _Layouts:
         return sum(map(self._size, tensors))
 
 
-def _is_of_volumes(call: Node) -> bool:
-    """Does a BatchNorm read volumes, or the like, and not pictures?"""
+def _is_turned(node: Node) -> bool:
+    """Is ``node`` the gradient of a pooling of whole pictures that is written in another layout?
+
+    oneDNN takes the layout that the gradient of one place by channel has, where all but the batch
+    have one stride, and puts what is longest first: the usual layout only if there are at least as
+    many channels as rows, and rows as columns (DNNL_VERBOSE=1 shows acdb for 20 x 28 x 28).
+    """
+    if node.op != "_backward_Pooling" or node.forward is None:
+        return False
+    data, out = node.forward.infos.inputs[0], node.forward.infos.outputs[0]
+    if data is None or out is None or math.prod(out.shape[2:]) > 1:
+        return False
+    sizes = data.shape[1:]
+    return list(sizes) != sorted(sizes, reverse=True)
+
+
+def _ndim(call: Node) -> int:
+    """The dimensions of what an op reads first; 0 where they are unknown."""
     data = call.infos.inputs[0]
-    return data is not None and len(data.shape) > 4
+    return 0 if data is None else len(data.shape)

@@ -85,8 +85,9 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
 
     One temporary space, in which operators of oneDNN have their copies, half as large again, and
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
-    src/common/exec_utils.h). Where these are more, they count twice, as those of the operator
-    before may not be freed yet, beside the space. What a norm takes comes on top. Where an op of
+    src/common/exec_utils.h). Where these are more, those of two such operators count, as copies
+    often do not fit where those of an operator before were, beside the space. What a norm takes
+    comes on top. Where an op of
     which nobody knows what it takes is larger, what it reads and writes, and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of the benchmark at AVX-512. Half the copies of an
@@ -96,9 +97,9 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
-    kept = max(all_copies.kept_nbytes, default=0)
+    *_, second, kept = 0, 0, *sorted(all_copies.kept_nbytes)
     half_again = min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
-    for_copies = max(space + space // 2 + kept, space + 2 * kept + half_again)
+    for_copies = max(space + space // 2 + kept, space + kept + second + half_again)
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
