@@ -21,6 +21,7 @@ from typing import Any
 import mxnet as mx
 
 import memplan
+from held_out_networks import HELD_OUT
 from memplan.errors import BudgetError
 from memplan.mxnet.check import promised_growth, unlike
 from memplan.mxnet.train.trial import run_apart
@@ -32,7 +33,8 @@ from process_networks import NETWORKS, Shapes, Symbol
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", default=",".join(NETWORKS))
+    held_out = f"or of {', '.join(HELD_OUT)}"
+    parser.add_argument("--networks", default=",".join(NETWORKS), help=held_out)
     parser.add_argument("--budgets", default="0.75,0.5,0.35", help="shares of the unplanned step")
     parser.add_argument("--realisations", default="packed,explicit,mirror")
     parser.add_argument("--strategy", default="auto", help="such as auto:effort=0.1")
@@ -45,7 +47,7 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
     for name in options.networks.split(","):
-        net, shapes = NETWORKS[name]()
+        net, shapes = (NETWORKS | HELD_OUT)[name]()
         with tempfile.TemporaryDirectory() as folder:
             unplanned = Unplanned(net, shapes, Path(folder))
             for budget in map(float, options.budgets.split(",")):
