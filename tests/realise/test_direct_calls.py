@@ -13,7 +13,7 @@ from mxnet import autograd
 from helpers.networks import dense, loss, var
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.realise import imperative
+from memplan.mxnet.realise import imperative, step_scope
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
@@ -32,6 +32,22 @@ class Counted:
     def MXImperativeInvokeEx(self, *arguments: Any) -> Any:  # noqa: N802  # as MXNet calls it
         self.ncalls += 1
         return self.library.MXImperativeInvokeEx(*arguments)
+
+
+class Interrupted:
+    """MXNet's library, of which the ``ncalls``-th call is interrupted by Ctrl-C."""
+
+    def __init__(self, library: Any, ncalls: int) -> None:
+        self.library, self.ncalls = library, ncalls
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*arguments: Any) -> None:
+            getattr(self.library, name)(*arguments)
+            self.ncalls -= 1
+            if not self.ncalls:
+                raise KeyboardInterrupt
+
+        return function
 
 
 @pytest.fixture
@@ -121,3 +137,16 @@ def test_a_step_leaves_modes_bundles_and_garbage_as_they_were(is_training: bool)
     with scope:
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("ncalls", range(1, 7))
+def test_ctrl_c_leaves_nothing_as_it_is_within_a_step(
+    monkeypatch: pytest.MonkeyPatch, ncalls: int
+) -> None:
+    monkeypatch.setattr(step_scope, "_LIB", Interrupted(step_scope._LIB, ncalls))
+    with autograd.record(train_mode=False), mx.engine.bulk(7):
+        with pytest.raises(KeyboardInterrupt), StepScope():
+            pass
+        assert (autograd.is_recording(), autograd.is_training()) == (True, False)
+        assert mx.engine.set_bulk_size(7) == 7
+        assert gc.isenabled()
