@@ -11,9 +11,16 @@ import pytest
 from mxnet import autograd
 
 from helpers.networks import dense, loss, var
-from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
+from helpers.training_runs import (
+    Values,
+    bound,
+    differences,
+    planned_steps,
+    random_values,
+    stock_steps,
+)
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.realise import imperative, step_scope
+from memplan.mxnet.realise import direct_call, imperative, step_scope
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
@@ -97,7 +104,10 @@ def test_after_the_first_step_none_is_of_the_c_api(library: Counted) -> None:
     assert not differences(stock_steps(network, values), planned_steps(again))
 
 
-def test_those_of_operators_with_a_state_stay(library: Counted) -> None:
+def test_those_of_operators_with_a_state_stay(
+    library: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_call, "_WITH_STATE", set())
     network = traced(with_state())
     values = random_values(network)
     executor = bound(network, Schedule.unplanned(network.graph), values)
@@ -105,7 +115,33 @@ def test_those_of_operators_with_a_state_stay(library: Counted) -> None:
     assert first > 1
     assert (second, third) == (0, 1)  # in the second one it is seen that a state is made
     again = bound(network, Schedule.unplanned(network.graph), values)
+    assert counts(again, library)[1:] == [1, 1]  # that is seen once
+    again = bound(network, Schedule.unplanned(network.graph), values)
     assert not differences(stock_steps(network, values), planned_steps(again))
+
+
+def scalars() -> tuple[Trace, Values]:
+    """A network of NumPy's, of which MXNet's own semantics do not know the shapes."""
+    data, weight = (mx.sym.var(name).as_np_ndarray() for name in ("data", "weight"))
+    mean = mx.sym.np.mean(mx.sym.np.tanh(mx.sym.np.dot(data, weight)))
+    shapes = {"data": (4, 6), "weight": (6, 3)}
+    requests = {"data": "null", "weight": "write"}
+    network = trace(mx.sym.np.exp(mean), shapes=shapes, grad_req=requests, realisation="packed")
+    return network, random_values(network)
+
+
+def test_steps_in_other_semantics_than_the_first_are_an_error_of_mxnets() -> None:
+    """Which would end the process, had it been raised within a direct call."""
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        network, values = scalars()
+        executor = bound(network, Schedule.unplanned(network.graph), values)
+        executor.forward(is_train=True)
+    with pytest.raises(mx.MXNetError, match="shape"):
+        executor.forward(is_train=True)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        executor.forward(is_train=True)
+        again = bound(network, Schedule.unplanned(network.graph), values)
+        assert not differences(stock_steps(network, values), planned_steps(again))
 
 
 def test_with_an_engine_that_computes_within_the_call_all_stay(

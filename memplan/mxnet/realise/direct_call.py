@@ -54,6 +54,9 @@ _IS_OF_ONEDNN = {
 # those who have it. It is the same for all calls.
 _NO_STATE, _STATE_LEFT = (ctypes.c_uint64 * 2)(), ctypes.byref((ctypes.c_uint64 * 2)())
 
+# The operators that were seen to have one. Nothing frees the state that was made to see it.
+_WITH_STATE: set[str] = set()
+
 _CPU = ctypes.byref(Context(mx.cpu(0).device_typeid, mx.cpu(0).device_id))
 
 Function = tuple[Any, tuple[Any, ...]]
@@ -77,30 +80,35 @@ def partial_call(
     return _INVOKE, (_STATE_LEFT, *_arguments(op, attrs, inputs, outputs, mode, unread))
 
 
-def may_be_direct(outputs: Handles) -> bool:
-    """May a call of an operator that writes ``outputs`` become a direct one?
+def may_be_direct(op: str, outputs: Handles) -> bool:
+    """May a call of ``op`` that writes ``outputs`` become a direct one?
 
     Not with MXNet's NaiveEngine, which computes, and raises errors, within the call.
     """
     is_there = None not in (_GET, _INVOKE, _SET_SHAPE_TYPE)
     is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
     on_cpu = bool(outputs.arrays) and outputs.arrays[0].context == mx.cpu(0)
-    return is_there and not is_naive and on_cpu
+    return is_there and not is_naive and on_cpu and op not in _WITH_STATE
 
 
 def direct_call(op: str, attrs: Attributes, inputs: Handles, outputs: Handles) -> Function | None:
     """Call ``op`` on cpu(0), and give the function, and its arguments, that does so from now on.
 
-    It must have been called for these arrays by MXNet's C API, which found no fault with them. None
-    for an operator with a state, of which each call makes one from what MXNet has found out.
+    It must have been called for these arrays by MXNet's C API, which found no fault with them, in
+    the semantics of shapes (mx.util.is_np_shape) of now. None for an operator with a state, of
+    which each call makes one from what MXNet has found out.
     """
     imperative, *call, requests, _, no_state = _arguments(op, attrs, inputs, outputs, _UNKNOWN)
     mode = ctypes.c_int(_UNKNOWN)
     _SET_SHAPE_TYPE(*call, ctypes.byref(mode))
     arguments = (imperative, *call, requests, mode.value, no_state)
-    state = (ctypes.c_uint64 * 2)()
-    _INVOKE(ctypes.byref(state), *arguments)
-    return None if any(state) else (_INVOKE, (_STATE_LEFT, *arguments))
+    # Memory of its own: a state is written into both, and other threads make calls meanwhile.
+    state, argument = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 2)()
+    _INVOKE(ctypes.byref(state), *arguments[:-1], ctypes.byref(argument))
+    if any(state):
+        _WITH_STATE.add(op)
+        return None
+    return _INVOKE, (_STATE_LEFT, *arguments)
 
 
 def _arguments(

@@ -121,10 +121,10 @@ class Call:
         "_arguments",
         "_function",
         "_inputs",
+        "_numpy_shapes",
         "_operator",
         "_outputs",
         "_unread",
-        "_was_made",
         "skips",
     )
 
@@ -140,7 +140,8 @@ class Call:
         self._inputs, self._outputs, self._unread = inputs, outputs, unread
         #: What is called, as long as it is not known how to call it directly.
         self._operator: tuple[str, tuple[tuple[str, str], ...]] | None = None
-        self._was_made = False
+        #: The semantics in which the C API made it: NumPy's, or MXNet's own; None: it did not yet.
+        self._numpy_shapes: bool | None = None
         self._function: Callable[..., int | None] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
         if isinstance(op, str) and unread and may_be_partial(op):
@@ -157,7 +158,7 @@ class Call:
                 outputs.place,
                 *parameters,
             )
-            if self.settles and may_be_direct(outputs):
+            if self.settles and may_be_direct(op, outputs):
                 self._operator = op, tuple(attrs.items())
 
     @property
@@ -177,13 +178,25 @@ class Call:
         return (*self._outputs.arrays, *(self._inputs.arrays if self.is_alone else ()))
 
     def __call__(self) -> None:
-        if self._operator is not None and self._was_made:
-            direct = direct_call(*self._operator, self._inputs, self._outputs)
+        if self._operator is not None:
+            self._settle(*self._operator)
+        elif self._function(*self._arguments):
+            raise get_last_ffi_error()
+
+    def _settle(self, op: str, attrs: tuple[tuple[str, str], ...]) -> None:
+        """Make it by the C API, or directly from now on if that has found no fault with it.
+
+        Shapes that are known to NumPy, as that of a scalar, are unknown in MXNet's own semantics.
+        """
+        numpy_shapes = mx.util.is_np_shape()
+        if self._numpy_shapes is numpy_shapes:
+            direct = direct_call(op, attrs, self._inputs, self._outputs)
             self._function, self._arguments = direct or (self._function, self._arguments)
             self._operator = None
         elif self._function(*self._arguments):
             raise get_last_ffi_error()
-        self._was_made = True
+        else:
+            self._numpy_shapes = numpy_shapes
 
 
 def _call(op: Callable[..., Any], inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> int:
