@@ -186,3 +186,16 @@ def test_ctrl_c_leaves_nothing_as_it_is_within_a_step(
         assert (autograd.is_recording(), autograd.is_training()) == (True, False)
         assert mx.engine.set_bulk_size(7) == 7
         assert gc.isenabled()
+
+
+def test_ctrl_c_on_the_way_out_of_a_step_does_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    network = traced(layers())
+    executor = bound(network, Schedule.unplanned(network.graph), random_values(network))
+    monkeypatch.setattr(StepScope, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executor.forward(is_train=True)
+    assert gc.isenabled()
+    assert not autograd.is_training()

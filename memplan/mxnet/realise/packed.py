@@ -222,23 +222,31 @@ class PackedStep:
         self.memory.workspace.begin()
 
     def _run(self, begin: int, end: int) -> None:
-        """Make the calls from ``begin`` to before ``end``."""
-        with self._scope:
-            self._prepare()
-            if self._monitor is not None or not bundles():
-                for step in range(begin, end):
-                    self.memory.alone(self._calls[step])
-                    if self._monitor is not None:
-                        self._monitor.show(step)
-            else:
-                for bundle in self._bundled(begin, end):
-                    if bundle[0] in self._fences:
-                        self.memory.apart(bundle[0], self._fences[bundle[0]])
-                    elif bundle[0].is_alone:
-                        self.memory.alone(bundle[0])
-                    else:
-                        self.memory.in_turn(bundle)
+        """Run the step from the call ``begin`` to before ``end``."""
+        try:
+            with self._scope:
+                self._make(begin, end)
+        except BaseException:  # Ctrl-C may have come before the scope was left
+            self._scope.restore()
+            raise
         self._is_unfinished = end < len(self._calls)
+
+    def _make(self, begin: int, end: int) -> None:
+        """Make these calls, within the scope."""
+        self._prepare()
+        if self._monitor is not None or not bundles():
+            for step in range(begin, end):
+                self.memory.alone(self._calls[step])
+                if self._monitor is not None:
+                    self._monitor.show(step)
+        else:
+            for bundle in self._bundled(begin, end):
+                if bundle[0] in self._fences:
+                    self.memory.apart(bundle[0], self._fences[bundle[0]])
+                elif bundle[0].is_alone:
+                    self.memory.alone(bundle[0])
+                else:
+                    self.memory.in_turn(bundle)
 
     def _bundled(self, begin: int, end: int) -> list[list[Any]]:
         """The calls from ``begin`` to ``end`` in the bundles in which the engine gets them."""

@@ -31,8 +31,6 @@ class StepScope:
 
     def __enter__(self) -> StepScope:
         recording, training, bundled = self._places
-        for number in self._numbers:
-            number.value = _UNTOLD
         self._collects = gc.isenabled()
         try:
             gc.disable()
@@ -40,19 +38,19 @@ class StepScope:
             _LIB.MXAutogradSetIsTraining(1, training)
             _LIB.MXEngineSetBulkSize(0, bundled)
         except BaseException:
-            self._restore()
+            self.restore()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._restore()
+            self.restore()
         except BaseException:
-            self._restore()
+            self.restore()
             raise
 
-    def _restore(self) -> None:
-        """Set what was set since the scope was entered to what it was before."""
+    def restore(self) -> None:
+        """Set what was set since the scope was entered to what it was before, and only that."""
         recording, training, bundled = self._numbers
         if bundled.value != _UNTOLD:
             _LIB.MXEngineSetBulkSize(bundled, _UNREAD)
@@ -62,3 +60,6 @@ class StepScope:
             _LIB.MXAutogradSetIsRecording(recording, _UNREAD)
         if self._collects:
             gc.enable()
+        for number in self._numbers:
+            number.value = _UNTOLD
+        self._collects = False
