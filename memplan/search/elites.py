@@ -34,6 +34,8 @@ LENGTHEN, LENGTHEN_STALLED = 1.2, 1.5
 # An elite is improved before a cheaper one that has stalled so often more, for all of the ranks
 # between the cheapest and the dearest.
 RANKS = 3.0
+# What differs by less, over the unplanned step, takes equally long: seconds are summed in an order.
+EQUAL = 1e-9
 
 
 class Turn(Enum):
@@ -45,8 +47,8 @@ class Turn(Enum):
 
 
 TURNS = (
-    *(Turn.ANNEAL, Turn.IMPROVE, Turn.IMPROVE),
-    *(Turn.ANNEAL, Turn.RECREATE, Turn.IMPROVE, Turn.IMPROVE),
+    *(Turn.IMPROVE, Turn.IMPROVE, Turn.ANNEAL, Turn.RECREATE),
+    *(Turn.IMPROVE, Turn.IMPROVE, Turn.ANNEAL),
 )
 
 
@@ -84,12 +86,14 @@ class Elites:
     def take_found(self) -> None:
         """What the search has found is one of them; what is cheaper has turned out not to fit."""
         found, seconds = self.search.found, float(self.search.found.figures[BEST_SECONDS])
-        self.members = [elite for elite in self.members if elite.seconds >= seconds]
+        least = seconds - EQUAL * self.search.unit
+        self.members = [elite for elite in self.members if elite.seconds >= least]
         if found.figures[BEST_LENGTH]:
             self.add(found)
 
     def add(self, best: Best) -> None:
-        if any(elite.seconds == best.figures[BEST_SECONDS] for elite in self.members):
+        seconds, equal = float(best.figures[BEST_SECONDS]), EQUAL * self.search.unit
+        if any(abs(elite.seconds - seconds) <= equal for elite in self.members):
             return
         kept = self.search.nothing()
         copy_best(best, kept)
@@ -115,7 +119,7 @@ class Elites:
         """Look for what is cheaper near an elite."""
         search, best, seconds = self.search, elite.best, elite.seconds
         longer = LENGTHEN_STALLED**elite.nstalled
-        if seconds == search.found.figures[BEST_SECONDS]:
+        if seconds <= search.found.figures[BEST_SECONDS] + EQUAL * search.unit:
             # It fits: what is near it may have as many bytes.
             budget_nbytes = max(budget_nbytes, int(best.figures[BEST_NBYTES]))
         with self._offering(best, budget_nbytes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # A short round first; then again and again all kinds in turn, each time longer.
@@ -37,13 +37,6 @@ ANNEALING_ROUNDS = (
 FIRST_RECREATED = Round(False, 2.0, 0.3, recreates=True)
 # Where what is found may have to be mended, something is found sooner.
 FIRST_TO_MEND = Round(False, 2.0, 0.1, recreates=True)
-# In live bytes: set on the zoo's ResNet-50, a U-Net and a high-resolution network at 30 and 40%.
-ROUNDS = (
-    Round(True, 1.0, 0.3, recreates=True),
-    Round(True, 0.1, 0.3),
-    Round(False, 2.0, 0.5, recreates=True),
-    Round(True, 0.1, 0.3),
-)
 # In larger graphs one attempt to recreate looks at too much: set on an LSTM and a GAN of 4,800 ops.
 MOST_RECREATED = 3000
 # In graphs of more ops than this a search begins with the plans of greedy eviction, which takes
@@ -52,9 +45,10 @@ MOST_RECREATED = 3000
 MOST_RECREATED_FIRST = 1500
 
 
-def rounds_to_make(limit: int | None, kinds: Sequence[Round] = ANNEALING_ROUNDS) -> Iterator[Round]:
+def rounds_to_make(limit: int | None) -> Iterator[Round]:
     """The rounds of a search, at most ``limit``, at least the first."""
     yield SHORT
     for number in itertools.count(1) if limit is None else range(1, limit):
-        cycle, place = divmod(number - 1, len(kinds))
-        yield kinds[place]._replace(length=kinds[place].length * LENGTHEN**cycle)
+        cycle, place = divmod(number - 1, len(ANNEALING_ROUNDS))
+        kind = ANNEALING_ROUNDS[place]
+        yield kind._replace(length=kind.length * LENGTHEN**cycle)

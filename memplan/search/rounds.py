@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memplan.memory.packing import ALIGNMENT
 from memplan.search.aiming import Excess
 from memplan.search.eager import reordered
 from memplan.search.eviction import Evictions
@@ -24,6 +25,7 @@ from memplan.search.kernels.annealing import (
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.model import BEFORE, sequence_model
+from memplan.search.kernels.packing import packing_room
 from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
@@ -51,9 +53,6 @@ SECONDS_AT_LEAST, LEAST_HOT = 0.02, 0.1
 BLOCKS_HOTTER = 4.0
 # In place of a match range: the speed of ruin and recreate.
 RECREATING = -2
-# What packing costs in work, for every op: where quick placements fit, and where none does.
-# Measured on the zoo's ResNet-50 and on an LSTM of 1,700 ops.
-PACKING_WORK, FAILING_WORK = 2, 60
 # What a move costs in work in blocks, times the root of the number of ops: measured on the zoo's
 # ResNet-50 and DenseNet-121.
 BLOCKS_WORK = 0.33
@@ -79,7 +78,7 @@ class Rounds:
     ``first`` is what a round begins with that does not begin with the best. How many moves a round
     makes is decided by its kind, and by the work that is left; ``stop`` says whether the clock had
     to shorten one. ``excess`` tells by how many bytes a schedule is over a budget in the memory
-    that counts, if that is not what the rounds count: see :meth:`settle`.
+    that counts, if that is not what the rounds count: see :mod:`memplan.search.settling`.
     """
 
     def __init__(
@@ -104,6 +103,7 @@ class Rounds:
         self.memory = replay_memory(self.arrays, self.capacity)
         self.room = np.zeros(self.capacity, dtype=np.int64)
         self.ruining = recreating_room(self.model, self.capacity)
+        self.packing = packing_room(self.model, self.capacity, ALIGNMENT)
         # What MXNet allocates in blocks depends on its own order.
         self.reordered = reordered(graph, reorder=rules.reorder and not rules.match_ranges)
         dropped = self.reordered.graph
@@ -194,29 +194,6 @@ class Rounds:
         if better:
             self.found.sequence[: len(sequence)] = sequence
             figures[:] = len(sequence), seconds, nbytes
-
-    def settle(self, budget_nbytes: int, *, roughly: bool = False) -> int:
-        """By how many bytes the best is over the budget in the memory that counts.
-
-        ``roughly`` in no time, and so if time is up and something fits. If the best is over, it is
-        again what it was when it last was not, and rounds begin with what was too large.
-        """
-        if self.excess is None:
-            return 0
-        sequence = best_sequence(self.found)
-        if self.found.figures[BEST_SECONDS] == self.settled.figures[BEST_SECONDS]:
-            return 0
-        schedule = self.schedule(sequence)
-        roughly |= self.stop.is_over() and self.fitting is not None
-        over = self.excess(schedule, budget_nbytes, roughly=roughly)
-        self.stop.spend((FAILING_WORK if over and not roughly else PACKING_WORK) * self.nops)
-        if over:
-            self.first = sequence
-            copy_best(self.settled, self.found)
-        else:
-            self.fitting = schedule
-            copy_best(self.found, self.settled)
-        return over
 
     def evict(self, budget_nbytes: int, stop: Stop) -> Array | None:
         """The first sequence, with drops until its live bytes are within the budget."""

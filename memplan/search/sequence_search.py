@@ -1,7 +1,7 @@
 """Near-optimal schedules of any graph: annealing, ruin and recreate over sequences of executions.
 
-Rounds start from the best sequence so far (:mod:`memplan.search.rounds`), and in between from one
-of several good ones (:mod:`memplan.search.elites`), until as many are made as were asked for, or so
+Rounds (:mod:`memplan.search.rounds`) start from the best sequence so far, or in turns from one of
+several good ones (:mod:`memplan.search.elites`), until as many are made as were asked for, or so
 much work is done. A search for MXNet's blocks first finds plans by their live bytes, which is far
 faster, then replays the allocator.
 """
@@ -25,12 +25,12 @@ from memplan.search.round_kinds import (
     FIRST_TO_MEND,
     MOST_RECREATED,
     MOST_RECREATED_FIRST,
-    ROUNDS,
     SHORT_HOT,
     Round,
     rounds_to_make,
 )
 from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.settling import change_to_pack, settle
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -63,12 +63,8 @@ FAR_COST = 2.0
 # at most this share of them, twice the share, and so on.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
-# After so many rounds several good sequences get a turn. With turns alone high_resolution of
-# benchmarks/gaps.py got plans cheaper by 1.4 points at 30% of its step, but the zoo's ResNet-50 got
-# plans that cost 0.3 points more: what a turn finds is packed at its end only, and may not fit.
-BETWEEN_TURNS = 2
-# A search without a number of rounds ends after so many that found nothing cheaper: four of each.
-PATIENCE = 4 * len(ROUNDS)
+# A search without a number of rounds ends after so many that found nothing cheaper.
+PATIENCE = 4 * len(ANNEALING_ROUNDS)
 
 
 def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
@@ -86,15 +82,14 @@ def cheapest(search: Rounds, budget_nbytes: int, rounds: int | None) -> None:
     aim = _settled(search, budget_nbytes, budget_nbytes, roughly=not is_begun)
     stalled, seconds = 0, search.found.figures[BEST_SECONDS]
     elites = Elites(search) if _is_recreated(search) else None
-    kinds = ANNEALING_ROUNDS if elites is None else ROUNDS
-    for number, kind in enumerate(rounds_to_make(rounds, kinds)):
+    for number, kind in enumerate(rounds_to_make(rounds)):
         if search.is_enough() or search.stop.is_over():
             break
-        aim = _round(search, kind, aim, budget_nbytes)
+        if elites is None or number == 0:
+            aim = _round(search, kind, aim, budget_nbytes)
+        else:
+            elites.turn(number - 1, aim)
         aim = _settled(search, aim, budget_nbytes)
-        if elites is not None and number % BETWEEN_TURNS == 1 and not search.stop.is_over():
-            elites.turn(number // BETWEEN_TURNS, aim)
-            aim = _settled(search, aim, budget_nbytes)
         cheaper = search.found.figures[BEST_SECONDS] < seconds
         stalled, seconds = 0 if cheaper else stalled + 1, search.found.figures[BEST_SECONDS]
         if rounds is None and stalled == PATIENCE and math.isfinite(search.stop.work_left):
@@ -129,7 +124,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             # What was over the budget by a rough count may be all that there is.
             search.offer(search.first, budget_nbytes)
             aim, roughly = first_aim, False
-        over = search.settle(budget_nbytes, roughly=roughly)
+        over = settle(search, budget_nbytes, roughly=roughly)
         if not over:
             return (aim + budget_nbytes + 1) // 2
         # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
@@ -138,7 +133,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             search.round(kind, aim, start=search.first)
         elif not roughly:
             return aim
-    search.settle(budget_nbytes)
+    settle(search, budget_nbytes)
     return aim
 
 
@@ -260,6 +255,8 @@ def compile_search() -> None:
     rounds.round(LIVE_ROUND, 0)  # first, as it takes longest: compile_others is done by then
     rounds.round(IMPROVED, 0)
     cheapest(rounds, 0, 1)
+    rounds.offer(rounds.unplanned, None)
+    change_to_pack(rounds, 0)
     compile_online()
 
 
@@ -299,7 +296,7 @@ def search(
         else:
             cheapest(found, budget_nbytes, rounds)
     except KeyboardInterrupt:
-        found.settle(budget_nbytes or 0)
+        settle(found, budget_nbytes or 0)
         if not found.found.figures[BEST_LENGTH]:
             raise
     return found.best()

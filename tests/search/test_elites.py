@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from memplan.search import elites
 from memplan.search.elites import MOST, Elite, Elites
 from memplan.search.kernels.annealing import BEST_SECONDS, Best
 from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.sequence_search import cheapest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -97,7 +99,9 @@ def test_elites_are_as_dear_as_the_search_counts_them() -> None:
     kept = Elites(search)
     for number in range(8):
         kept.turn(number, BUDGET)
-        assert kept.members[0].seconds == search.found.figures[BEST_SECONDS]
+        assert kept.members[0].seconds == pytest.approx(float(search.found.figures[BEST_SECONDS]))
+        costs = [elite.seconds for elite in kept.members]
+        assert all(after - before > 1e-6 for before, after in pairwise(costs))
     assert sum(elite.nstalled for elite in kept.members) >= 3
 
 
@@ -142,3 +146,10 @@ def test_what_fits_is_improved_within_the_bytes_that_it_has(
     assert set(aims) == {nbytes}
     assert kept.members == [Elite(kept.members[0].best, nstalled=1)]
     assert len(best_sequence(kept.members[0].best))
+
+
+def test_a_search_makes_turns_behind_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Elites, "turn", lambda elites, number, budget_nbytes: made.append(number))
+    cheapest(searching(unit_chain(16)), BUDGET, 4)
+    assert made == [0, 1, 2]

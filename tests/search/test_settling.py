@@ -10,8 +10,9 @@ from helpers.held_out import held_out
 from memplan.memory.memory import Live
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds
+from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import Rules, _settled, cheapest, search
+from memplan.search.settling import settle
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -61,7 +62,7 @@ def test_what_fits_takes_less_work_to_pack_than_what_does_not() -> None:
         stop = Stop.after(1e6, work=1e6)
         rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=lambda *_, over=over, **__: over)
         rounds.offer(rounds.unplanned, budget)
-        assert rounds.settle(budget) == over
+        assert settle(rounds, budget) == over
         spent.append((1e6 - stop.work_left) / len(graph.ops))
     assert 0 < spent[0] < 5 < spent[1]
 
@@ -86,21 +87,21 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
         asked.append(roughly)
         return Larger().excess(schedule, budget_nbytes)
 
-    stop = Stop.after(1e6, work=2e5)
-    found = search(
-        *(graph, budget), rules=RULES, starts=[], seed=0, stop=stop, rounds=6, excess=excess
-    )
-    assert found is not None
-    first_close = asked.index(False)
-    assert all(asked[:first_close])
-    assert first_close > 1
-    begun = asked.copy()
-    asked.clear()
-    search(
-        *(graph, budget), rules=RULES, starts=[found], seed=0, stop=stop, rounds=1, excess=excess
-    )
-    assert begun[0]
-    assert not asked[0]
+    stop = Stop.after(1e6, work=1e6)
+    rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=excess)
+    rounds.round(Round(False, 2.0, 0.3, recreates=True), budget)
+    best = best_sequence(rounds.found)
+    assert settle(rounds, budget, roughly=True) == UNIT
+    assert asked == [True]
+    rounds.offer(best, budget)
+    assert settle(rounds, budget) == UNIT
+    assert asked == [True, True, False]
+    # Where something fits, a close look takes longer than it is worth.
+    rounds.offer(best, budget)
+    assert settle(rounds, budget + UNIT) == 0
+    rounds.offer(rounds.unplanned, 40 * UNIT)
+    assert settle(rounds, budget) > 0
+    assert asked[3:] == [True, True, True]
 
 
 def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:

@@ -90,7 +90,12 @@ def sequence_model(
         list(dict.fromkeys(number[a] for a in row if a in number))
         for row in (*(call.inputs for call in calls), graph.heads)
     ]
-    writes = [[number[a] for a in call.outputs if a in number] for call in calls]
+    # In the order in which they are placed, which decides between placements that are alike.
+    placed = [graph.placements[ops[0]] for ops in members]
+    writes = [
+        [number[a] for a in map(call.outputs.__getitem__, places) if a in number]
+        for call, places in zip(calls, placed, strict=True)
+    ]
     pairs = [_handed(call, number) for call in calls]
     before = _predecessors(graph, members, may_rerun, reorder)
     readers = _reversed(reads, len(sized))

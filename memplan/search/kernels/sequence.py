@@ -79,13 +79,15 @@ def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _discount(model, state, step):  # type: ignore[no-untyped-def]
-    """Bytes of outputs at ``step`` that take over the buffers of inputs."""
+def handed_over(model, state, step):  # type: ignore[no-untyped-def]
+    """List pairs in the scratch: the second takes over the buffer of the first at ``step``.
+
+    How many tensors these are.
+    """
     op = state.steps[OP, step]
     begin, end = model.start[HANDED, op], model.start[HANDED, op + 1]
     tensors = state.scratch[0]
     ntensors = 0
-    total = 0
     for i in range(begin, end, 2):
         source, output = model.flat[i], model.flat[i + 1]
         free = True
@@ -101,7 +103,15 @@ def _discount(model, state, step):  # type: ignore[no-untyped-def]
         tensors[ntensors] = source
         tensors[ntensors + 1] = output
         ntensors += 2
-        total += model.tensors[NBYTES, output]
+    return ntensors
+
+
+@compiled
+def _discount(model, state, step):  # type: ignore[no-untyped-def]
+    """Bytes of outputs at ``step`` that take over the buffers of inputs."""
+    total = 0
+    for j in range(1, handed_over(model, state, step), 2):
+        total += model.tensors[NBYTES, state.scratch[0, j]]
     return total
 
 

@@ -1,0 +1,73 @@
+"""Whether what a search in live bytes has found fits the memory that counts: one packed array.
+
+A sequence that does not is changed a little first, mostly in its order: how well one can be packed
+is a matter of luck. Near the least memory of a network plans cost up to a point less by that.
+"""
+
+from __future__ import annotations
+
+from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
+from memplan.search.kernels.packing import Repacking, repack
+from memplan.search.kernels.sequence import load
+from memplan.search.kernels.state import LENGTH, OP
+from memplan.search.rounds import Rounds, best_sequence, copy_best
+
+# What packing costs in work, for every op: where quick placements fit, and where none does.
+# Measured on the zoo's ResNet-50 and on an LSTM of 1,700 ops.
+PACKING_WORK, FAILING_WORK = 2, 60
+# What does not fit at once is changed: for so many placements at most, and squares of the number
+# of buffers summed over these, each of which costs so much work.
+MOST_PLACEMENTS, MOST_SQUARES, SQUARE_WORK = 1500, 1_000_000_000, 6e-4
+# It may cost so much more of the unplanned step's time, and half of what it is cheaper than the
+# one that fits.
+DEARER, DEARER_SHARE = 5e-4, 0.5
+
+
+def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
+    """By how many bytes the best is over the budget in the memory that counts.
+
+    ``roughly`` in no time, and so if time is up and something fits. If the best is over, it is
+    again what it was when it last was not, and rounds begin with what was too large.
+    """
+    found, settled = search.found, search.settled
+    if search.excess is None or found.figures[BEST_SECONDS] == settled.figures[BEST_SECONDS]:
+        return 0
+    schedule = search.schedule(best_sequence(found))
+    roughly |= search.stop.is_over() and search.fitting is not None
+    over = search.excess(schedule, budget_nbytes, roughly=True)
+    if over and not (roughly or search.match_ranges):
+        # A search for offsets seldom finds what changes do not, unless these were few.
+        were_few = change_to_pack(search, budget_nbytes) >= MOST_SQUARES
+        schedule = search.schedule(best_sequence(found))
+        closely = were_few or search.fitting is None
+        over = search.excess(schedule, budget_nbytes, roughly=not closely)
+    search.stop.spend((FAILING_WORK if over and not roughly else PACKING_WORK) * search.nops)
+    if over:
+        search.first = best_sequence(found)
+        copy_best(settled, found)
+    else:
+        search.fitting = schedule
+        copy_best(found, settled)
+    return over
+
+
+def change_to_pack(search: Rounds, budget_nbytes: int) -> int:
+    """Change the best so that it can be packed within the budget, or more nearly so.
+
+    The squares of the number of buffers, summed over the placements that were made.
+    """
+    sequence, figures = best_sequence(search.found), search.found.figures
+    most = int(max(budget_nbytes, figures[BEST_NBYTES]))
+    load(search.model, search.state, sequence, len(sequence), most)
+    dearer = DEARER * search.unit
+    if search.settled.figures[BEST_LENGTH]:
+        cheaper = search.settled.figures[BEST_SECONDS] - figures[BEST_SECONDS]
+        dearer = min(dearer, DEARER_SHARE * cheaper)
+    seconds = search.state.seconds[0] + dearer
+    task = Repacking(budget_nbytes, MOST_PLACEMENTS, MOST_SQUARES, seconds)
+    _, nsquares = repack(search.model, search.state, search.packing, task)
+    search.stop.spend(SQUARE_WORK * nsquares)
+    repacked = search.state.steps[OP, : search.state.totals[LENGTH]].copy()
+    search.found.sequence[: len(repacked)] = repacked
+    figures[:] = len(repacked), search.seconds(repacked), search.live_peak(repacked)
+    return int(nsquares)
