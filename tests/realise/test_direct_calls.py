@@ -10,6 +10,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 
+from helpers.interrupted import Interrupted
 from helpers.networks import dense, loss, var
 from helpers.training_runs import (
     Values,
@@ -39,22 +40,6 @@ class Counted:
     def MXImperativeInvokeEx(self, *arguments: Any) -> Any:  # noqa: N802  # as MXNet calls it
         self.ncalls += 1
         return self.library.MXImperativeInvokeEx(*arguments)
-
-
-class Interrupted:
-    """MXNet's library, of which the ``ncalls``-th call is interrupted by Ctrl-C."""
-
-    def __init__(self, library: Any, ncalls: int) -> None:
-        self.library, self.ncalls = library, ncalls
-
-    def __getattr__(self, name: str) -> Any:
-        def function(*arguments: Any) -> None:
-            getattr(self.library, name)(*arguments)
-            self.ncalls -= 1
-            if not self.ncalls:
-                raise KeyboardInterrupt
-
-        return function
 
 
 @pytest.fixture

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 from typing import Any
 
 import mxnet as mx
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import by_autograd, by_plan, differences, train
 from helpers.blocks import Case, accumulate, vectors
 from helpers.halves import by_halves, by_planned
+from helpers.interrupted import Interrupted
+from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.realise import step_scope
 
 
 class Clipped(gluon.Parameter):
@@ -57,3 +62,30 @@ def test_identical_to_autograd(way: Any, prepare: Any) -> None:
     )
     run = way(case) if way is by_planned else way(case, [])
     assert not differences(train(case, by_autograd(case)), train(case, run))
+
+
+def test_ctrl_c_does_not_leave_gradients_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After whichever call of MXNet's that sets modes it comes."""
+    net = ClippedDense(3, 4)
+    net.initialize()
+    net.hybridize()  # else it would be called with Symbols in every step
+    step = TrainStep(net, lambda outputs, _: outputs.sum(), strategy="store_all")
+    x, y = mx.nd.ones((2, 4)), mx.nd.ones((2,))
+    step(x, y)
+    for ncalls in itertools.count(1):
+        library = Interrupted(autograd._LIB, ncalls)
+        is_interrupted = False
+        with monkeypatch.context() as patch:
+            patch.setattr(autograd, "_LIB", library)
+            patch.setattr(step_scope, "_LIB", library)
+            try:
+                step(x, y)
+            except KeyboardInterrupt:
+                is_interrupted = True
+        modes = autograd.is_recording(), autograd.is_training(), gc.isenabled()
+        autograd.set_recording(False)
+        autograd.set_training(False)
+        assert modes == (False, False, True), ncalls
+        if not is_interrupted:
+            break
+    assert ncalls > 6
