@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
+from typing import TypeVar
 
 from mxnet.base import _LIB
+
+T = TypeVar("T")
 
 # What MXNet has not told yet, and where it writes what nobody reads.
 _UNTOLD, _UNREAD = -1, ctypes.byref(ctypes.c_int())
@@ -65,3 +69,17 @@ class StepScope:
         for number in self._numbers:
             number.value = _UNTOLD
         self._collects = False
+
+
+def recorded(compute: Callable[[], T]) -> T:
+    """What ``compute`` returns, with its gradients recorded.
+
+    MXNet's own scope would record on for good where Ctrl-C comes as it is entered or left.
+    """
+    scope = StepScope(is_recording=True)
+    try:
+        with scope:
+            return compute()
+    except BaseException:  # Ctrl-C may have come before the scope was left
+        scope.restore()
+        raise

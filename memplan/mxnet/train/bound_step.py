@@ -17,7 +17,7 @@ from mxnet.autograd import backward as backward_of_mxnet
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.imperative import Updates
-from memplan.mxnet.realise.step_scope import StepScope
+from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
@@ -299,25 +299,13 @@ class BoundStep:
             backward_of_mxnet(*map(list, zip(*pairs, strict=True)))
 
     def _values(self, batch: Arrays) -> dict[str, NDArray]:
-        self._read = self._computed() if self._derived else {}
+        derived, ctx = self._derived, self.executor.ctx
+        self._read = recorded(lambda: {p.name: p.data(ctx) for p in derived}) if derived else {}
         inputs, labels = batch
         values = {f"{INPUT}{i}": array for i, array in enumerate(leaves(inputs))}
         values |= {f"{LABEL}{i}": array for i, array in enumerate(leaves(labels))}
         arrays = self.executor.arg_dict
         return self._read | {name: value for name, value in values.items() if name in arrays}
-
-    def _computed(self) -> dict[str, NDArray]:
-        """What is computed from parameters, with its gradients recorded.
-
-        MXNet's own scope would record on for good where Ctrl-C comes as it is entered or left.
-        """
-        scope = StepScope(is_recording=True)
-        try:
-            with scope:
-                return {p.name: p.data(self.executor.ctx) for p in self._derived}
-        except BaseException:  # Ctrl-C may have come before the scope was left
-            scope.restore()
-            raise
 
     def hand_over_gradients(self) -> Late:
         """Make the arrays in which the gradients will be those of the parameters, if any will."""
