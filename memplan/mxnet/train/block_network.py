@@ -12,9 +12,9 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
 
 from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
@@ -83,14 +83,13 @@ def compose(
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (
-        autograd.record(),
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
         noting_calls(params) as noted,
     ):
         run = block.forward if has_been_called else block
-        losses, outputs = _composed(block, run, loss, inputs, labels)
+        losses, outputs = recorded(lambda: _composed(block, run, loss, inputs, labels))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
