@@ -17,7 +17,7 @@ from memplan.search.rounds import Rounds, best_sequence, copy_best
 PACKING_WORK, FAILING_WORK = 2, 60
 # What does not fit at once is changed: for so many placements at most, and squares of the number
 # of buffers summed over these, each of which costs so much work.
-MOST_PLACEMENTS, MOST_SQUARES, SQUARE_WORK = 1500, 1_000_000_000, 6e-4
+MOST_PLACEMENTS, MOST_SQUARES, SQUARE_WORK = 1500, 400_000_000, 6e-4
 # It may cost so much more of the unplanned step's time, and half of what it is cheaper than the
 # one that fits.
 DEARER, DEARER_SHARE = 5e-4, 0.5
@@ -36,11 +36,10 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
     roughly |= search.stop.is_over() and search.fitting is not None
     over = search.excess(schedule, budget_nbytes, roughly=True)
     if over and not (roughly or search.match_ranges):
-        # A search for offsets seldom finds what changes do not, unless these were few.
-        were_few = change_to_pack(search, budget_nbytes) >= MOST_SQUARES
+        change_to_pack(search, budget_nbytes)
         schedule = search.schedule(best_sequence(found))
-        closely = were_few or search.fitting is None
-        over = search.excess(schedule, budget_nbytes, roughly=not closely)
+        # A longer search for offsets seldom finds what changes do not: only where nothing fits yet.
+        over = search.excess(schedule, budget_nbytes, roughly=search.fitting is not None)
     search.stop.spend((FAILING_WORK if over and not roughly else PACKING_WORK) * search.nops)
     if over:
         search.first = best_sequence(found)
@@ -51,11 +50,8 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
     return over
 
 
-def change_to_pack(search: Rounds, budget_nbytes: int) -> int:
-    """Change the best so that it can be packed within the budget, or more nearly so.
-
-    The squares of the number of buffers, summed over the placements that were made.
-    """
+def change_to_pack(search: Rounds, budget_nbytes: int) -> None:
+    """Change the best so that it can be packed within the budget, or more nearly so."""
     sequence, figures = best_sequence(search.found), search.found.figures
     most = int(max(budget_nbytes, figures[BEST_NBYTES]))
     load(search.model, search.state, sequence, len(sequence), most)
@@ -70,4 +66,3 @@ def change_to_pack(search: Rounds, budget_nbytes: int) -> int:
     repacked = search.state.steps[OP, : search.state.totals[LENGTH]].copy()
     search.found.sequence[: len(repacked)] = repacked
     figures[:] = len(repacked), search.seconds(repacked), search.live_peak(repacked)
-    return int(nsquares)

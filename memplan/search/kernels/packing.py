@@ -29,7 +29,7 @@ NKINDS = 5
 # An attempt makes 1 to 4 changes, mostly few; of these so many recompute other things.
 MOST_TIMES, RECOMPUTING = 4, 0.3
 # So many attempts are made at most for every placement: most do not keep the budget.
-TRIES = 100
+TRIES = 10
 
 
 class PackingRoom(NamedTuple):
