@@ -18,9 +18,9 @@ PACKING_WORK, FAILING_WORK = 2, 60
 # What does not fit at once is changed: for so many placements at most, and squares of the number
 # of buffers summed over these, each of which costs so much work.
 MOST_PLACEMENTS, MOST_SQUARES, SQUARE_WORK = 1500, 400_000_000, 6e-4
-# It may cost so much more of the unplanned step's time, and half of what it is cheaper than the
-# one that fits.
-DEARER, DEARER_SHARE = 5e-4, 0.5
+# It may take so much longer, over the unplanned step, and by half of the seconds that it saves
+# against the one that fits.
+EXTRA, EXTRA_SHARE = 5e-4, 0.5
 
 
 def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
@@ -55,11 +55,11 @@ def change_to_pack(search: Rounds, budget_nbytes: int) -> None:
     sequence, figures = best_sequence(search.found), search.found.figures
     most = int(max(budget_nbytes, figures[BEST_NBYTES]))
     load(search.model, search.state, sequence, len(sequence), most)
-    dearer = DEARER * search.unit
+    extra = EXTRA * search.unit
     if search.settled.figures[BEST_LENGTH]:
         cheaper = search.settled.figures[BEST_SECONDS] - figures[BEST_SECONDS]
-        dearer = min(dearer, DEARER_SHARE * cheaper)
-    seconds = search.state.seconds[0] + dearer
+        extra = min(extra, EXTRA_SHARE * cheaper)
+    seconds = search.state.seconds[0] + extra
     task = Repacking(budget_nbytes, MOST_PLACEMENTS, MOST_SQUARES, seconds)
     _, nsquares = repack(search.model, search.state, search.packing, task)
     search.stop.spend(SQUARE_WORK * nsquares)

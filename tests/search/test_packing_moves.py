@@ -31,7 +31,7 @@ from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, Rules, best_sequence
-from memplan.search.settling import DEARER, change_to_pack, settle
+from memplan.search.settling import EXTRA, change_to_pack, settle
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import replay, simulate
@@ -88,7 +88,7 @@ def test_buffers_and_quick_placements_are_those_of_packing(
 @examples(50)
 @given(training_graphs(), st.floats(0.5, 1.0), st.integers(0, 100), st.floats(0.0, 0.2))
 def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_be(
-    graph: TrainingGraph, share: float, seed: int, dearer: float
+    graph: TrainingGraph, share: float, seed: int, extra: float
 ) -> None:
     search, budget = begun(graph, share, seed)
     sequence = best_sequence(search.found)
@@ -97,7 +97,7 @@ def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_b
     load(search.model, search.state, sequence, len(sequence), budget)
     count = list_buffers(search.model, search.state, search.packing)
     before, _ = quick_nbytes(search.packing, count)
-    most = search.seconds(sequence) + dearer
+    most = search.seconds(sequence) + extra
     task = Repacking(0, 50, 1_000_000, most)
     nbytes, _ = repack(search.model, search.state, search.packing, task)
     changed = search.schedule(search.state.steps[OP, : search.state.totals[LENGTH]].copy())
@@ -119,7 +119,7 @@ def test_what_no_offsets_are_found_for_is_changed_until_it_fits(name: str, seed:
     assert best is not None
     assert validate(best).valid
     assert memory.nbytes(best) <= budget
-    assert best.seconds <= found.seconds + DEARER * graph.seconds
+    assert best.seconds <= found.seconds + EXTRA * graph.seconds
 
 
 def test_where_something_fits_less_is_spent_on_what_is_hardly_cheaper(
@@ -135,10 +135,10 @@ def test_where_something_fits_less_is_spent_on_what_is_hardly_cheaper(
 
     monkeypatch.setattr(settling, "repack", noted)
     change_to_pack(search, 0)
-    search.settled.figures[:] = search.nops, cost + 0.2 * DEARER * search.unit, 0
+    search.settled.figures[:] = search.nops, cost + 0.2 * EXTRA * search.unit, 0
     change_to_pack(search, 0)
-    dearer = [(task.seconds - cost) / search.unit for task in tasks]
-    assert dearer == pytest.approx([DEARER, 0.1 * DEARER])
+    extra = [(task.seconds - cost) / search.unit for task in tasks]
+    assert extra == pytest.approx([EXTRA, 0.1 * EXTRA])
 
 
 def test_what_is_written_in_place_of_an_input_is_one_buffer() -> None:

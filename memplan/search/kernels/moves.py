@@ -38,6 +38,12 @@ def draw(state):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def unit(state):  # type: ignore[no-untyped-def]
+    """A random number from 0 to 1."""
+    return draw(state) / 9007199254740992.0
+
+
+@compiled
 def _below(state, limit):  # type: ignore[no-untyped-def]
     return np.int64(draw(state) % np.uint64(limit))
 
@@ -197,7 +203,7 @@ def reorder(model, state):  # type: ignore[no-untyped-def]
 @compiled
 def propose(model, state):  # type: ignore[no-untyped-def]
     """Make a random move; False if none was made."""
-    kind = draw(state) / 9007199254740992.0
+    kind = unit(state)
     if kind < RECOMPUTE:
         return _recompute(model, state, False)
     if kind < RECOMPUTE + DROP:

@@ -13,7 +13,7 @@ import numpy as np
 
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.model import NBYTES, WRITTEN, SequenceModel
-from memplan.search.kernels.moves import draw, propose, reorder
+from memplan.search.kernels.moves import propose, reorder, unit
 from memplan.search.kernels.sequence import handed_over, last_read, undo
 from memplan.search.kernels.state import CHANGES, DISCOUNT, EXCESS, LATER, LENGTH, OP
 from memplan.util.compiled import compiled
@@ -25,7 +25,7 @@ SIZE, BEGIN, END, TOTAL, OFFSET, ORDER, FLOOR = range(7)
 # Orders of placements, those of memplan.memory.offsets.placement: by bytes; by the most bytes alive
 # and then the bytes times the root of the length, times the length, or the length; by the length.
 BY_SIZE, BY_ROOT, BY_AREA, BY_LENGTH, LONGEST = range(5)
-NKINDS = 5
+NKINDS = LONGEST + 1
 # An attempt makes 1 to 4 changes, mostly few; of these so many recompute other things.
 MOST_TIMES, RECOMPUTING = 4, 0.3
 # So many attempts are made at most for every placement: most do not keep the budget.
@@ -256,17 +256,11 @@ def quick_nbytes(room, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _unit(state):  # type: ignore[no-untyped-def]
-    """A random number from 0 to 1."""
-    return draw(state) / 9007199254740992.0
-
-
-@compiled
 def _change(model, state):  # type: ignore[no-untyped-def]
     """Make some random moves, most of which cost nothing."""
     state.totals[CHANGES] = 0
-    for _ in range(1 + int(MOST_TIMES * _unit(state) ** 2)):
-        if _unit(state) < RECOMPUTING:
+    for _ in range(1 + int(MOST_TIMES * unit(state) ** 2)):
+        if unit(state) < RECOMPUTING:
             propose(model, state)
         else:
             reorder(model, state)
@@ -295,7 +289,7 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
         count, other = list_buffers(model, state, room), kind
         nbytes = _placed(room, count, other, best + 1)
         if nbytes > best:
-            other = int(NKINDS * _unit(state))
+            other = int(NKINDS * unit(state))
             nbytes = _placed(room, count, other, best + 1)
             made, squares = made + 1, squares + count * count
         made, squares = made + 1, squares + count * count

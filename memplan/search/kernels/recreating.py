@@ -16,7 +16,7 @@ import numpy as np
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.model import NBYTES, READ, READERS, READERS_END, WRITER, SequenceModel
-from memplan.search.kernels.moves import draw, is_read, reorder
+from memplan.search.kernels.moves import draw, is_read, reorder, unit
 from memplan.search.kernels.sequence import insert, last_read, latest, remove
 from memplan.search.kernels.state import (
     BUDGET,
@@ -81,12 +81,6 @@ def recreating_room(model: SequenceModel, capacity: int) -> Room:
     found, marks = np.zeros(nops + 1, dtype=np.int64), np.zeros(nops + 1, dtype=np.int64)
     tensors, now = np.zeros(ntensors, dtype=np.int64), sequence_state(model, capacity, 0)
     return Room(now, found, marks, tensors, np.zeros(ntensors), np.zeros(1, dtype=np.int64))
-
-
-@compiled
-def _unit(state):  # type: ignore[no-untyped-def]
-    """A random number from 0 to 1."""
-    return draw(state) / 9007199254740992.0
 
 
 @compiled
@@ -192,7 +186,7 @@ def _rank(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
             _, seconds, gain = _closure(model, state, op, gap, peak, nbytes, room)
             if gain > 0:
                 room.tensors[count] = tensor
-                room.scores[count] = seconds / gain * (1.0 + noise * _unit(state))
+                room.scores[count] = seconds / gain * (1.0 + noise * unit(state))
                 count += 1
     return count
 
@@ -243,8 +237,8 @@ def _between(limits, unit):  # type: ignore[no-untyped-def]
 @compiled
 def _ruin(model, state):  # type: ignore[no-untyped-def]
     """Take back some recomputations: anywhere, around a step, or of ops around an op."""
-    kind, size, centre = _unit(state), _unit(state), _unit(state)
-    half = _between(PARTS, _unit(state))
+    kind, size, centre = unit(state), unit(state), unit(state)
+    half = _between(PARTS, unit(state))
     share = _between(SHARES, size) if kind < ANYWHERE else SHARES_NEAR[int(3 * size)]
     length, nops = state.totals[LENGTH], len(model.seconds)
     for step in range(length - 2, -1, -1):
@@ -255,14 +249,14 @@ def _ruin(model, state):  # type: ignore[no-untyped-def]
             away = abs(state.steps[OP, step] / nops - centre)
         elif kind >= ANYWHERE:
             away = abs(step / length - centre)
-        if away < half and _unit(state) < share:
+        if away < half and unit(state) < share:
             remove(model, state, step)
 
 
 @compiled
 def _recreate(model, state, room):  # type: ignore[no-untyped-def]
     """Recompute at peaks until all are within the budget, if they can be."""
-    noise = NOISE if _unit(state) < 0.5 else 0.0
+    noise = NOISE if unit(state) < 0.5 else 0.0
     for _ in range(4 * len(model.seconds)):
         peak = _highest(state)
         if state.live[peak] <= state.totals[BUDGET]:
@@ -319,7 +313,7 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
         copy_state(now, state)
         _ruin(model, state)
         reordering = REORDERING
-        while _unit(state) < reordering:
+        while unit(state) < reordering:
             state.totals[CHANGES] = 0  # nothing is undone
             reorder(model, state)
             reordering = ONE_MORE
