@@ -127,10 +127,13 @@ def test_executors_have_room_for_copies_of_every_size() -> None:
     assert nbytes == max(backward) + sum(forward + backward) // 5
 
 
-def test_memory_that_nobody_gives_back_counts_half_again() -> None:
+def test_memory_that_nobody_gives_back_counts_again_unless_copies_fill_it() -> None:
     net = _activation(_conv(mx.sym.Variable("data")))
     nbytes = _beside_copies(net, leaves_holes=False)
-    assert _beside_copies(net, leaves_holes=True) == nbytes + nbytes // 2
+    assert _beside_copies(net, leaves_holes=True) == 2 * nbytes
+    net = mx.sym.relu(_conv(mx.sym.relu(_conv(_data()))))
+    nbytes = _beside_copies(net, leaves_holes=False)
+    assert _beside_copies(net, leaves_holes=True) == nbytes + nbytes // 4
 
 
 def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +141,7 @@ def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 2 * N)
     nbytes = _beside_copies(net, leaves_holes=False)
     assert nbytes == 2 * N + 4 * WEIGHT + 2 * N // 5
-    assert _beside_copies(net, leaves_holes=True) == nbytes + N
+    assert _beside_copies(net, leaves_holes=True) == nbytes + 2 * N
 
 
 def test_explicit_steps_keep_the_same_copies() -> None:
@@ -189,7 +192,7 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
     # layout.
     picture = 16 * N
     space = 2 * picture + WEIGHT
-    other = space + (2 + 1 + 1) * picture
+    other = space + (2 + 1) * picture + picture // 2
     assert estimates == {"onednn": 3 * picture, "other": other}
 
 
@@ -197,18 +200,19 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
     ("space", "kept", "uncounted", "expected"),
     [
         (100, 10, 99, 160),
-        (100, 100, 99, 300),
-        (100, 100, 20, 270),
-        (10, 100, 99, 210),
-        (10, 100, 0, 160),
+        (100, 100, 99, 275),
+        (100, 100, 40, 265),
+        (100, 100, 20, 250),
+        (10, 100, 99, 185),
+        (10, 100, 0, 135),
         (10, 0, 99, 15),
     ],
 )
 def test_packed_steps_have_room_for_copies_of_both_kinds(
     monkeypatch: pytest.MonkeyPatch, space: int, kept: int, uncounted: int, expected: int
 ) -> None:
-    """Those of the two operators that have most. In small networks, of whose code not all is
-    counted, for more.
+    """Those of the operator that has most, and half of those of the next. In small networks, of
+    whose code not all is counted, for more.
     """
     traced = trace(_loss(_data()), shapes={"data": (2, 3)}, realisation="packed")
     nops = len(traced.nodes)
@@ -324,7 +328,6 @@ def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
     [
         (mx.sym.LayerNorm, 2),
         (lambda data: mx.sym.GroupNorm(data, num_groups=4), 2),
-        (lambda data: mx.sym.LRN(data, nsize=5), 3),
         (mx.sym.InstanceNorm, 0),
         (mx.sym.relu, 0),
         (lambda data: mx.sym.Dropout(data, p=0.5), 0),

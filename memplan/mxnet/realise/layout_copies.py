@@ -21,6 +21,12 @@ from memplan.step.graph import TrainingGraph
 # The operator of oneDNN that writes over a term in the layout that this has.
 SUM = "elemwise_add"
 
+# Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
+# of the data, into which the other gradient is brought, and that of an LRN that of the other
+# gradient, for which the data is brought into the usual one (Reorder2Default in MXNet's
+# src/operator/nn/mkldnn/mkldnn_lrn-inl.h).
+_FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
+
 
 @dataclass(frozen=True)
 class Copies:
@@ -76,6 +82,8 @@ class _Layouts:
             return 0, self._convolve(index, call)
         if node.op == "_backward_Concat" and _ndim(call) in (2, 4):
             return 0, 0  # parts of the array are brought into the usual layout as they are written
+        if node.op in _FOLLOW and not _is_of_whole_pictures(node):
+            return 0, self._follow(index, call)
         if node.op in KEEPS_LAYOUT:
             if self._is_usual_sum(index):
                 return 0, self._nbytes(own)
@@ -90,6 +98,19 @@ class _Layouts:
         # A Reshape, or the like, converts the array that it shares.
         self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
         return 0, self._nbytes(own)
+
+    def _follow(self, index: int, call: Node) -> int:
+        """A gradient that has the layout of one array that it reads: the bytes of other copies."""
+        op, node = self.graph.ops[index], self.nodes[index]
+        are_own, sizes = self._are_own(index), _sizes(node)
+        data = next((place for place, e in enumerate(node.inputs) if e == call.inputs[0]), 0)
+        if node.op == "_backward_LRN":  # its own layout is that of the gradient; data is the usual
+            leader, other, is_unlike = 0, data, are_own[data]
+        else:
+            leader, other, is_unlike = data, 0, are_own[0] != are_own[data]
+        if are_own[leader]:
+            self.own.add(op.outputs[0])
+        return sizes[other] if is_unlike else 0
 
     def _is_usual_sum(self, index: int) -> bool:
         """Is an op a sum in the usual layout?
@@ -108,11 +129,12 @@ class _Layouts:
         # Which inputs are wanted in which layouts: the weight is in that of the data.
         wanted: set[tuple[int, bool]] = {(0, forward.data), (1, forward.data)}
         if call is not node:
-            wanted = {(0, of_weight.output), (1, of_weight.data)}
+            # The gradient is brought into the layout for that of the data even where nobody reads
+            # this (MKLDNNConvolutionBackward of src/operator/nn/mkldnn/mkldnn_convolution.cc).
+            wanted = {(0, of_weight.output), (1, of_weight.data), (0, of_data.output)}
             if self.graph.readers[op.outputs[0]] or op.outputs[0] in self.graph.heads:
-                wanted |= {(0, of_data.output), (2, of_data.data)}
-        infos, are_own = node.infos.inputs, self._are_own(index)
-        sizes = [0 if info is None else info.nbytes for info in infos]
+                wanted.add((2, of_data.data))
+        are_own, sizes = self._are_own(index), _sizes(node)
         temporary = sum(sizes[place] for place, is_own in wanted if is_own != are_own[place])
         if call is not node and of_weight.data:
             temporary += sizes[2]  # the gradient of the weight is written in that layout, too
@@ -153,13 +175,24 @@ def _is_turned(node: Node) -> bool:
     have one stride, and puts what is longest first: the usual layout only if there are at least as
     many channels as rows, and rows as columns (DNNL_VERBOSE=1 shows acdb for 20 x 28 x 28).
     """
-    if node.op != "_backward_Pooling" or node.forward is None:
-        return False
-    data, out = node.forward.infos.inputs[0], node.forward.infos.outputs[0]
-    if data is None or out is None or math.prod(out.shape[2:]) > 1:
+    data = None if node.forward is None else node.forward.infos.inputs[0]
+    if data is None or not _is_of_whole_pictures(node):
         return False
     sizes = data.shape[1:]
     return list(sizes) != sorted(sizes, reverse=True)
+
+
+def _is_of_whole_pictures(node: Node) -> bool:
+    """Is ``node`` the gradient of a pooling that leaves one place by channel?"""
+    if node.op != "_backward_Pooling" or node.forward is None:
+        return False
+    out = node.forward.infos.outputs[0]
+    return out is not None and math.prod(out.shape[2:]) <= 1
+
+
+def _sizes(node: Node) -> list[int]:
+    """The bytes of what ``node`` reads."""
+    return [0 if info is None else info.nbytes for info in node.infos.inputs]
 
 
 def _ndim(call: Node) -> int:

@@ -15,26 +15,31 @@ _SPACE = {
     "_backward_LayerNorm": 2,  # what is normalized, and the gradient by gamma (layer_norm-inl.h)
     "_backward_GroupNorm": 2,  # the same (group_norm-inl.h)
     "CTCLoss": 1,  # the probabilities (nn/ctc_loss-inl.h)
-    # The layer, computed again, and what oneDNN keeps of it (nn/mkldnn/mkldnn_lrn-inl.h): a malloc
-    # that prints has one array of the size of the data, and one of twice that.
-    "_backward_LRN": 3,
 }
 
 # Those that ask for a row of it at most, as do their backward ops, but for what is above. Of each
 # kind some were measured: a process that trains such an op on arrays of 20 MB in packed memory
 # grows by 1 to 3 MB beyond these, code of MXNet's included.
 _NOTHING = frozenset(
-    """_contrib_BilinearResize2D _equal _full _greater _greater_equal _hypot _lesser
-    _lesser_equal _maximum _minimum _mod _not_equal _npi_concatenate _ones _power _zeros
-    _zeros_without_dtype abs batch_dot BilinearSampler BlockGrad cbrt ceil clip Concat
-    Correlation cos CTCLoss depth_to_space dot Dropout elemwise_div elemwise_mul elemwise_sub
-    Embedding erf exp expand_dims expm1 Flatten floor gamma gammaln GridGenerator GroupNorm
-    hard_sigmoid InstanceNorm L2Normalization LayerNorm LeakyReLU LinearRegressionOutput log
-    log10 log1p log2 LogisticRegressionOutput MAERegressionOutput MakeLoss max mean min moments
-    negative norm ones_like Pad pick prod rcbrt reciprocal relu repeat Reshape rint ROIPooling
-    round rsqrt SequenceMask sigmoid sign sin slice_axis slice_like SliceChannel smooth_l1
-    SoftmaxOutput softsign space_to_depth SpatialTransformer sqrt square stack sum SwapAxis take
-    tan tanh tile transpose trunc UpSampling where zeros_like""".split()
+    """_contrib_AdaptiveAvgPooling2D _contrib_arange_like _contrib_BilinearResize2D
+    _contrib_div_sqrt_dim _contrib_gradientmultiplier _contrib_interleaved_matmul_encdec_qk
+    _contrib_interleaved_matmul_encdec_valatt _contrib_interleaved_matmul_selfatt_qk
+    _contrib_interleaved_matmul_selfatt_valatt _contrib_MultiBoxPrior _contrib_round_ste
+    _contrib_sign_ste _equal _full _greater _greater_equal _hypot _identity_with_attr_like_rhs
+    _lesser _lesser_equal _logical_and _logical_or _logical_xor _maximum _minimum _mod _not_equal
+    _np_cumsum _np_max _np_prod _np_sum _np_transpose _npi_concatenate _npi_exp _npi_mean _ones
+    _power _split_v2 _zeros _zeros_without_dtype abs Activation arccos arccosh arcsin arcsinh
+    arctan arctanh argmax argmin batch_dot BilinearSampler BlockGrad Cast cbrt ceil clip col2im
+    Concat Correlation cos cosh CTCLoss degrees depth_to_space dot Dropout elemwise_div
+    elemwise_mul elemwise_sub Embedding erf erfinv exp expand_dims expm1 fix Flatten floor gamma
+    gammaln GridGenerator GroupNorm hard_sigmoid im2col InstanceNorm L2Normalization LayerNorm
+    LeakyReLU LinearRegressionOutput log log10 log1p log2 LogisticRegressionOutput
+    MAERegressionOutput make_loss MakeLoss max mean min moments nanprod nansum negative norm
+    ones_like Pad pick Pooling prod radians rcbrt reciprocal relu repeat Reshape reshape_like
+    reverse rint ROIPooling round rsqrt SequenceMask shape_array sigmoid sign sin sinh slice
+    slice_axis slice_like SliceChannel smooth_l1 SoftmaxActivation SoftmaxOutput softmin softsign
+    space_to_depth SpatialTransformer sqrt square squeeze stack sum SVMOutput SwapAxis take tan
+    tanh tile transpose trunc UpSampling where zeros_like""".split()
 )
 
 

@@ -7,6 +7,7 @@ much the same whatever is recomputed.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 
@@ -41,6 +42,9 @@ _PRODUCTS = frozenset(
     dot""".split()
 )
 
+# Those of them that multiply many matrices, one by one.
+_BATCHED = frozenset({"_linalg_gemm", "_linalg_gemm2", "_npi_matmul", "batch_dot"})
+
 # What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
 # mallopt): 65 MB of copies of one weight leave no holes.
 MOST_KEPT = 32 << 20
@@ -60,10 +64,12 @@ def executor_nbytes(
     And, op by op, those for each further run: the copies that the executor keeps
     (:mod:`memplan.mxnet.realise.layout_copies`). Beside these and scratchpads it has one temporary
     space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what
-    comes and goes: some of every size, at least as much as one op copies, and half again where it
-    ``leaves_holes``, because nobody tells it to give memory back; of large arrays it keeps nothing.
+    comes and goes: some of every size, at least as much as one op copies, and as much again where
+    it ``leaves_holes``, because nobody tells it to give memory back, and no copies that are kept
+    fill them, which leave a quarter of that; of large arrays it keeps nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
-    GluonCV's, at AVX-512.
+    GluonCV's, at AVX-512, and the holes on 26 networks of benchmarks/, at AVX2, by what an
+    unplanned step takes more than an explicit one that recomputes nothing.
     """
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
@@ -73,10 +79,11 @@ def executor_nbytes(
     nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
-        nbytes += min(nbytes, MOST_KEPT) // 2
+        holes = min(nbytes, MOST_KEPT)
+        nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += code_nbytes(graph, nodes, CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES)
-    kept_behind = scratchpads(graph, nodes) + _kept_nbytes(nodes)
+    kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
     return sum(kept) + nbytes + kept_behind, kept
 
 
@@ -85,10 +92,10 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
 
     One temporary space, in which operators of oneDNN have their copies, half as large again, and
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
-    src/common/exec_utils.h). Where these are more, those of two such operators count, as copies
-    often do not fit where those of an operator before were, beside the space. What a norm takes
-    comes on top. Where an op of
-    which nobody knows what it takes is larger, what it reads and writes, and three quarters of it.
+    src/common/exec_utils.h). Where these are more, half of those of a second such operator count,
+    as copies often do not fit where those of an operator before were, beside the space. What a norm
+    takes comes on top. Where an op of which nobody knows what it takes is larger, what it reads and
+    writes, and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of the benchmark at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
@@ -99,7 +106,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     *_, second, kept = 0, 0, *sorted(all_copies.kept_nbytes)
     half_again = min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
-    for_copies = max(space + space // 2 + kept, space + kept + second + half_again)
+    for_copies = max(space + space // 2 + kept, space + kept + second // 2 + half_again)
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
@@ -111,10 +118,13 @@ def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]
     """Op by op, what a gradient of oneDNN's takes that writes over what it reads.
 
     oneDNN's is computed beside it and copied then: DNNL_VERBOSE=1 shows a reorder that changes
-    nothing.
+    nothing. And what an LRN of oneDNN's leaves for a gradient of its own, and MXNet drops: of twice
+    the data half is written (mincore says so).
     """
     return [
-        graph.tensors[op.outputs[0]].nbytes if node.op in _COPIED_BACK and op.handovers else 0
+        graph.tensors[op.outputs[0]].nbytes
+        if node.op == "LRN" or (node.op in _COPIED_BACK and op.handovers)
+        else 0
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
 
@@ -153,11 +163,21 @@ def _kept_nbytes(nodes: Sequence[Node]) -> int:
 def _for_matrices(nodes: Iterable[Node]) -> int:
     """Copies of parts of matrices of which products are made, in the largest product."""
     sizes = (
-        total_nbytes((*node.infos.inputs, *node.infos.outputs))
-        for node in nodes
-        if (node if node.forward is None else node.forward).op in _PRODUCTS
+        total_nbytes((*node.infos.inputs, *node.infos.outputs)) // _nproducts(call)
+        for node, call in ((node, node.forward or node) for node in nodes)
+        if call.op in _PRODUCTS
     )
     return min(MOST_FOR_PRODUCTS, max(0, max(sizes, default=0) - SMALL_PRODUCT))
+
+
+def _nproducts(call: Node) -> int:
+    """How many products ``call`` makes, one after another."""
+    data, out = call.infos.inputs[0], call.infos.outputs[0]
+    if data is None or out is None:
+        return 1
+    if "heads" in call.attrs:  # of heads that lie side by side, by picture or text
+        return max(1, int(call.attrs["heads"]) * data.shape[1])
+    return max(1, math.prod(out.shape[:-2])) if call.op in _BATCHED else 1
 
 
 def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
