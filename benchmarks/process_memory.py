@@ -21,6 +21,7 @@ from typing import Any
 import mxnet as mx
 
 import memplan
+from further_networks import FURTHER
 from held_out_networks import HELD_OUT
 from memplan.errors import BudgetError
 from memplan.mxnet.check import promised_growth, unlike
@@ -29,11 +30,13 @@ from memplan.planning.job import Job
 from memplan.step.schedule import Schedule
 from process_networks import NETWORKS, Shapes, Symbol
 
+OTHERS = HELD_OUT | FURTHER
+
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    held_out = f"or of {', '.join(HELD_OUT)}"
+    held_out = f"or of {', '.join(OTHERS)}"
     parser.add_argument("--networks", default=",".join(NETWORKS), help=held_out)
     parser.add_argument("--budgets", default="0.75,0.5,0.35", help="shares of the unplanned step")
     parser.add_argument("--realisations", default="packed,explicit,mirror")
@@ -47,7 +50,7 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
     for name in options.networks.split(","):
-        net, shapes = (NETWORKS | HELD_OUT)[name]()
+        net, shapes = (NETWORKS | OTHERS)[name]()
         with tempfile.TemporaryDirectory() as folder:
             unplanned = Unplanned(net, shapes, Path(folder))
             for budget in map(float, options.budgets.split(",")):
