@@ -84,7 +84,7 @@ def _check_array(array: NDArray) -> None:
         )
     if array.stype != "default":
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
-    if _is_recorded(array):
+    if is_recorded(array):
         raise ArgumentError(
             "an input was computed under autograd.record() from what has a gradient, but TrainStep "
             "computes those of parameters only; detach() it, or make one block of both"
@@ -97,7 +97,7 @@ def _check_array(array: NDArray) -> None:
         )
 
 
-def _is_recorded(array: NDArray) -> bool:
+def is_recorded(array: NDArray) -> bool:
     """Does autograd know how ``array`` was computed?"""
     try:
         array._fresh_grad = array._fresh_grad  # refused for an array that autograd does not know

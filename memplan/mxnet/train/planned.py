@@ -23,6 +23,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
+from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.gradients import ReadByLoss, passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
@@ -37,7 +38,7 @@ Block = Any
 REMEMBERED = 8
 
 # What a planned block has, and a copy of it has not.
-_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_cannot_infer"})
+_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_cannot_infer", "_given"})
 
 
 def planned(block: Block, **options: Any) -> Block:
@@ -83,6 +84,7 @@ def planned(block: Block, **options: Any) -> Block:
     own |= {"__init__": _Forward.__init__}
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
     block.planned_step, block._past, block._planned_by = step, {}, options
+    block._given = GivenArrays(block)
     _wrap()
     _ALL[block] = None
     return block
@@ -116,6 +118,7 @@ class _Forward:
     _cannot_infer: list[Any] | None = None
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
+    _given: GivenArrays
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Make another block of the class, as HybridSequential makes a slice: it is not planned."""
@@ -129,14 +132,20 @@ class _Forward:
         others.update(named)
         arrays = any(isinstance(i, mx.nd.NDArray) for i in leaves(args))
         trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
-        if arrays and trains and others:
-            warnings.warn(
-                f"planned block {self.name!r} trains unplanned where it is called with more than "
-                f"arrays ({', '.join(sorted(others))}), as MXNet runs no graph of a hybridized "
-                f"block so; make an array of it, or an attribute of the block",
-                stacklevel=3,
+        trains = trains and arrays
+        if trains and others:
+            self._warn_of_unplanned(
+                f"it is called with more than arrays ({', '.join(sorted(others))}), as MXNet runs "
+                f"no graph of a hybridized block so; make an array of it, or an attribute of the "
+                f"block"
             )
-        if others or not (arrays and trains):
+        elif trains and (given := self._given.names()):
+            trains = False
+            self._warn_of_unplanned(
+                f"a script gave its parameters arrays whose gradients go on to others "
+                f"({', '.join(given[:3])}), which is beyond a plan; compute them in hybrid_forward"
+            )
+        if others or not trains:
             with cells_use_arrays(self):
                 return self._unplanned_forward(*args, **named)
         if is_mxnets_thread():
@@ -151,6 +160,10 @@ class _Forward:
             self._cache_graph(args)
             # MXNet's graph of a hybridized block returns lists, whatever tuples that has.
             return mapped(lambda array: array, outputs) if self._active else outputs
+
+    def _warn_of_unplanned(self, why: str) -> None:
+        text = f"planned block {self.name!r} trains unplanned where {why}"
+        warnings.warn(text, stacklevel=4)
 
     def _cache_graph(self, args: tuple[Any, ...]) -> None:
         """Leave the graph that the first call of a hybridized block leaves, for ``export``.

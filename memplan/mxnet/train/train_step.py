@@ -26,6 +26,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
+from memplan.mxnet.train.block_parameters import check_arrays, trainable
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     FirstHalf,
@@ -287,6 +288,7 @@ class TrainStep:
         bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_current() or self._trainer.is_new_to(bound, in_halves):
             params = self._parameters()
+            check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.parameters, in_halves)
@@ -316,21 +318,7 @@ class TrainStep:
 
     def _parameters(self) -> dict[str, Parameter]:
         """Those of block and loss; ArgumentError for what cannot be trained."""
-        parameters: dict[str, Parameter] = {}
-        for name, parameter in self.changes.parameters():
-            if parameters.setdefault(name, parameter) is not parameter:
-                raise ArgumentError(f"two different parameters are named {name!r}; rename one")
-            if parameter._stype != "default":
-                raise ArgumentError(
-                    f"parameter {name!r} is sparse, which MXNet's hybridized blocks cannot train; "
-                    f"make it with stype='default' (its gradient may be sparse)"
-                )
-            if parameter._grad_stype != "default" and parameter.grad_req == "add":
-                raise ArgumentError(
-                    f"the gradient of {name!r} is sparse, and MXNet cannot add to it: use "
-                    f"grad_req='write', or make its layer without sparse_grad=True"
-                )
-        return parameters
+        return trainable(self.changes.parameters())
 
     def _planned(
         self,
