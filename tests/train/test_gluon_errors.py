@@ -23,6 +23,17 @@ class Looks(gluon.HybridBlock):
         return x * x.shape[0]
 
 
+class Broadcasts(gluon.HybridBlock):
+    """Multiplies two shapes as arrays can, and cannot be hybridized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.dense(x * x.mean(axis=0))
+
+
 class Sparse(gluon.HybridBlock):
     """Has a sparse parameter."""
 
@@ -77,6 +88,7 @@ def closure(outputs: Any, labels: Any) -> Any:
         (conv_net, images, "softmax", ArgumentError, "'softmax'"),
         (conv_net, images, [], ArgumentError, "loss must be"),
         (Looks, images, SOFTMAX, TraceError, "Looks 'looks.*' cannot be called with Symbols"),
+        (Broadcasts, images, SOFTMAX, ArgumentError, r"write F.broadcast_mul\(a, b\)"),
         (conv_net, images, no_loss, TraceError, "must be Symbols"),
         (conv_net, images, closure, ArgumentError, "'hidden'.* as a Block"),
         (conv_net, images, [SOFTMAX, SOFTMAX], TraceError, "shorter|longer"),

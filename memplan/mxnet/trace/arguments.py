@@ -21,6 +21,11 @@ GradReq = str | Mapping[str, str] | None
 # Variables that MXNet's own inference of shapes and dtypes takes for parameters of its functions.
 _TAKEN_NAMES = ("self", "partial")
 
+_TO_BROADCAST = (
+    "; + - * / of Symbols, and of a hybridized block, take equal shapes only, where those of "
+    "arrays broadcast: write F.broadcast_mul(a, b), broadcast_add and the like"
+)
+
 
 def infer_arguments(
     symbol: mx.sym.Symbol,
@@ -73,8 +78,9 @@ def _infer_shapes(
         arrays, _, states = symbol.infer_shape_partial(**inputs)
     except MXNetError as error:
         check_uninferred(symbol, inputs)
+        hint = _TO_BROADCAST if "elemwise_op_common" in str(error) else ""
         raise ArgumentError(
-            f"the shapes {inputs} do not fit the network: {_first_line(error)}"
+            f"the shapes {inputs} do not fit the network: {_first_line(error)}{hint}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     result = dict(zip(names, map(tuple, [*arrays, *states]), strict=True))
