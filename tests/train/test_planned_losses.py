@@ -7,6 +7,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
+from mxnet.contrib import autograd as old_autograd
 
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, conv_net, images
@@ -68,5 +69,25 @@ def test_losses_may_be_within(head: int) -> None:
         with autograd.record():
             outputs = net(x, y)
         outputs[head].backward()
+        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
+    assert not differences(results[:1], results[1:])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_autograd_of_scripts_for_older_versions(named: bool) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net, (x, _) = conv_net(), images(8)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x)
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        with old_autograd.train_section():
+            loss = (net(x) ** 2).sum()
+        if named:
+            old_autograd.backward(outputs=[loss], out_grads=[mx.nd.array([2], ctx=CPU)])
+        else:
+            old_autograd.compute_gradient([loss])
         results.append({str(i): g for i, g in enumerate(gradients(net).values())})
     assert not differences(results[:1], results[1:])

@@ -5,7 +5,7 @@ there. So the rest of the step must run right after autograd's backward, in the 
 it, before anything else is asked of MXNet's engine, which then orders gradients, statistics and
 updates as it always does. The backward function of an autograd.Function or a Custom op comes too
 late: another thread runs it, when the optimizer's updates may have been asked for already. Hence
-the two functions of MXNet's that scripts call are wrapped.
+the functions of MXNet's that scripts call are wrapped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def planned(block: Block, **options: Any) -> Block:
     under ``autograd.record()``, the block runs the forward part of its plan;
     ``loss.backward()`` or ``autograd.backward(losses)`` of a loss computed from what it returned
     runs the rest. Everything else, inference included, is as before; ``block.planned_step`` is the
-    TrainStep. For this ``NDArray.backward`` and ``mx.autograd.backward`` are wrapped.
+    TrainStep. For this ``NDArray.backward``, ``mx.autograd.backward`` and ``mx.contrib.autograd``'s
+    are wrapped.
 
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call on a context after a later one, for both would need memory that is gone,
@@ -297,6 +298,8 @@ def _wrap() -> None:
     """Wrap MXNet's functions, the first time."""
     mx.nd.NDArray.backward = _with_plans(mx.nd.NDArray.backward)
     mx.autograd.backward = _with_plans(mx.autograd.backward)
+    # That of scripts for MXNet 0.10; its compute_gradient calls it.
+    mx.contrib.autograd.backward = _with_plans(mx.contrib.autograd.backward)
 
 
 def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
@@ -316,7 +319,8 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             try:
                 begun = [half for block in blocks for half in block.begun()]
                 finished = [half for block in blocks for half in block.finished()]
-                read = ReadByLoss(leaves([*args[:1], options.get("heads")]))
+                named = [options.get("heads"), options.get("outputs")]
+                read = ReadByLoss(leaves([*args[:1], *named]))
                 train_mode = [*args[3:4], options.get("train_mode", True)][0]
                 for half in begun:
                     half.check(read)
