@@ -206,6 +206,25 @@ def test_a_forward_is_called_by_the_names_of_its_arguments() -> None:
     assert other.planned_step.plans
 
 
+@pytest.mark.parametrize("infers_before", [False, True])
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_a_forward_calls_the_graph_of_a_hybridized_block(
+    realisation: str, infers_before: bool
+) -> None:
+    class Forward(Halving):
+        def forward(self, x: Any, mask: Any = None) -> Any:
+            return super().forward(x * 0.5, mask) * 2
+
+    batch, blocks = mx.nd.random.normal(shape=(4, 6)), (Forward(), Forward())
+    for block in blocks:
+        initialized(block).hybridize()
+        if infers_before:
+            block(batch)
+    other = planned(blocks[1], realisation=realisation, strategy="chen_sqrt")
+    check_equal(blocks[0], other, [(batch,), (batch,)])
+    assert other.planned_step.plans
+
+
 def test_a_forward_replaced_on_the_object_is_refused() -> None:
     block = layers(2)
     block.forward = lambda x: block[1](block[0](x).square())

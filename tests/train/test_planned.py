@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import by_autograd, differences, gradients, train
 from helpers.blocks import CASES, CPU, SOFTMAX, conv_net, dropout_net, images
 from helpers.halves import by_planned
-from memplan.errors import ArgumentError, UsageError
+from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import planned
 from memplan.mxnet.train.bound_step import FirstHalf
 
@@ -58,40 +58,27 @@ def test_the_rest_of_the_block_is_as_before() -> None:
         planned(net)
 
 
-@pytest.mark.parametrize("fails_late", [False, True])
-def test_a_block_that_has_no_graph_of_inference(fails_late: bool) -> None:
-    """It trains; the graph is tried again after hybridize(), and not at every step."""
-    asked = []
+@pytest.mark.parametrize(
+    ("fails_late", "error", "message"),
+    [(False, TraceError, "nobody knows"), (True, ArgumentError, "'nobody', no parameter")],
+)
+def test_a_block_that_has_no_graph(fails_late: bool, error: Any, message: str) -> None:
+    """The step says why, and the block is left as it was."""
 
-    class Trained(nn.HybridSequential):
+    class Fails(nn.HybridSequential):
         def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-            out = super().hybrid_forward(F, x)
-            if autograd.is_training():
-                return out
-            asked.append(fails_late)
-            assert fails_late or len(asked) > 1, "this block only trains"
             # MXNet refuses a graph with a variable of which it knows nothing, once it is there.
-            return out + F.var("nobody") if len(asked) == 1 else out * 2
+            assert fails_late, "nobody knows"
+            return super().hybrid_forward(F, x) + F.var("nobody")
 
-    net = Trained()
+    net = Fails()
     net.add(nn.Dense(3))
     net.initialize()
     net.hybridize()
     planned(net, strategy="chen_sqrt")
-
-    def steps() -> None:
-        for _ in range(3):
-            with autograd.record():
-                loss = net(mx.nd.ones((2, 4))).sum()
-            loss.backward()
-
-    steps()
-    assert len(asked) == 1
+    with autograd.record(), pytest.raises(error, match=message):
+        net(mx.nd.ones((2, 4)))
     assert not net._cached_graph
-    net.hybridize()
-    steps()
-    assert len(asked) == 2
-    assert net._cached_graph
 
 
 def test_a_hybridized_block_can_be_exported_after_training(tmp_path: Path) -> None:

@@ -115,12 +115,6 @@ class BlockChanges:
         }
         self.look()
 
-    def have_graphs(self) -> None:
-        """MXNet has just made its graphs of the blocks that have run, as they were then."""
-        every = self._graphs_of.items()
-        self._graphs_of = {block: (block._cached_op_args, values) for block, (_, values) in every}
-        self.look()
-
     @contextlib.contextmanager
     def as_in_graphs(self) -> Iterator[None]:
         """Within it hybridized blocks that have run have the attributes and layers of then."""
@@ -143,7 +137,16 @@ class BlockChanges:
     def parameters(self) -> list[tuple[str, Any]]:
         """Those of the blocks, by name, those of layers that are only in graphs by now included."""
         with self.as_in_graphs():
-            return [pair for block in self._blocks for pair in block.collect_params().items()]
+            pairs = [pair for block in self._blocks for pair in block.collect_params().items()]
+        names = {name for name, _ in pairs}
+        # Those of layers that were replaced after MXNet had made its graph.
+        others = (
+            parameter
+            for block in hybridized(self._blocks)
+            for is_input, parameter in block._cached_op_args
+            if not (is_input or block._backend or parameter.name in names)
+        )
+        return [*pairs, *((parameter.name, parameter) for parameter in others)]
 
     def _has_run(self, block: Any) -> bool:
         return block in self._graphs_of and self._graphs_of[block][0] is block._cached_op_args

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mxnet as mx
 import numpy as np
@@ -20,6 +21,7 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -88,7 +90,7 @@ def compose(
         cells_begin_anew(block),
         noting_calls(params) as noted,
     ):
-        run = block.forward if has_been_called else block
+        run = _as_called(block, inputs) if has_been_called else block
         losses, outputs = recorded(lambda: _composed(block, run, loss, inputs, labels))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
@@ -170,6 +172,13 @@ def _composed(
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _as_called(block: mx.gluon.HybridBlock, inputs: Any) -> Callable[..., Any]:
+    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one."""
+    if has_graph(block, inputs):
+        return functools.partial(outputs_of_graph, block)
+    return cast(Callable[..., Any], block.forward)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
+from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.gradients import ReadByLoss, passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, mapped, one_context
@@ -38,7 +39,7 @@ Block = Any
 REMEMBERED = 8
 
 # What a planned block has, and a copy of it has not.
-_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_cannot_infer", "_given"})
+_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_given"})
 
 
 def planned(block: Block, **options: Any) -> Block:
@@ -108,15 +109,8 @@ class _Forward:
     _unplanned: type[Block]
     _unplanned_forward: Callable[..., Any]
     planned_step: TrainStep
-    #: Those of HybridBlock: is it hybridized, and its graph, if there is one.
+    #: That of HybridBlock: is it hybridized?
     _active: bool
-    _cached_graph: Any
-    _build_cache: Callable[..., None]
-    _clear_cached_op: Callable[[], None]
-    #: What the graph is called with, which hybridize() makes anew.
-    _cached_op_args: list[Any]
-    #: That with which no graph of inference could be made.
-    _cannot_infer: list[Any] | None = None
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
     _given: GivenArrays
@@ -157,31 +151,14 @@ class _Forward:
         ctx = one_context(args)
         with TURN:
             self._leave(ctx)
+            make_graph(self, args, ctx)
             outputs = self.planned_step.first_half(args).outputs
-            self._cache_graph(args)
             # MXNet's graph of a hybridized block returns lists, whatever tuples that has.
             return mapped(lambda array: array, outputs) if self._active else outputs
 
     def _warn_of_unplanned(self, why: str) -> None:
         text = f"planned block {self.name!r} trains unplanned where {why}"
         warnings.warn(text, stacklevel=4)
-
-    def _cache_graph(self, args: tuple[Any, ...]) -> None:
-        """Leave the graph that the first call of a hybridized block leaves, for ``export``.
-
-        It is that of inference, which does not make it anew. MXNet hands it to whatever saves the
-        network: ``export``, and the CheckpointHandler of its Estimator. A block that cannot be
-        called so is trained without one; after hybridize() it is tried again.
-        """
-        if not self._active or self._cached_graph or self._cannot_infer is self._cached_op_args:
-            return
-        try:
-            with autograd.pause(train_mode=False):
-                self._build_cache(*args)
-        except Exception:  # the user's code raises whatever it likes
-            self._clear_cached_op()
-            self._cannot_infer = self._cached_op_args
-        self.planned_step.changes.have_graphs()  # of what the step has just computed
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""

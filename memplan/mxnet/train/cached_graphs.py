@@ -1,0 +1,68 @@
+"""MXNet's graph of a hybridized block: what a planned block trains by, as the block itself does.
+
+MXNet makes it in the first call, of training or of inference, and runs it from then on in both,
+whatever hybrid_forward would write now: blocks ask which mode they are in, draw numbers of Python's
+and are edited.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.block import _flatten, _regroup
+
+from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.train.nesting import leaves, of_semantics
+
+Block = Any
+
+
+def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
+    """Have MXNet make its graph, as a call with ``args`` would, unless there is one.
+
+    It hands the graph to whatever saves the network: ``export``, and the CheckpointHandler of its
+    Estimator. Where it cannot be made there is none, and what the step does instead says why.
+    """
+    if not block._active or block._cached_op is not None:
+        return
+    try:
+        with ctx:
+            block._build_cache(*args)
+    except Exception:  # the user's code raises whatever it likes
+        block._clear_cached_op()
+
+
+def has_graph(block: Block, inputs: Any) -> bool:
+    """Is there a graph of planned ``block`` for inputs that are nested so, which a step can train?
+
+    One that was partitioned for inference has ops without gradients, and a ``forward`` of the
+    user's calls the graph with what it has made of these inputs.
+    """
+    is_made = block._active and block._cached_graph and not block._backend
+    if not is_made or block._unplanned_forward.__func__ is not mx.gluon.HybridBlock.forward:
+        return False
+    return _without_defaults(_flatten(inputs, "input")[1]) == _without_defaults(block._in_format)
+
+
+def _without_defaults(form: list[Any]) -> list[Any]:
+    """A ``form`` of inputs, without those at its end that are None, which MXNet leaves out."""
+    while form and form[-1] == -1:
+        form = form[:-1]
+    return form
+
+
+def outputs_of_graph(block: Block, *inputs: Any) -> Any:
+    """What the graph of ``block`` computes of these Symbols, nested as the block returns it."""
+    variables, graph = block._cached_graph
+    given = zip(variables, leaves(inputs), strict=True)
+    inputs_of = {variable.name: symbol for variable, symbol in given}
+    data = symbol_json.parse(graph)
+    for node in data["nodes"]:
+        if node["op"] == VARIABLE and node["name"] in inputs_of:
+            symbol = inputs_of[node["name"]]
+            node["name"], node["attrs"] = symbol.name, symbol.list_attr()
+    outputs = symbol_json.load(data)
+    count = len(outputs.list_outputs())
+    return _regroup([of_semantics(outputs[k]) for k in range(count)], block._out_format)

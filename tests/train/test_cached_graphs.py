@@ -1,0 +1,117 @@
+"""A planned block that is hybridized trains and infers by the graph that MXNet has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.blocks import SOFTMAX
+from memplan.mxnet.gluon import planned
+
+X = mx.nd.random.normal(shape=(4, 6))
+Y = mx.nd.array([0, 1, 2, 0])
+
+
+class Asks(gluon.HybridBlock):
+    """Asks which mode it is in, draws a number of NumPy's, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.ncalls = 0
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Dense(8, activation="relu"), nn.BatchNorm())
+            self.head = nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any = None) -> Any:  # noqa: N803
+        self.ncalls += 1
+        hidden = self.body(x) * (1 + np.random.rand())
+        if autograd.is_training():
+            hidden = F.Dropout(hidden, 0.3) * 2
+        return [self.head(hidden), (hidden if y is None else F.broadcast_add(hidden, y),)]
+
+
+def nothing(net: Any) -> None:
+    pass
+
+
+def inferred(net: Any) -> None:
+    net(X)
+
+
+def edited(net: Any) -> None:
+    """MXNet is not told of what happens within a child of the block."""
+    net(X)
+    net.body[0].act = nn.Activation("sigmoid", prefix="net_sigmoid_")
+
+
+def replaced(net: Any) -> None:
+    net(X)
+    net.body._children["0"] = nn.Dense(8, in_units=6, prefix="net_other_")
+    net.body[0].initialize()
+
+
+def hybridized_anew(net: Any) -> None:
+    net(X)
+    net.hybridize()
+
+
+def steps(net: Any, trainer: gluon.Trainer) -> list[Any]:
+    found = []
+    for _ in range(3):
+        with autograd.record():
+            scores, (hidden,) = net(X)
+            loss = SOFTMAX(scores, Y) + hidden.mean()
+        loss.backward()
+        found += [p.grad() for p in trainer._params if p.grad_req != "null"]
+        trainer.step(4)
+        found += [loss, net(X)[0], mx.nd.array([net.ncalls, np.random.rand()])]
+    return [array.asnumpy() for array in found]
+
+
+@pytest.mark.parametrize("before", [nothing, inferred, edited, replaced, hybridized_anew])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_it_is_that_of_the_first_call(
+    before: Callable[[Any], None], realisation: str, tmp_path: Path
+) -> None:
+    results, files = [], []
+    for plan in (False, True):
+        mx.random.seed(1)
+        np.random.seed(1)
+        net = Asks()
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        before(net)
+        made = [parameter for is_input, parameter in net._cached_op_args if not is_input]
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation=realisation)
+        params = made or list(net.collect_params().values())
+        trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
+        results.append(steps(net, trainer))
+        net.hybridize()  # after which it is made anew
+        if before is not replaced:
+            results[-1] += steps(net, trainer)
+            net.export(str(tmp_path / "net"))
+            files.append((tmp_path / "net-symbol.json").read_text())
+    assert len(results[0]) == len(results[1])
+    assert all(map(np.array_equal, *results))
+    assert files[1:] == files[:-1]
+
+
+def test_inputs_of_another_form_are_traced() -> None:
+    """MXNet's graph takes those of its first call only."""
+    net = Asks()
+    net.initialize()
+    net.hybridize()
+    net(X)
+    planned(net, strategy="chen_sqrt")
+    assert net.planned_step.plan((4, 6), in_halves=True)
+    assert net.planned_step.plan(((4, 6), (1, 8)), in_halves=True)
+    assert net.ncalls == 2
