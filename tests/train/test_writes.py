@@ -78,6 +78,31 @@ def copy(net: Any, folder: Path) -> None:
         (parameter.data() * 3).copyto(parameter.data())
 
 
+def pull(net: Any, folder: Path) -> None:
+    store = mx.kv.create()
+    for name, parameter in net.collect_params().items():
+        store.init(name, parameter.data() * 2)
+        store.pull(name, parameter.data())
+
+
+def push_and_pull(net: Any, folder: Path) -> None:
+    store = mx.kv.create()
+    for name, parameter in net.collect_params().items():
+        store.init(name, parameter.data())
+        store.pushpull(name, parameter.data() * 2, out=parameter.data())
+
+
+def assign_to_a_view(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        view = parameter.data()[:1]
+        view[:] = 0.5
+
+
+def assign_by_numpy(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        parameter.data().as_np_ndarray()[1:] = 0.5
+
+
 WRITES = [
     set_data,
     load,
@@ -88,6 +113,10 @@ WRITES = [
     update_together,
     update_by_an_optimizer,
     draw,
+    pull,
+    push_and_pull,
+    assign_to_a_view,
+    assign_by_numpy,
 ]
 
 
