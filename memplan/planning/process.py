@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from memplan.planning import child
 from memplan.planning.messages import NO_MORE, receive, send
-from memplan.util.processes import calling_main
+from memplan.util.processes import calling_main, pipe
 
 # How long a process waits for the next plan. It holds up to 200 MB meanwhile.
 IDLE_SECONDS = 60.0
@@ -30,8 +30,8 @@ class PlanningProcess:
 
     def __init__(self) -> None:
         """Start it; OSError where that is not possible."""
-        request_reader, requests = os.pipe()
-        answers, answer_writer = os.pipe()
+        request_reader, requests = pipe()
+        answers, answer_writer = pipe()
         self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
         self._owner = os.getpid()
         self._timer: threading.Timer | None = None

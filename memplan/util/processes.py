@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -22,6 +23,21 @@ def calling_main(module: str, *numbers: int) -> list[str]:
     path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
     code = _CODE.format(module)
     return [sys.executable, "-c", code, *map(str, (os.getpid(), *numbers)), path]
+
+
+def pipe() -> tuple[int, int]:
+    """The ends of a pipe to hand to another process.
+
+    Where stdin is closed, as in a daemon, ``os.pipe`` gives its number to one of them, which the
+    other process would have for its own stdin.
+    """
+    ends = os.pipe()
+    try:
+        reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return reader, writer
 
 
 def end_with(parent: int) -> bool:

@@ -125,3 +125,17 @@ print(process._WAITING[0].popen.pid, flush=True)
 """
     found = int(script(code).communicate(timeout=600)[0])
     until(lambda: is_gone(found))
+
+
+@pytest.mark.long
+def test_stdin_may_be_closed() -> None:
+    """As in a daemon: a pipe would be the stdin of the process that plans."""
+    code = """
+import os
+os.close(0)
+import memplan
+from helpers.networks import residual_net
+net, shapes = residual_net(batch=8, size=16, units=4, filters=8)
+print(memplan.plan(net, strategy="chen_greedy", **shapes).status.name, flush=True)
+"""
+    assert script(code).communicate(timeout=600)[0].split() == ["FEASIBLE"]
