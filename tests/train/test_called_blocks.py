@@ -9,7 +9,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from memplan.errors import ArgumentError, UsageError
+from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train.nesting import leaves
 
@@ -223,6 +223,31 @@ def test_a_forward_calls_the_graph_of_a_hybridized_block(
     other = planned(blocks[1], realisation=realisation, strategy="chen_sqrt")
     check_equal(blocks[0], other, [(batch,), (batch,)])
     assert other.planned_step.plans
+
+
+def test_a_call_with_a_dict_trains_unplanned_and_says_so() -> None:
+    class Named(Halving):
+        def __call__(self, batch: Any) -> Any:
+            return self.forward(batch)
+
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch["x"], None)
+
+    batch = {"x": mx.nd.random.normal(shape=(4, 6))}
+    other = planned(Named(), strategy="chen_sqrt")
+    with pytest.warns(UserWarning, match=r"called with more than arrays \(dict\)"):
+        check_equal(Named(), other, [(batch,), (batch,)])
+
+
+@pytest.mark.parametrize("made", [planned, TrainStep])
+def test_a_block_that_returns_a_dict_is_refused(made: Any) -> None:
+    class Named(Halving):
+        def hybrid_forward(self, F: Any, x: Any, mask: Any) -> Any:  # noqa: N803
+            return {"scores": super().hybrid_forward(F, x, mask)}
+
+    batch, call = mx.nd.random.normal(shape=(4, 6)), made(initialized(Named()))
+    with autograd.record(), pytest.raises(TraceError, match=r"'halving'.* tuple or list"):
+        call(batch)
 
 
 def test_a_forward_replaced_on_the_object_is_refused() -> None:

@@ -95,7 +95,8 @@ def compose(
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
-        raise TraceError(f"the loss of {block.name!r} must be Symbols, got {losses!r}")
+        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
+        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart = _slopes_apart(mx.sym.Group(symbols), block, in_halves)
     structure = json.dumps([list(apart.values()), _structure(mx.sym.Group(symbols))])

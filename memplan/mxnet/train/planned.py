@@ -127,7 +127,7 @@ class _Forward:
         others.update(named)
         arrays = any(isinstance(i, mx.nd.NDArray) for i in leaves(args))
         trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
-        trains = trains and arrays
+        trains = trains and not any(isinstance(i, mx.sym.Symbol) for i in leaves(args))
         if trains and others:
             self._warn_of_unplanned(
                 f"it is called with more than arrays ({', '.join(sorted(others))}), as MXNet runs "
@@ -140,7 +140,7 @@ class _Forward:
                 f"a script gave its parameters arrays whose gradients go on to others "
                 f"({', '.join(given[:3])}), which is beyond a plan; compute them in hybrid_forward"
             )
-        if others or not trains:
+        if others or not (arrays and trains):
             with cells_use_arrays(self):
                 return self._unplanned_forward(*args, **named)
         if is_mxnets_thread():
