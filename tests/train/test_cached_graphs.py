@@ -115,3 +115,47 @@ def test_inputs_of_another_form_are_traced() -> None:
     assert net.planned_step.plan((4, 6), in_halves=True)
     assert net.planned_step.plan(((4, 6), (1, 8)), in_halves=True)
     assert net.ncalls == 2
+
+
+class Within(gluon.HybridBlock):
+    """Holds a hybridized block, and is not hybridized itself."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="within_")
+        with self.name_scope():
+            self.inner, self.head = Asks(), nn.Dense(3, in_units=3)
+        self.inner.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        scores, (hidden,) = self.inner(x)
+        return self.head(F.relu(scores)) * F.sigmoid(F.slice_axis(hidden, axis=1, begin=0, end=3))
+
+
+@pytest.mark.parametrize("before", [nothing, inferred, edited])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_hybridized_block_within_keeps_its_graph(
+    before: Callable[[Any], None], realisation: str
+) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        np.random.seed(1)
+        net = Within()
+        net.initialize(mx.init.Xavier())
+        net(X)  # else random numbers would be drawn between those for the parameters
+        net.inner.hybridize()
+        vars(net)["body"] = net.inner.body  # for what edits it
+        before(net)
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation=realisation)
+        trainer = gluon.Trainer(net.inner.collect_params(), "sgd", {"learning_rate": 0.1})
+        found = []
+        for _ in range(3):
+            with autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+            trainer.step(4)
+            found += [loss, net(X), mx.nd.array([net.inner.ncalls, np.random.rand()])]
+        found += [p.data() for p in net.collect_params().values()]
+        results.append([array.asnumpy() for array in found])
+    assert all(map(np.array_equal, *results))

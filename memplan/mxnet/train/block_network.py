@@ -7,7 +7,7 @@ import json
 import operator
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
-from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
+from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -89,6 +89,7 @@ def compose(
         _without_hooks(block),
         cells_begin_anew(block),
         noting_calls(params) as noted,
+        by_their_graphs(block, params) if has_been_called else nullcontext(),
     ):
         run = _as_called(block, inputs) if has_been_called else block
         losses, outputs = recorded(lambda: _composed(block, run, loss, inputs, labels))

@@ -7,6 +7,9 @@ and are edited.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import mxnet as mx
@@ -14,9 +17,12 @@ from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.kept_by_cells import has_cells
 from memplan.mxnet.train.nesting import leaves, of_semantics
 
 Block = Any
+Parameter = Any
 
 
 def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
@@ -43,6 +49,11 @@ def has_graph(block: Block, inputs: Any) -> bool:
     is_made = block._active and block._cached_graph and not block._backend
     if not is_made or block._unplanned_forward.__func__ is not mx.gluon.HybridBlock.forward:
         return False
+    return _takes(block, inputs)
+
+
+def _takes(block: Block, inputs: Any) -> bool:
+    """Is the graph of ``block`` for inputs that are nested so?"""
     return _without_defaults(_flatten(inputs, "input")[1]) == _without_defaults(block._in_format)
 
 
@@ -63,6 +74,44 @@ def outputs_of_graph(block: Block, *inputs: Any) -> Any:
         if node["op"] == VARIABLE and node["name"] in inputs_of:
             symbol = inputs_of[node["name"]]
             node["name"], node["attrs"] = symbol.name, symbol.list_attr()
-    outputs = symbol_json.load(data)
+    return _nested(block, symbol_json.load(data))
+
+
+def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
     count = len(outputs.list_outputs())
     return _regroup([of_semantics(outputs[k]) for k in range(count)], block._out_format)
+
+
+@contextmanager
+def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[None]:
+    """Within, hybridized blocks in ``block``, which is not, compute what MXNet's graphs of them do.
+
+    ``params`` are those of ``block``, by name. A block with recurrent cells is left to itself: its
+    cells begin anew.
+    """
+    roots = [
+        root
+        for root in hybridized([block])
+        if root is not block
+        and type(root).forward is mx.gluon.HybridBlock.forward
+        and not ("forward" in vars(root) or root._backend or has_cells(root))
+    ]
+    for root in roots:
+        root.__dict__["forward"] = functools.partial(_forward_by_graph, root, params)
+    try:
+        yield
+    finally:
+        for root in roots:
+            del root.__dict__["forward"]
+
+
+def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) -> Any:
+    """What the graph of ``root`` computes of Symbols; MXNet would make it now, if there is none."""
+    if not root._cached_graph and not mx.util.is_np_array():
+        root._get_graph(*args)
+    if not root._cached_graph or not _takes(root, args):
+        return type(root).forward(root, *args)
+    variables, graph = root._cached_graph
+    read = {name: params[name].var() for name in graph.list_inputs() if name in params}
+    given = zip(variables, leaves(args), strict=True)
+    return _nested(root, graph(**read | {variable.name: symbol for variable, symbol in given}))

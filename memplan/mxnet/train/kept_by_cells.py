@@ -93,6 +93,11 @@ def _refused(block: Block, kind: type) -> Iterator[None]:
                 setattr(cell, name, value)
 
 
+def has_cells(block: Block) -> bool:
+    """Is there any cell within ``block`` that may keep something?"""
+    return any(True for _ in _cells(block))
+
+
 def _cells(block: Block, until: Callable[[Block], bool] = lambda block: False) -> Iterator[Block]:
     """The cells within ``block`` that may keep something, but for those in blocks of a kind."""
     if until(block):
