@@ -159,3 +159,51 @@ def test_a_hybridized_block_within_keeps_its_graph(
         found += [p.data() for p in net.collect_params().values()]
         results.append([array.asnumpy() for array in found])
     assert all(map(np.array_equal, *results))
+
+
+class OfNumpy(gluon.HybridBlock):
+    """Computes with mx.np, and counts the calls of what is hybridized in it."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="numpy_")
+        self.ncalls = 0
+        with self.name_scope():
+            self.inner = nn.HybridLambda(self.hidden)
+            self.head = nn.Dense(3, in_units=6)
+        self.inner.hybridize()
+
+    def hidden(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.ncalls += 1
+        hidden = F.np.tanh(x * np.random.rand())
+        return F.npx.dropout(hidden, 0.5) if autograd.is_training() else hidden
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize("before", [nothing, inferred])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_one_of_numpy_keeps_its_graph_within_another(
+    before: Callable[[Any], None], realisation: str
+) -> None:
+    results = []
+    mx.npx.set_np()
+    try:
+        for plan in (False, True):
+            mx.random.seed(1)
+            np.random.seed(1)
+            net = OfNumpy()
+            net.initialize(mx.init.Xavier())
+            before(lambda x, net=net: net(x.as_np_ndarray()))
+            if plan:
+                planned(net, strategy="chen_sqrt", realisation=realisation)
+            found = []
+            for _ in range(2):
+                with autograd.record():
+                    loss = (net(X.as_np_ndarray()) ** 2).sum()
+                loss.backward()
+                found += [loss.item(), net(X.as_np_ndarray()).sum().item(), net.ncalls]
+            results.append([*found, np.random.rand(), net.head.weight.grad().tolist()])
+    finally:
+        mx.npx.reset_np()
+    assert results[0] == results[1]

@@ -19,7 +19,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.kept_by_cells import has_cells
-from memplan.mxnet.train.nesting import leaves, of_semantics
+from memplan.mxnet.train.nesting import leaves, mapped, of_semantics
 
 Block = Any
 Parameter = Any
@@ -107,11 +107,18 @@ def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[N
 
 def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) -> Any:
     """What the graph of ``root`` computes of Symbols; MXNet would make it now, if there is none."""
-    if not root._cached_graph and not mx.util.is_np_array():
-        root._get_graph(*args)
+    if not root._cached_graph:
+        root._get_graph(*_stand_ins(args))
     if not root._cached_graph or not _takes(root, args):
         return type(root).forward(root, *args)
     variables, graph = root._cached_graph
     read = {name: params[name].var() for name in graph.list_inputs() if name in params}
     given = zip(variables, leaves(args), strict=True)
-    return _nested(root, graph(**read | {variable.name: symbol for variable, symbol in given}))
+    given_of = {variable.name: symbol for variable, symbol in given}
+    # An index into a Symbol of mx.np with one output would be a slice of that.
+    return _nested(root, graph.as_nd_ndarray()(**read | given_of))
+
+
+def _stand_ins(args: tuple[Any, ...]) -> Any:
+    """For Symbols of mx.np arrays, of which MXNet sees that its graph is to be of mx.np."""
+    return mapped(lambda _: mx.np.zeros(()), args) if mx.util.is_np_array() else args
