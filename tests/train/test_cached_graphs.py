@@ -105,6 +105,27 @@ def test_it_is_that_of_the_first_call(
     assert files[1:] == files[:-1]
 
 
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_graph_that_was_not_called_for_a_while_is_called_again(realisation: str) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        np.random.seed(1)
+        net = Asks()
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        net(X)
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation=realisation)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        found = steps(net, trainer)
+        for is_active in (False, True):
+            net.hybridize(is_active, clear=False)
+            found += steps(net, trainer)
+        results.append(found)
+    assert all(map(np.array_equal, *results))
+
+
 def test_inputs_of_another_form_are_traced() -> None:
     """MXNet's graph takes those of its first call only."""
     net = Asks()

@@ -87,8 +87,8 @@ class BlockChanges:
         """What changed, in words."""
         names = [
             f"the graph of {block.name!r}"
-            for block, arguments in self._graphs
-            if block._cached_op_args is not arguments
+            for block, arguments, is_active in self._graphs
+            if block._cached_op_args is not arguments or block._active is not is_active
         ]
         for attributes, count, layers, values in self._read:
             if _layers(attributes) != layers:
@@ -151,15 +151,16 @@ class BlockChanges:
     def _has_run(self, block: Any) -> bool:
         return block in self._graphs_of and self._graphs_of[block][0] is block._cached_op_args
 
-    def _clearable(self, blocks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def _clearable(self, blocks: Iterable[Any]) -> Iterator[tuple[Any, Any, bool]]:
         """Every block in ``blocks`` whose graph may be forgotten, with what that is called with.
 
         MXNet makes that list anew when it forgets the graph. Of what is within another graph, which
-        has run, it forgets nothing that is used.
+        has run, it forgets nothing that is used. With ``hybridize(False, clear=False)`` it only
+        stops to call the graph.
         """
         for block in blocks:
             if isinstance(block, mx.gluon.HybridBlock):
-                yield block, block._cached_op_args
+                yield block, block._cached_op_args, block._active
             if not (is_graph(block) and self._has_run(block)):
                 yield from self._clearable(block._children.values())
 
