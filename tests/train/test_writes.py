@@ -92,6 +92,14 @@ def push_and_pull(net: Any, folder: Path) -> None:
         store.pushpull(name, parameter.data() * 2, out=parameter.data())
 
 
+def push_and_pull_the_same(net: Any, folder: Path) -> None:
+    """What it is given is where the kvstore writes: averages of the parameters of two copies."""
+    store = mx.kv.create()
+    for name, parameter in net.collect_params().items():
+        store.init(name, parameter.data())
+        store.pushpull(name, [parameter.data(), parameter.data() * 2])
+
+
 def assign_to_a_view(net: Any, folder: Path) -> None:
     for parameter in net.collect_params().values():
         view = parameter.data()[:1]
@@ -115,6 +123,7 @@ WRITES = [
     draw,
     pull,
     push_and_pull,
+    push_and_pull_the_same,
     assign_to_a_view,
     assign_by_numpy,
 ]

@@ -110,13 +110,15 @@ def _count_pulls() -> None:
         setattr(mx.kvstore.KVStore, name, _counted(getattr(mx.kvstore.KVStore, name)))
 
 
-def _counted(hand_out: Callable[..., None]) -> Callable[..., None]:
+def _counted(hand_out: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(hand_out)
 
     @functools.wraps(hand_out)
-    def counted(*args: Any, **options: Any) -> None:
-        _count(signature.bind_partial(*args, **options).arguments.get("out"))
-        hand_out(*args, **options)
+    def counted(*args: Any, **options: Any) -> Any:
+        given = signature.bind_partial(*args, **options).arguments
+        out = given.get("out")
+        _count(given.get("value") if out is None else out)  # pushpull writes into what it was given
+        return hand_out(*args, **options)
 
     return counted
 
