@@ -25,10 +25,10 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 
 
 class _Work(NamedTuple):
-    """What a placement may take: squares of the number of buffers, a nanosecond each, for passes in
-    disturbed orders; then buffers that a complete search places, times the sections that their
-    lives span in all. Where these are less than a placement for every buffer, as on graphs of many
-    thousand ops, there is none.
+    """What a placement may take: squares of the number of buffers, less than a nanosecond each, for
+    passes in disturbed orders; then buffers that a complete search places, times the sections that
+    their lives span in all. Where these are less than a placement for every buffer, as on graphs of
+    many thousand ops, there is none.
     """
 
     nsquares: int

@@ -8,6 +8,11 @@ from memplan.memory.offsets.buffers import Array
 from memplan.memory.offsets.state import within_segment
 from memplan.util.compiled import compiled_with_arrays
 
+# The key of what is placed: larger than all others.
+PLACED = 1 << 62
+# What is placed is left out when so much of a list is not.
+KEPT = 0.75
+
 
 @compiled_with_arrays
 def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int) -> Array:
@@ -44,22 +49,51 @@ def lowest_first(
     Of those that can lie lowest, the earliest of ``order`` is placed. This is the first way down
     of :mod:`memplan.memory.offsets.complete`, without its bounds.
     """
-    offsets = np.zeros(len(order), np.int64)
+    count, most = len(order), sizes.max()
+    offsets = np.zeros(count, np.int64)
     rest, begins, ends = order.copy(), first[order], last[order]
-    floors, most = np.zeros(len(order), np.int64), sizes.max()
-    for nleft in range(len(order), 0, -1):
-        place = np.argmin(floors[:nleft])
-        buffer = rest[place]
-        offsets[buffer] = floors[place]
-        top, begin, end = floors[place] + sizes[buffer], begins[place], ends[place]
-        for k in range(place, nleft - 1):
-            rest[k], floors[k] = rest[k + 1], floors[k + 1]
-            begins[k], ends[k] = begins[k + 1], ends[k + 1]
-        for k in range(nleft - 1):
-            if begins[k] <= end and begin <= ends[k] and floors[k] < top:
-                floors[k] = top
+    # A key is how low a buffer can lie, and behind that its place in ``rest``: the least key of all
+    # is that of the next buffer. One loop raises keys and finds it, without a branch.
+    shift = 1
+    while count >> shift > 0:
+        shift += 1
+    keys, lowest = np.arange(count), np.int64(0)
+    for nleft in range(len(order) - 1, -1, -1):
+        floor, place = lowest >> shift, lowest & ((1 << shift) - 1)
+        buffer, begin, end = rest[place], begins[place], ends[place]
+        offsets[buffer], top = floor, floor + sizes[buffer]
+        keys[place], begins[place], ends[place] = PLACED, PLACED, -1
+        lowest = raise_keys(keys[:count], begins, ends, begin, end, top << shift)
         if top // segment_nbytes != (top + most) // segment_nbytes:
-            for k in range(nleft - 1):
-                if floors[k] == top:
-                    floors[k] = within_segment(top, sizes[rest[k]], segment_nbytes)
+            for k in range(count):
+                if keys[k] >> shift == top:
+                    keys[k] = (within_segment(top, sizes[rest[k]], segment_nbytes) << shift) | k
+            lowest = keys[:count].min()
+        if 0 < nleft < KEPT * count:
+            count = leave_out_placed(keys[:count], begins, ends, rest, shift)
+            lowest = keys[:count].min()
     return offsets
+
+
+@compiled_with_arrays
+def raise_keys(keys: Array, begins: Array, ends: Array, begin: int, end: int, least: int) -> int:
+    """Raise the keys of what is alive from ``begin`` to ``end``; the lowest of all keys."""
+    lowest = PLACED
+    for k in range(len(keys)):
+        is_beside = (begins[k] <= end) & (begin <= ends[k])
+        key = max(keys[k], least | k) if is_beside else keys[k]
+        keys[k] = key
+        lowest = min(lowest, key)
+    return lowest
+
+
+@compiled_with_arrays
+def leave_out_placed(keys: Array, begins: Array, ends: Array, rest: Array, shift: int) -> int:
+    """Move what is not placed yet to the front, in the same order; how many these are."""
+    count = 0
+    for k in range(len(keys)):
+        if keys[k] != PLACED:
+            begins[count], ends[count], rest[count] = begins[k], ends[k], rest[k]
+            keys[count] = (keys[k] >> shift << shift) | count
+            count += 1
+    return count
