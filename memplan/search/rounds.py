@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -155,6 +156,12 @@ class Rounds:
     def seconds(self, sequence: Array) -> float:
         """The seconds that the ops of a sequence take."""
         return float(self.model.seconds[sequence].sum())
+
+    def saved(self, sequence: Array) -> float:
+        """By how many seconds it is cheaper than what fits; infinite if nothing does yet."""
+        if self.fitting is None:
+            return math.inf
+        return self.fitting.seconds - self.seconds(sequence)
 
     def start_from(self, schedule: Schedule, budget_nbytes: int | None) -> None:
         """Begin with ``schedule``, as far as the rules allow it."""

@@ -30,7 +30,7 @@ from memplan.search.round_kinds import (
     rounds_to_make,
 )
 from memplan.search.rounds import Rounds, Rules, best_sequence
-from memplan.search.settling import change_to_pack, settle
+from memplan.search.settling import NEAR, change_to_pack, settle
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
@@ -59,8 +59,8 @@ LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
-# in blocks and of large graphs of the second. Where something fits already, they get fewer bytes by
-# at most this share of them, twice the share, and so on.
+# in blocks and of large graphs of the second. They get fewer bytes by what is over, twice that, and
+# so on, but where what fits is nearly as cheap by at most this share, twice the share, and so on.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDING_STEP = 4, 0.005
 # A search without a number of rounds ends after so many that found nothing cheaper.
@@ -128,7 +128,8 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
         if not over:
             return (aim + budget_nbytes + 1) // 2
         # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
-        aim -= over if search.fitting is None else min(over, int(tries * MENDING_STEP * aim))
+        is_near = search.saved(search.first) <= NEAR * search.unit
+        aim -= min(over, int(tries * MENDING_STEP * aim)) if is_near else tries * over
         if not search.stop.is_over():
             search.round(kind, aim, start=search.first)
         elif not roughly:

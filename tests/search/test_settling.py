@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
 
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
 from memplan.search.eviction import Evictions, Start, improve_best
+from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import Rules, _settled, cheapest, search
@@ -96,12 +100,39 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
     rounds.offer(best, budget)
     assert settle(rounds, budget) == UNIT
     assert asked == [True, True, False]
-    # Where something fits, a close look takes longer than it is worth.
     rounds.offer(best, budget)
     assert settle(rounds, budget + UNIT) == 0
+    # Where what fits is far dearer a close look is worth its time, else it is not.
     rounds.offer(rounds.unplanned, 40 * UNIT)
     assert settle(rounds, budget) > 0
-    assert asked[3:] == [True, True, True]
+    assert asked[3:] == [True, True, False]
+    rounds.fitting = rounds.schedule(rounds.unplanned)
+    rounds.offer(rounds.unplanned, 40 * UNIT)
+    assert settle(rounds, budget) > 0
+    assert asked[6:] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("is_near", "falls"), [(False, [100, 200, 300, 400]), (True, [20, 39, 59, 77])]
+)
+def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
+    is_near: bool, falls: list[int]
+) -> None:
+    """Near that they fall by half a percent of the aim, twice that, and so on."""
+    graph, budget = unit_chain(16), 4000
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 100)
+    cheap, dear = rounds.schedule(rounds.unplanned), Schedule.sequence(graph, [0, *range(33)])
+    rounds.fitting = cheap if is_near else dear
+    aims = [budget]
+
+    def noted(_: Round, aim: int, start: Array) -> None:
+        aims.append(aim)
+        rounds.offer(rounds.unplanned, budget)
+
+    rounds.round = noted  # type: ignore[method-assign, assignment]
+    rounds.offer(rounds.unplanned, budget)
+    _settled(rounds, budget, budget)
+    assert [one - other for one, other in pairwise(aims)] == falls
 
 
 def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
