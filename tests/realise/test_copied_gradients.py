@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
+from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
 from memplan.mxnet.realise import onednn_kernels, scratchpads, workspace_estimate
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.workspace_estimate import (
@@ -17,27 +18,12 @@ from memplan.planning.realisation import trace
 
 Symbol = mx.sym.Symbol
 
-SHAPE = (2, 16, 8, 8)
-N = 2 * 16 * 8 * 8 * 4  # the bytes of a picture
-
 
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """What oneDNN does depends on the processor: that of another machine is imagined."""
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
-
-
-def _data() -> Symbol:
-    return mx.sym.Variable("data")
-
-
-def _conv(data: Symbol, nfilter: int = 16) -> Symbol:
-    return mx.sym.Convolution(data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), no_bias=True)
-
-
-def _activation(data: Symbol) -> Symbol:
-    return mx.sym.Activation(data, act_type="relu")
 
 
 def _traced(net: Symbol, shape: tuple[int, ...] = SHAPE) -> Trace:
@@ -56,34 +42,34 @@ def _pooled(data: Symbol) -> Symbol:
     return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
 
 
-def test_the_gradient_of_a_pooling_has_the_layout_of_the_data() -> None:
+def test_the_gradient_of_a_pooling_has_the_layout_of_thepicture() -> None:
     """The one that the convolution behind it wrote is brought into that."""
-    traced = _traced(_conv(_pooled(mx.sym.tanh(_data()))))
+    traced = _traced(convolved(_pooled(mx.sym.tanh(pictures()))))
     assert _of_backward("Pooling", traced) == (0, N // 4)
     assert _of_backward("tanh", traced) == (0, 0)
 
 
 def test_the_gradient_of_a_pooling_in_one_layout_is_not_copied() -> None:
-    traced = _traced(_conv(_pooled(mx.sym.tanh(_conv(_data())))))
+    traced = _traced(convolved(_pooled(mx.sym.tanh(convolved(pictures())))))
     assert _of_backward("Pooling", traced) == (0, 0)
     assert _of_backward("tanh", traced)[0] > 0
 
 
 def test_the_gradient_of_an_lrn_has_the_layout_of_the_one_that_it_reads() -> None:
-    traced = _traced(_conv(mx.sym.LRN(mx.sym.tanh(_data()), nsize=5)))
+    traced = _traced(convolved(mx.sym.LRN(mx.sym.tanh(pictures()), nsize=5)))
     assert _of_backward("LRN", traced) == (0, 0)
     assert _of_backward("tanh", traced)[0] > 0
 
 
 def test_an_lrn_brings_its_data_into_the_usual_layout_for_its_gradient() -> None:
-    traced = _traced(mx.sym.LRN(_conv(_data()), nsize=5))
+    traced = _traced(mx.sym.LRN(convolved(pictures()), nsize=5))
     assert _of_backward("LRN", traced) == (0, N)
 
 
 # Of the gradient of three channels no kernel of oneDNN's is: that would be in the usual layout.
 def test_a_convolution_copies_its_gradient_for_that_of_data_which_nobody_reads() -> None:
-    net = _activation(_conv(_data(), 16))
-    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(_conv(net)), num_hidden=4))
+    net = activated(convolved(pictures(), 16))
+    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(convolved(net)), num_hidden=4))
     traced = trace(loss, shapes={"data": (2, 3, 8, 8)})
     found = copies(traced.graph, traced.nodes).temporary_nbytes
     first = [i for i, node in enumerate(traced.nodes) if node.op == "_backward_Convolution"][-1]
@@ -92,7 +78,7 @@ def test_a_convolution_copies_its_gradient_for_that_of_data_which_nobody_reads()
 
 @pytest.mark.parametrize(("realisation", "thirds"), [("packed", 3), ("explicit", 2)])
 def test_an_lrn_leaves_one_array_for_its_gradient(realisation: str, thirds: int) -> None:
-    net = mx.sym.MakeLoss(mx.sym.mean(mx.sym.LRN(_data(), nsize=5)))
+    net = mx.sym.MakeLoss(mx.sym.mean(mx.sym.LRN(pictures(), nsize=5)))
     traced = trace(net, shapes={"data": SHAPE}, grad_req={"data": "write"}, realisation=realisation)
     if realisation == "packed":
         nbytes = packed_nbytes(traced.graph, traced.nodes)
@@ -105,9 +91,9 @@ def test_an_lrn_leaves_one_array_for_its_gradient(realisation: str, thirds: int)
 def test_executors_prepare_convolutions_of_the_usual_layout_once(
     monkeypatch: pytest.MonkeyPatch, leaves_holes: bool
 ) -> None:
-    net = _data()
+    net = pictures()
     for _ in range(3):  # none of sin and relu is an operator of oneDNN's
-        net = mx.sym.relu(mx.sym.sin(_conv(net, 12)))
+        net = mx.sym.relu(mx.sym.sin(convolved(net, 12)))
     traced, found = _traced(net, (2, 12, 8, 8)), []
     for layouts in (1, scratchpads.LAYOUTS):
         monkeypatch.setattr(scratchpads, "LAYOUTS", layouts)
@@ -128,7 +114,7 @@ def test_executors_prepare_convolutions_of_the_usual_layout_once(
     ],
 )
 def test_it_is_known_of_many_operators_that_they_take_nothing(op: object) -> None:
-    net = mx.sym.MakeLoss(mx.sym.mean(op(mx.sym.tanh(_data()))))  # type: ignore[operator]
+    net = mx.sym.MakeLoss(mx.sym.mean(op(mx.sym.tanh(pictures()))))  # type: ignore[operator]
     traced = trace(net, shapes={"data": SHAPE}, grad_req="write")
     assert largest_nbytes(traced.nodes) == 0
 

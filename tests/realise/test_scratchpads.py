@@ -5,33 +5,18 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
+from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
 from memplan.mxnet.realise import onednn_kernels, scratchpads
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.planning.realisation import trace
 
 Symbol = mx.sym.Symbol
 
-SHAPE = (2, 16, 8, 8)
-N = 2 * 16 * 8 * 8 * 4  # the bytes of a picture
-WEIGHT = 16 * 16 * 9 * 4
-
 
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """What oneDNN does depends on the processor: that of another machine is imagined."""
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
-
-
-def _data() -> Symbol:
-    return mx.sym.Variable("data")
-
-
-def _conv(data: Symbol, nfilter: int = 16) -> Symbol:
-    return mx.sym.Convolution(data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), no_bias=True)
-
-
-def _activation(data: Symbol) -> Symbol:
-    return mx.sym.Activation(data, act_type="relu")
 
 
 def _loss(data: Symbol) -> Symbol:
@@ -54,7 +39,7 @@ def test_packed_steps_have_scratchpads_for_matrices_only(
     monkeypatch: pytest.MonkeyPatch, channels: int, nfilter: int, matrices: int, nthreads: int
 ) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: nthreads)
-    net = _activation(_conv(_activation(mx.sym.Variable("data")), nfilter))
+    net = activated(convolved(activated(mx.sym.Variable("data")), nfilter))
     rolled = 4 * channels * 9 * 64
     assert _estimated(net, (2, channels, 8, 8)) == matrices * nthreads * rolled
 
@@ -65,7 +50,7 @@ def test_a_gradient_of_the_data_that_nobody_reads_has_none(
 ) -> None:
     """So it is in a network whose first convolution reads what needs no gradient."""
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
-    net = _activation(_conv(_activation(_data()), 12))
+    net = activated(convolved(activated(pictures()), 12))
     found = []
     for grad_req in ("write", None):  # None: not of the data
         traced = trace(
@@ -91,9 +76,9 @@ def test_the_usual_layout_is_one(
 ) -> None:
     """Those of oneDNN's that convolutions of one kind meet may be several."""
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
-    net = _data()
+    net = pictures()
     for _ in are_own:
-        net = _activation(_conv(net, 12))
+        net = activated(convolved(net, 12))
     traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
     given = iter(are_own)
     own = [node.op == "Convolution" and next(given) for node in traced.nodes]
@@ -104,10 +89,10 @@ def test_the_usual_layout_is_one(
 
 
 def test_packed_steps_prepare_convolutions_of_the_usual_layout_once() -> None:
-    net = _data()
+    net = pictures()
     for _ in range(3):
         net = mx.sym.relu(
-            mx.sym.sin(_conv(net, 12))
+            mx.sym.sin(convolved(net, 12))
         )  # no operator of oneDNN's: in the usual layout
     traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
     own = copies(traced.graph, traced.nodes).are_own
@@ -124,7 +109,7 @@ def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
-    net, estimates, temporary = _activation(_dilated(_activation(_conv(_data())), 2)), [], []
+    net, estimates, temporary = activated(_dilated(activated(convolved(pictures())), 2)), [], []
     for has_avx512 in (True, False):
         monkeypatch.setattr(onednn_kernels, "has_avx512", lambda answer=has_avx512: answer)
         estimates.append(_estimated(net, SHAPE))
@@ -150,14 +135,14 @@ def test_columns_far_larger_than_all_else_are_made_a_few_at_a_time(
 ) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     net = mx.sym.Convolution(
-        _activation(_data()), num_filter=nfilter, kernel=(9, 9), pad=(4, 4), no_bias=True
+        activated(pictures()), num_filter=nfilter, kernel=(9, 9), pad=(4, 4), no_bias=True
     )
     assert _estimated(net, (2, 12, 10, 10)) == expected
 
 
 def test_columns_of_a_gigabyte_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
-    net = _conv(_activation(_data()), 12)
+    net = convolved(activated(pictures()), 12)
     shape = (1, 12, 2048, 2048)
     assert 4 * 12 * 9 * 2048 * 2048 > 1 << 30
     assert _estimated(net, shape) == (1 << 30) // 10 + (1 << 30) // 20
@@ -170,16 +155,16 @@ def test_what_is_prepared_for_dilated_convolutions(
 ) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: False)
-    net = _activation(_conv(_data()))
+    net = activated(convolved(pictures()))
     for _ in range(times):
-        net = _activation(_dilated(net, by))
+        net = activated(_dilated(net, by))
     assert _estimated(net, SHAPE) == products * 4 * 16 * 9 * 64
 
 
 def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     monkeypatch.setattr(scratchpads, "cache_nbytes", {2: 1000}.get)
-    net = _activation(_conv(_activation(_data()), 12))
+    net = activated(convolved(activated(pictures()), 12))
     assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
 
 
@@ -187,7 +172,7 @@ def test_deconvolutions_add_a_bias_to_a_copy() -> None:
     estimates = []
     for no_bias in (True, False):
         options = {"kernel": (2, 2), "stride": (2, 2), "no_bias": no_bias}
-        net = mx.sym.Deconvolution(_activation(_data()), num_filter=16, **options)
+        net = mx.sym.Deconvolution(activated(pictures()), num_filter=16, **options)
         estimates.append(_estimated(net, SHAPE))
     assert estimates[1] - estimates[0] == 4 * N
 
@@ -196,6 +181,6 @@ def test_deconvolutions_add_a_bias_to_a_copy() -> None:
 def test_volumes_are_rolled_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     net = mx.sym.Convolution(
-        _activation(mx.sym.Variable("data")), num_filter=12, kernel=(3, 3, 3), pad=(1, 1, 1)
+        activated(mx.sym.Variable("data")), num_filter=12, kernel=(3, 3, 3), pad=(1, 1, 1)
     )
     assert _estimated(net, (2, 12, depth, 8, 8)) == 3 * 4 * 12 * 27 * 64

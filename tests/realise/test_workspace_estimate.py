@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 
+from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
 from memplan.mxnet.realise import onednn_kernels, scratchpads, workspace_estimate
 from memplan.mxnet.realise.layout_copies import Copies, copies
 from memplan.mxnet.realise.workspace_estimate import (
@@ -20,10 +21,6 @@ from memplan.planning.realisation import load, trace
 
 Symbol = mx.sym.Symbol
 
-SHAPE = (2, 16, 8, 8)
-N = 2 * 16 * 8 * 8 * 4  # the bytes of a picture
-WEIGHT = 16 * 16 * 9 * 4
-
 
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,16 +30,6 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
-
-
-def _data() -> Symbol:
-    return mx.sym.Variable("data")
-
-
-def _conv(data: Symbol, nfilter: int = 16, groups: int = 1) -> Symbol:
-    return mx.sym.Convolution(
-        data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), num_group=groups, no_bias=True
-    )
 
 
 def _norm(data: Symbol) -> Symbol:
@@ -58,32 +45,28 @@ def _copies(net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> Copi
     return copies(traced.graph, traced.nodes)
 
 
-def _activation(data: Symbol) -> Symbol:
-    return mx.sym.Activation(data, act_type="relu")
-
-
 # relu reads what a convolution wrote, and writes where that lay. What Flatten then makes of it is
 # in the usual layout, and so is all that relu's backward op reads.
 @pytest.mark.parametrize(
     ("net", "shape", "kept"),
     [
-        (lambda data: mx.sym.relu(_conv(data)), SHAPE, 2 * N),
-        (lambda data: _activation(_conv(data)), SHAPE, 0),
-        (lambda data: mx.sym.relu(_conv(data, 8)), SHAPE, 2 * N // 2),
-        (lambda data: mx.sym.relu(_conv(data, 12)), SHAPE, 0),
-        (lambda data: mx.sym.relu(_conv(data)), (2, 12, 8, 8), 2 * N),
-        (lambda data: mx.sym.relu(_conv(data)), (2, 3, 8, 8), 2 * N),
-        (lambda data: mx.sym.relu(_conv(data, groups=16)), SHAPE, 2 * N),
-        (lambda data: mx.sym.relu(_conv(data, groups=4)), SHAPE, 2 * N),
-        (lambda data: mx.sym.relu(_conv(data, groups=8)), SHAPE, 0),
-        (lambda data: mx.sym.relu(_conv(data, groups=2)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(convolved(data)), SHAPE, 2 * N),
+        (lambda data: activated(convolved(data)), SHAPE, 0),
+        (lambda data: mx.sym.relu(convolved(data, 8)), SHAPE, 2 * N // 2),
+        (lambda data: mx.sym.relu(convolved(data, 12)), SHAPE, 0),
+        (lambda data: mx.sym.relu(convolved(data)), (2, 12, 8, 8), 2 * N),
+        (lambda data: mx.sym.relu(convolved(data)), (2, 3, 8, 8), 2 * N),
+        (lambda data: mx.sym.relu(convolved(data, groups=16)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(convolved(data, groups=4)), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(convolved(data, groups=8)), SHAPE, 0),
+        (lambda data: mx.sym.relu(convolved(data, groups=2)), SHAPE, 2 * N),
         (lambda data: mx.sym.relu(data), SHAPE, 0),
         # Its gradient and its output are those of convolutions, and its result lies in one.
-        (lambda data: mx.sym.relu(_conv(mx.sym.relu(_conv(data)))), SHAPE, (2 + 2 + 3) * N),
-        (lambda data: mx.sym.relu(_norm(_conv(data))), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(convolved(mx.sym.relu(convolved(data)))), SHAPE, (2 + 2 + 3) * N),
+        (lambda data: mx.sym.relu(_norm(convolved(data))), SHAPE, 2 * N),
         # Terms in several layouts are added without oneDNN, which leaves the usual one.
-        (lambda data: mx.sym.relu(mx.sym.add_n(_conv(data), _conv(data))), SHAPE, 2 * N),
-        (lambda data: mx.sym.relu(mx.sym.add_n(_conv(data), data)), SHAPE, 0),
+        (lambda data: mx.sym.relu(mx.sym.add_n(convolved(data), convolved(data))), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(mx.sym.add_n(convolved(data), data)), SHAPE, 0),
     ],
 )
 def test_the_copies_that_an_executor_keeps(
@@ -93,7 +76,7 @@ def test_the_copies_that_an_executor_keeps(
 
 
 def test_double_precision_is_none_of_onednns() -> None:
-    net = mx.sym.relu(_conv(mx.sym.Variable("data")))
+    net = mx.sym.relu(convolved(pictures()))
     assert sum(_copies(net, type_dict={"data": "float64"}).kept_nbytes) == 0
 
 
@@ -105,19 +88,19 @@ def _beside_copies(net: Symbol, *, leaves_holes: bool, shape: tuple[int, ...] = 
 
 
 def test_executors_have_room_for_what_an_unknown_op_reads_and_writes() -> None:
-    net = mx.sym.contrib.quadratic(_activation(_data()), a=1, b=2, c=3)
+    net = mx.sym.contrib.quadratic(activated(pictures()), a=1, b=2, c=3)
     # The output's gradient, the data, and what the backward op makes of them.
     assert _beside_copies(net, leaves_holes=False) == 3 * N + 3 * N // 2
 
 
 def test_executors_have_room_for_what_one_op_copies() -> None:
-    net = mx.sym.relu(_conv(mx.sym.relu(_conv(_data()))))
+    net = mx.sym.relu(convolved(mx.sym.relu(convolved(pictures()))))
     # relu's backward op copies the gradient, the output, and what it makes of them.
     assert _beside_copies(net, leaves_holes=False, shape=(2, 16, 32, 32)) == 3 * 16 * N
 
 
 def test_executors_have_room_for_copies_of_every_size() -> None:
-    net = _activation(_conv(_activation(_conv(mx.sym.Variable("data"))), 32))
+    net = activated(convolved(activated(convolved(pictures())), 32))
     # Forward ops bring the picture and weights into oneDNN's layout, the backward op of the last
     # activation the gradient that it reads; those of convolutions the picture, the gradient of
     # their output and the weight, and that of the weight out of it. All else is in that layout.
@@ -128,16 +111,16 @@ def test_executors_have_room_for_copies_of_every_size() -> None:
 
 
 def test_memory_that_nobody_gives_back_counts_again_unless_copies_fill_it() -> None:
-    net = _activation(_conv(mx.sym.Variable("data")))
+    net = activated(convolved(pictures()))
     nbytes = _beside_copies(net, leaves_holes=False)
     assert _beside_copies(net, leaves_holes=True) == 2 * nbytes
-    net = mx.sym.relu(_conv(mx.sym.relu(_conv(_data()))))
+    net = mx.sym.relu(convolved(mx.sym.relu(convolved(pictures()))))
     nbytes = _beside_copies(net, leaves_holes=False)
     assert _beside_copies(net, leaves_holes=True) == nbytes + nbytes // 4
 
 
 def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = _activation(_conv(_activation(_conv(mx.sym.Variable("data"))), 32))
+    net = activated(convolved(activated(convolved(pictures())), 32))
     monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 2 * N)
     nbytes = _beside_copies(net, leaves_holes=False)
     assert nbytes == 2 * N + 4 * WEIGHT + 2 * N // 5
@@ -145,7 +128,7 @@ def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_explicit_steps_keep_the_same_copies() -> None:
-    net = _loss(mx.sym.relu(_conv(mx.sym.relu(_conv(mx.sym.Variable("data"))))))
+    net = _loss(mx.sym.relu(convolved(mx.sym.relu(convolved(pictures())))))
     traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
     estimate = load("explicit").workspace(traced, "cpu")
     assert estimate is not None
@@ -159,7 +142,7 @@ def test_explicit_steps_keep_the_same_copies() -> None:
 def test_nothing_is_estimated_for_a_gpu_or_without_onednn(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced = trace(_loss(_conv(mx.sym.Variable("data"))), shapes={"data": SHAPE}, realisation=name)
+    traced = trace(_loss(convolved(pictures())), shapes={"data": SHAPE}, realisation=name)
     assert load(name).workspace(traced, "cpu") is not None
     assert load(name).workspace(traced, "gpu") is None
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
@@ -170,7 +153,7 @@ def test_nothing_is_estimated_for_a_gpu_or_without_onednn(
 def test_executors_keep_the_columns_of_convolutions_as_matrices(
     monkeypatch: pytest.MonkeyPatch, channels: int, matrices: int
 ) -> None:
-    net = _activation(_conv(_activation(mx.sym.Variable("data")), 12 if channels == 12 else 16))
+    net = activated(convolved(activated(mx.sym.Variable("data")), 12 if channels == 12 else 16))
     beside = []
     for nthreads in (1, 2, 8):  # there are two pictures
         monkeypatch.setattr(scratchpads, "threads", lambda n=nthreads: n)
@@ -181,8 +164,8 @@ def test_executors_keep_the_columns_of_convolutions_as_matrices(
 
 def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
     estimates = {}
-    for name, activation in (("onednn", _activation), ("other", mx.sym.relu)):
-        net = _loss(activation(_conv(mx.sym.Variable("data"))))
+    for name, activation in (("onednn", activated), ("other", mx.sym.relu)):
+        net = _loss(activation(convolved(pictures())))
         traced = trace(net, shapes={"data": (2, 16, 32, 32)}, realisation="packed")
         estimates[name] = packed_nbytes(traced.graph, traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
@@ -214,7 +197,7 @@ def test_packed_steps_have_room_for_copies_of_both_kinds(
     """Those of the operator that has most, and half of those of the next. In small networks, of
     whose code not all is counted, for more.
     """
-    traced = trace(_loss(_data()), shapes={"data": (2, 3)}, realisation="packed")
+    traced = trace(_loss(pictures()), shapes={"data": (2, 3)}, realisation="packed")
     nops = len(traced.nodes)
     found = Copies(
         kept_nbytes=(0, kept * N, kept * N // 2, *(0,) * (nops - 3)),
@@ -241,7 +224,7 @@ def test_updates_and_sums_of_gradients_are_in_place() -> None:
 def test_gradients_of_a_norm_of_volumes_copy_what_they_read(
     shape: tuple[int, ...], copied: int
 ) -> None:
-    found = _copies(_norm(_activation(mx.sym.Variable("data"))), shape)
+    found = _copies(_norm(activated(mx.sym.Variable("data"))), shape)
     assert max(found.temporary_nbytes) == copied * 4 * 2 * 12 * 128
     assert not any(found.kept_nbytes)
 
@@ -253,7 +236,7 @@ def test_parts_of_the_gradient_of_joined_pictures_are_taken_without_a_copy(
     """Of volumes MXNet computes them without oneDNN, which reads all in the usual layout."""
     kernel = (1,) * (len(shape) - 2)
     options = {"num_filter": 16, "kernel": kernel, "no_bias": True}
-    data = _data()
+    data = pictures()
     parts = [mx.sym.Convolution(data, **options) for _ in range(3)]
     net = mx.sym.Convolution(mx.sym.Concat(*parts, dim=1), **options)
     traced = trace(_loss(net), shapes={"data": shape})
@@ -285,7 +268,7 @@ def test_the_gradient_of_a_pooling_of_whole_pictures_of_few_channels_is_in_anoth
 ) -> None:
     ones = (1,) * (len(shape) - 2)
     places = {"global_pool": True} if is_whole else {"pad": ones}
-    out = mx.sym.Pooling(mx.sym.tanh(_data()), kernel=ones, pool_type="max", **places)
+    out = mx.sym.Pooling(mx.sym.tanh(pictures()), kernel=ones, pool_type="max", **places)
     traced = trace(_loss(out), shapes={"data": shape}, grad_req="write")
     kept = copies(traced.graph, traced.nodes).kept_nbytes
     [backward] = [
@@ -297,8 +280,8 @@ def test_the_gradient_of_a_pooling_of_whole_pictures_of_few_channels_is_in_anoth
 def test_the_gradient_of_an_activation_is_computed_beside_what_it_overwrites() -> None:
     """No array of 15 channels is in another layout, for which there would be copies."""
     beside = []
-    for activation in (_activation, _norm):
-        net = mx.sym.MakeLoss(mx.sym.mean(activation(_norm(_conv(_data(), 15)))))
+    for activation in (activated, _norm):
+        net = mx.sym.MakeLoss(mx.sym.mean(activation(_norm(convolved(pictures(), 15)))))
         traced = trace(net, shapes={"data": (2, 15, 8, 8)}, realisation="packed")
         beside.append(packed_nbytes(traced.graph, traced.nodes))
     picture = 4 * 2 * 15 * 64
@@ -318,7 +301,7 @@ def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
     op: Callable[[Symbol], Symbol], times: int
 ) -> None:
     """The largest array is that of ``op``; what it reads nobody else does."""
-    net = mx.sym.MakeLoss(mx.sym.mean(op(_data() * mx.sym.Variable("by", shape=(2, 8, 64)))))
+    net = mx.sym.MakeLoss(mx.sym.mean(op(pictures() * mx.sym.Variable("by", shape=(2, 8, 64)))))
     traced = trace(net, shapes={"data": (2, 8, 64)}, realisation="packed")
     assert packed_nbytes(traced.graph, traced.nodes) == times * 3 * (4 * 2 * 8 * 64) // 2
 
@@ -338,7 +321,7 @@ def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
 def test_temporary_space_is_counted_for_the_operators_that_ask_for_it(
     realisation: str, op: Callable[[Symbol], Symbol], times: int
 ) -> None:
-    net = mx.sym.MakeLoss(mx.sym.mean(op(_data())))
+    net = mx.sym.MakeLoss(mx.sym.mean(op(pictures())))
     traced = trace(net, shapes={"data": SHAPE}, grad_req={"data": "write"}, realisation=realisation)
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
@@ -349,9 +332,9 @@ def test_temporary_space_is_counted_for_the_operators_that_ask_for_it(
     ("body", "expected"),
     [
         # One picture of 16 channels, of which nine places are looked at, whatever lies behind.
-        (_conv, 2 * N // 2 * 9),
-        (lambda data: _conv(_conv(data), 8), 2 * N // 2 * 9),
-        (lambda data: _conv(data, groups=4), 2 * N // 2 * 9),
+        (convolved, 2 * N // 2 * 9),
+        (lambda data: convolved(convolved(data), 8), 2 * N // 2 * 9),
+        (lambda data: convolved(data, groups=4), 2 * N // 2 * 9),
         (lambda data: mx.sym.Convolution(data, num_filter=8, kernel=(1, 1)), 0),
     ],
 )
@@ -359,7 +342,7 @@ def test_space_of_mxnets_own_layers_is_counted_once(
     body: Callable[[Symbol], Symbol], expected: int
 ) -> None:
     """Of double precision, which oneDNN does not compute."""
-    net = mx.sym.MakeLoss(mx.sym.mean(body(_data())))
+    net = mx.sym.MakeLoss(mx.sym.mean(body(pictures())))
     options: dict[str, Any] = {"type_dict": {"data": "float64"}, "grad_req": {"data": "write"}}
     traced = trace(net, shapes={"data": SHAPE}, realisation="packed", **options)
     assert packed_nbytes(traced.graph, traced.nodes) == expected
