@@ -73,11 +73,10 @@ def _scratchpad(node: Node, *, is_read: bool) -> int:
         computed = products[1:] if is_read else products[2:]
         return sum(size for kernel, size in computed if kernel.has_columns)
     kernel, size = products[0]
-    if kernel.has_columns:
-        return size
-    # Without columns a deconvolution adds its bias to a copy (ref_deconvolution.hpp).
+    columns = size if kernel.has_columns else 0
+    # A deconvolution adds its bias to a copy (ref_deconvolution.hpp).
     has_copy = call.op == "Deconvolution" and len(call.inputs) > 2
-    return total_nbytes(call.infos.outputs) if has_copy else 0
+    return columns + (total_nbytes(call.infos.outputs) if has_copy else 0)
 
 
 def _of_products(call: Node) -> tuple[int, int, int]:
