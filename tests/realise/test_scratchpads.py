@@ -168,7 +168,7 @@ def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.M
     assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
 
 
-# Of 16 channels oneDNN has kernels of its own; those of 12 are products, beside whose columns it is.
+# Of 16 channels oneDNN has kernels of its own; those of 12 are products, which have columns, too.
 @pytest.mark.parametrize("nfilter", [16, 12])
 def test_deconvolutions_add_a_bias_to_a_copy(nfilter: int) -> None:
     estimates = []

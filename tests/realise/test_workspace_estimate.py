@@ -28,7 +28,8 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Code, which is counted beside all that is counted here, is left out.
     """
-    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
+    for module in (onednn_kernels, workspace_estimate):
+        monkeypatch.setattr(module, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
 
 
@@ -175,27 +176,34 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
     # layout.
     picture = 16 * N
     space = 2 * picture + WEIGHT
-    other = space + (2 + 1) * picture + picture // 2
+    other = space + (2 + 1) * picture + picture * 3 // 4
     assert estimates == {"onednn": 3 * picture, "other": other}
 
 
 @pytest.mark.parametrize(
-    ("space", "kept", "uncounted", "expected"),
+    ("space", "kept", "uncounted", "expected", "with_avx512"),
     [
-        (100, 10, 99, 160),
-        (100, 100, 99, 275),
-        (100, 100, 40, 265),
-        (100, 100, 20, 250),
-        (10, 100, 99, 185),
-        (10, 100, 0, 135),
-        (10, 0, 99, 15),
+        (100, 10, 99, 160, 160),
+        (100, 100, 99, 275, 287.5),
+        (100, 100, 40, 265, 277.5),
+        (100, 100, 20, 250, 257.5),
+        (10, 100, 99, 185, 197.5),
+        (10, 100, 0, 135, 147.5),
+        (10, 0, 99, 15, 15),
     ],
 )
+@pytest.mark.parametrize("has_avx512", [False, True])
 def test_packed_steps_have_room_for_copies_of_both_kinds(
-    monkeypatch: pytest.MonkeyPatch, space: int, kept: int, uncounted: int, expected: int
+    monkeypatch: pytest.MonkeyPatch,
+    space: int,
+    kept: int,
+    uncounted: int,
+    expected: float,
+    with_avx512: float,
+    has_avx512: bool,
 ) -> None:
-    """Those of the operator that has most, and half of those of the next. In small networks, of
-    whose code not all is counted, for more.
+    """Those of the operator that has most, and half of those of the next, with AVX-512 three
+    quarters. In small networks, of whose code not all is counted, for more.
     """
     traced = trace(_loss(pictures()), shapes={"data": (2, 3)}, realisation="packed")
     nops = len(traced.nodes)
@@ -206,8 +214,9 @@ def test_packed_steps_have_room_for_copies_of_both_kinds(
     )
     monkeypatch.setattr(workspace_estimate, "copies", lambda graph, nodes: found)
     monkeypatch.setattr(workspace_estimate, "uncounted_nbytes", lambda graph, each: uncounted * N)
+    monkeypatch.setattr(workspace_estimate, "has_avx512", lambda: has_avx512)
     more = packed_nbytes(traced.graph, traced.nodes)
-    assert more == expected * N
+    assert more == (with_avx512 if has_avx512 else expected) * N
 
 
 def test_updates_and_sums_of_gradients_are_in_place() -> None:

@@ -21,6 +21,7 @@ from memplan.mxnet.realise.code_in_memory import (
 from memplan.mxnet.realise.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
+from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.realise.scratchpads import scratchpads
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
@@ -48,6 +49,11 @@ _BATCHED = frozenset({"_linalg_gemm", "_linalg_gemm2", "_npi_matmul", "batch_dot
 # What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
 # mallopt): 65 MB of copies of one weight leave no holes.
 MOST_KEPT = 32 << 20
+
+# How much counts in packed steps of what a second operator without oneDNN copies. With AVX-512 the
+# memory in which these copies lie was seen to grow by 4 to 6 MB more than with AVX2, of `dilated`
+# and of `shuffled` on one machine (malloc_info behind the third step; DNNL_MAX_CPU_ISA=AVX2).
+QUARTERS_OF_SECOND, QUARTERS_OF_SECOND_WITH_AVX512 = 2, 3
 
 # Operators of oneDNN that do not compute in place.
 _COPIED_BACK = frozenset(
@@ -92,12 +98,12 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
 
     One temporary space, in which operators of oneDNN have their copies, half as large again, and
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
-    src/common/exec_utils.h). Where these are more, half of those of a second such operator count,
+    src/common/exec_utils.h). Where these are more, some of those of a second such operator count,
     as copies often do not fit where those of an operator before were, beside the space. What a norm
     takes comes on top. Where an op of which nobody knows what it takes is larger, what it reads and
     writes, and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
-    by ``chen_sqrt`` at AVX2, and on those of the benchmark at AVX-512. Half the copies of an
+    by ``chen_sqrt`` at AVX2, and on those of benchmarks/ at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
     what is not counted of the code there.
     """
@@ -105,8 +111,9 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     copied_back = copied_back_nbytes(graph, nodes)
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     *_, second, kept = 0, 0, *sorted(all_copies.kept_nbytes)
-    half_again = min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
-    for_copies = max(space + space // 2 + kept, space + kept + second // 2 + half_again)
+    quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
+    again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
+    for_copies = max(space + space // 2 + kept, space + kept + again)
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
