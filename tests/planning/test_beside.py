@@ -14,6 +14,7 @@ from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise.code_in_memory import CALL_NBYTES
 from memplan.mxnet.realise.optimizer_states import states_nbytes
 from memplan.planning import job, parcel
 from memplan.planning.job import Job
@@ -79,7 +80,7 @@ def test_without_a_measurement_it_is_estimated_where_a_cpu_is_named() -> None:
         assert plan(NET, **options, **SHAPES).workspace_nbytes == 0
         counted = plan(NET, ctx=mx.cpu(), **options, **SHAPES)
         assert counted.footprint.workspace_source == "estimated from shapes"
-        assert 0 < counted.workspace_nbytes <= counted.unplanned.workspace_nbytes
+        assert 0 < counted.workspace_nbytes <= 16 * largest
 
 
 def _fallback_net() -> mx.sym.Symbol:
@@ -105,10 +106,11 @@ def test_a_mirrored_step_pays_for_the_copies_of_each_run() -> None:
     flagged = mirror(job.graph, {again})
     assert list(flagged.recomputed) == [again]
     picture = 4 * 16 * 32 * 32 * 4
-    # What the convolution wrote is copied, and what relu makes of it where that lay.
-    assert job.beside.workspace_of_run[again] == 2 * picture
+    # What the convolution wrote is copied, and what relu makes of it where that lay; it is called.
+    more = 2 * picture + CALL_NBYTES
+    assert job.beside.workspace_of_run[again] == more
     parts = job.realised(flagged).footprint
-    assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + 2 * picture
+    assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + more
     assert job.holds(flagged) == parts.total_nbytes
     assert job.holds(everything) == job.unplanned.total_nbytes
     again_made = parcel.from_json(parcel.to_json(job))

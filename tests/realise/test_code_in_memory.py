@@ -9,8 +9,10 @@ from memplan.mxnet import profile
 from memplan.mxnet.realise import code_in_memory
 from memplan.mxnet.realise.code_in_memory import (
     FIRST_NBYTES,
+    MOST_OF_OUTPUTS,
     MOST_OF_WRITTEN,
     code_nbytes,
+    further_calls,
     uncounted_nbytes,
 )
 from memplan.mxnet.trace.build import Trace
@@ -80,6 +82,26 @@ def test_small_steps_count_a_share_of_what_they_write() -> None:
     assert counted == written // MOST_OF_WRITTEN + calls
     assert uncounted_nbytes(traced.graph, 100) == FIRST_NBYTES + calls - counted
     assert code_nbytes(traced.graph, traced.nodes, GB) == 2 * (written // MOST_OF_WRITTEN)
+
+
+@pytest.mark.parametrize("call_nbytes", [1000, GB])
+def test_further_calls_count_a_quarter_of_what_they_write_at_most(call_nbytes: int) -> None:
+    graph = _traced(_tanhs(3)).graph
+    outputs = [sum(graph.tensors[place].nbytes for place in op.outputs) for op in graph.ops]
+    expected = [min(call_nbytes, nbytes // MOST_OF_OUTPUTS) for nbytes in outputs]
+    assert further_calls(graph, call_nbytes) == expected
+    assert max(expected) > 0
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_executors_of_many_small_operators_count_further_calls(
+    realisation: str, is_small: bool
+) -> None:
+    traced = _traced(_tanhs(3), (64, 64) if is_small else (1 << 12, 1 << 12), realisation)
+    estimate = load(realisation).workspace(traced, "cpu")
+    assert estimate is not None
+    assert (sum(estimate[1]) > 0) is is_small
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])

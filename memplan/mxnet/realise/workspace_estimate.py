@@ -16,6 +16,7 @@ from memplan.mxnet.realise.code_in_memory import (
     EXPLICIT_CALL_NBYTES,
     PACKED_CALL_NBYTES,
     code_nbytes,
+    further_calls,
     uncounted_nbytes,
 )
 from memplan.mxnet.realise.dense_buffers import buffers_nbytes
@@ -68,11 +69,12 @@ def executor_nbytes(
     """The bytes beside an executor's blocks for a run of each op of ``graph``, which ``nodes`` are.
 
     And, op by op, those for each further run: the copies that the executor keeps
-    (:mod:`memplan.mxnet.realise.layout_copies`). Beside these and scratchpads it has one temporary
-    space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what
-    comes and goes: some of every size, at least as much as one op copies, and as much again where
-    it ``leaves_holes``, because nobody tells it to give memory back, and no copies that are kept
-    fill them, which leave a quarter of that; of large arrays it keeps nothing.
+    (:mod:`memplan.mxnet.realise.layout_copies`), and what a call takes. Beside these and
+    scratchpads it has one temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and
+    the C library keeps some of what comes and goes: some of every size, at least as much as one op
+    copies, and as much again where it ``leaves_holes``, because nobody tells it to give memory
+    back, and no copies that are kept fill them, which leave a quarter of that; of large arrays it
+    keeps nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
     GluonCV's, at AVX-512, and the holes on 26 networks of benchmarks/, at AVX2, by what an
     unplanned step takes more than an explicit one that recomputes nothing.
@@ -88,9 +90,11 @@ def executor_nbytes(
         holes = min(nbytes, MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
-    nbytes += code_nbytes(graph, nodes, CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES)
+    call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
+    nbytes += code_nbytes(graph, nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
-    return sum(kept) + nbytes + kept_behind, kept
+    of_run = tuple(map(operator.add, kept, further_calls(graph, call_nbytes)))
+    return sum(kept) + nbytes + kept_behind, of_run
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
