@@ -14,7 +14,6 @@ from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
-from memplan.mxnet.realise.code_in_memory import CALL_NBYTES
 from memplan.mxnet.realise.optimizer_states import states_nbytes
 from memplan.planning import job, parcel
 from memplan.planning.job import Job
@@ -106,11 +105,10 @@ def test_a_mirrored_step_pays_for_the_copies_of_each_run() -> None:
     flagged = mirror(job.graph, {again})
     assert list(flagged.recomputed) == [again]
     picture = 4 * 16 * 32 * 32 * 4
-    # What the convolution wrote is copied, and what relu makes of it where that lay; it is called.
-    more = 2 * picture + CALL_NBYTES
-    assert job.beside.workspace_of_run[again] == more
+    # What the convolution wrote is copied, and what relu makes of it where that lay.
+    assert job.beside.workspace_of_run[again] == 2 * picture
     parts = job.realised(flagged).footprint
-    assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + more
+    assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + 2 * picture
     assert job.holds(flagged) == parts.total_nbytes
     assert job.holds(everything) == job.unplanned.total_nbytes
     again_made = parcel.from_json(parcel.to_json(job))

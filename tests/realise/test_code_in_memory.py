@@ -95,13 +95,13 @@ def test_further_calls_count_a_quarter_of_what_they_write_at_most(call_nbytes: i
 
 @pytest.mark.parametrize("is_small", [True, False])
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])
-def test_executors_of_many_small_operators_count_further_calls(
+def test_explicit_steps_of_many_small_operators_count_further_calls(
     realisation: str, is_small: bool
 ) -> None:
     traced = _traced(_tanhs(3), (64, 64) if is_small else (1 << 12, 1 << 12), realisation)
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
-    assert (sum(estimate[1]) > 0) is is_small
+    assert (sum(estimate[1]) > 0) is (is_small and realisation == "explicit")
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])

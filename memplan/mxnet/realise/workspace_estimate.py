@@ -69,7 +69,7 @@ def executor_nbytes(
     """The bytes beside an executor's blocks for a run of each op of ``graph``, which ``nodes`` are.
 
     And, op by op, those for each further run: the copies that the executor keeps
-    (:mod:`memplan.mxnet.realise.layout_copies`), and what a call takes. Beside these and
+    (:mod:`memplan.mxnet.realise.layout_copies`), and what an explicit call takes. Beside these and
     scratchpads it has one temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and
     the C library keeps some of what comes and goes: some of every size, at least as much as one op
     copies, and as much again where it ``leaves_holes``, because nobody tells it to give memory
@@ -93,7 +93,9 @@ def executor_nbytes(
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(graph, nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
-    of_run = tuple(map(operator.add, kept, further_calls(graph, call_nbytes)))
+    # Mirrored steps were seen to take less than is counted for their calls, without further ones.
+    further = further_calls(graph, 0 if leaves_holes else call_nbytes)
+    of_run = tuple(map(operator.add, kept, further))
     return sum(kept) + nbytes + kept_behind, of_run
 
 
