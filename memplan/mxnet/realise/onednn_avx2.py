@@ -1,7 +1,8 @@
 """What oneDNN's kernels for AVX2 can do, which it asks if those for AVX-512 cannot.
 
 Read in the source of oneDNN 2.4 (init_conf in src/cpu/x64: jit_avx2_conv_kernel_f32.cpp,
-jit_uni_dw_conv_kernel_utils.cpp). Channels lie side by side in blocks of 8.
+jit_avx2_1x1_conv_kernel_f32.cpp, jit_uni_dw_conv_kernel_utils.cpp). Channels lie side by side in
+blocks of 8.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def suits_data(conv: Convolution) -> bool:
     """May the gradient of its data be?"""
     if conv.is_depthwise:
         return suits_data_of_depthwise(conv, BLOCK)
+    if _is_of_points(conv):
+        return True
     above = conv.height.stride if conv.ndim > 1 else 1
     if above != conv.width.stride or conv.depth.stride > 1 or conv.leaves_out_dilated:
         return False
@@ -63,6 +66,17 @@ def suits_data(conv: Convolution) -> bool:
         and places > 0
         and ends_within(conv.width, places)
     )
+
+
+def _is_of_points(conv: Convolution) -> bool:
+    """Does a convolution look at one place at a time, which has a kernel of its own?
+
+    With strides it is made dense first, where these divide the data (rtus_prepare of
+    jit_uni_1x1_conv_utils.hpp).
+    """
+    is_single = all(axis.kernel == 1 and axis.padding == 0 for axis in conv.axes)
+    is_whole = all(axis.out * axis.stride == axis.data for axis in conv.axes)
+    return conv.ndim <= 2 and is_single and is_whole and conv.splits(BLOCK)
 
 
 def _places_for_data(conv: Convolution) -> Iterator[tuple[int, int]]:
