@@ -14,6 +14,7 @@ from mxnet import autograd
 
 # MXNet's own, whoever wraps the function of that module later.
 from mxnet.autograd import backward as backward_of_mxnet
+from mxnet.autograd import mark_variables
 from mxnet.base import (
     _LIB,
     NDArrayHandle,
@@ -284,7 +285,7 @@ class RecordedCall(Call):
         for array, gradient in zip(inputs, gradients, strict=False):
             if gradient is not None:
                 request = "add" if any(gradient is total for total in self._sums) else "write"
-                autograd.mark_variables([array], [gradient.detach()], request)
+                mark_variables([array], [gradient.detach()], request)
         written = [array.detach() for array in outputs]
         super().__init__(op, attrs, Handles(inputs), Handles(written))
 

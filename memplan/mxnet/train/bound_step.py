@@ -12,8 +12,9 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-# MXNet's own, whoever wraps the function of that module later.
+# MXNet's own, whoever wraps the functions of that module later.
 from mxnet.autograd import backward as backward_of_mxnet
+from mxnet.autograd import mark_variables
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.imperative import Updates
@@ -272,7 +273,7 @@ class BoundStep:
         losses = [array for array, is_loss in zip(arrays, are_losses, strict=True) if is_loss]
         marked = pairs + [(array, without_memory(array)) for array in losses]
         if marked:
-            autograd.mark_variables(*zip(*marked, strict=True))
+            mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
         others = (of_semantics(other_handle(array)) for array in arrays)
         outputs, _ = regrouped(self.network.form, others)
@@ -293,9 +294,8 @@ class BoundStep:
     def _pass_on(self) -> None:
         """Let autograd take the gradients of what was computed from parameters to these."""
         gradients = self.executor.grad_dict
-        pairs = [(array, gradients[n]) for n, array in self._read.items() if n in gradients]
-        self._read = {}
-        if pairs:
+        read, self._read = self._read, {}
+        if pairs := [(array, gradients[n]) for n, array in read.items() if n in gradients]:
             backward_of_mxnet(*map(list, zip(*pairs, strict=True)))
 
     def _values(self, batch: Arrays) -> dict[str, NDArray]:

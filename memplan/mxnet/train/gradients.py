@@ -14,9 +14,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.autograd import mark_variables  # MXNet's own, whoever counts calls of it later
 from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
@@ -94,10 +96,24 @@ class Held:
         if current is None or shown(current).stype != array.stype:
             self.parameter._grad[self.place] = of_semantics(other)
             self.ours = self.parameter._grad[self.place].handle
+            self._is_given()
             return current
         self.ours = other.handle
+        self._is_given()
         current.handle, other.handle = other.handle, current.handle
         return other
+
+    def _is_given(self) -> None:
+        _OURS.setdefault(self.parameter, {})[self.place] = self.ours
+
+
+#: The handles that plans gave last to the gradients of parameters, by context.
+_OURS: WeakKeyDictionary[Parameter, dict[int, Any]] = WeakKeyDictionary()
+
+
+def is_of_plan(parameter: Parameter, place: int) -> bool:
+    """Is its gradient on the context of this ``place`` an array of a plan's?"""
+    return handle_of(parameter._grad[place]) is _OURS.get(parameter, {}).get(place)
 
 
 class Gradients:
@@ -219,7 +235,7 @@ class Gradients:
         data = [held.data for held in self._written]
         if data:
             gradients = [held.parameter._grad[held.place] for held in self._written]
-            autograd.mark_variables(data, gradients, "write")
+            mark_variables(data, gradients, "write")
             first = number_of(data[0])
             self._numbers = range(first, first + len(data))
             if number_of(data[-1]) != self._numbers[-1]:  # another thread marked some meanwhile
@@ -312,7 +328,7 @@ def give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
         parameter._grad = None
         # Autograd holds it as well, until it is told of another one.
         stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
-        autograd.mark_variables(parameter._data, [stand_in], ["null"])
+        mark_variables(parameter._data, [stand_in], ["null"])
 
 
 class ReadByLoss:

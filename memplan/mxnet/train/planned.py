@@ -86,7 +86,7 @@ def planned(block: Block, **options: Any) -> Block:
     own |= {"__init__": _Forward.__init__}
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
     block.planned_step, block._past, block._planned_by = step, {}, options
-    block._given = GivenArrays(block)
+    block._given = GivenArrays([block])
     _wrap()
     _ALL[block] = None
     return block
@@ -134,12 +134,9 @@ class _Forward:
                 f"no graph of a hybridized block so; make an array of it, or an attribute of the "
                 f"block"
             )
-        elif trains and (given := self._given.names()):
+        elif trains and (reason := self._given.reason()):
             trains = False
-            self._warn_of_unplanned(
-                f"a script gave its parameters arrays whose gradients go on to others "
-                f"({', '.join(given[:3])}), which is beyond a plan; compute them in hybrid_forward"
-            )
+            self._warn_of_unplanned(reason)
         if others or not (arrays and trains):
             with cells_use_arrays(self):
                 return self._unplanned_forward(*args, **named)

@@ -26,7 +26,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
-from memplan.mxnet.train.block_parameters import check_arrays, trainable
+from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trainable
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     FirstHalf,
@@ -146,6 +146,7 @@ class TrainStep:
         self.changes = BlockChanges(self._blocks, loss)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
+        self._given = GivenArrays(self._blocks)
         refuse_grad(self)
 
     @property
@@ -192,6 +193,7 @@ class TrainStep:
         check_mode()
         batches = per_context(x, y)
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
+        self._given.check()
         self._trainer.begin(parts, batch_size)
         with autograd.pause():
             results = [self._ready(part, in_halves=False).step(part, scale) for part in parts]
@@ -221,6 +223,7 @@ class TrainStep:
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
         parts = [as_inputs(batch) for batch, _ in batches or [(x, None)]]
+        self._given.check()
         self._trainer.begin(parts, batch_size)
         halves = [self.first_half(part) for part in parts]
         return halves[0].outputs if batches is None else [half.outputs for half in halves]

@@ -1,0 +1,190 @@
+"""Gradients that a script keeps in arrays of its own, as views of one flat array."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.blocks import SOFTMAX
+from memplan.errors import ArgumentError
+from memplan.mxnet.gluon import TrainStep, planned
+
+X = mx.nd.random.normal(shape=(4, 6))
+Y = mx.nd.array([0, 1, 2, 0])
+
+
+def dense() -> nn.HybridSequential:
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def flat_zeros(parameters: list[Any]) -> Any:
+    return mx.nd.zeros((sum(p.data().size for p in parameters),))
+
+
+def views_of(flat: Any, parameters: list[Any]) -> list[Any]:
+    """A part of a ``flat`` array for each of the parameters."""
+    ends = np.cumsum([p.data().size for p in parameters])
+    places = zip(parameters, ends, strict=True)
+    return [flat[end - p.data().size : end].reshape(p.shape) for p, end in places]
+
+
+def replaced(parameters: list[Any]) -> Any:
+    """The flat array of the gradients, of which those of the parameters are views."""
+    flat = flat_zeros(parameters)
+    views = views_of(flat, parameters)
+    for parameter, view in zip(parameters, views, strict=True):
+        parameter._grad[0] = view
+    autograd.mark_variables([p.data() for p in parameters], views)
+    return flat
+
+
+def marked(parameters: list[Any]) -> Any:
+    """The same, where the parameters know nothing of it."""
+    flat = flat_zeros(parameters)
+    views = views_of(flat, parameters)
+    autograd.mark_variables([p.data() for p in parameters], views)
+    return flat
+
+
+@contextmanager
+def expected_warning(text: str) -> Iterator[None]:
+    if text:
+        with pytest.warns(UserWarning, match=text):
+            yield
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+
+
+def gradients_of(flatten: Callable[[list[Any]], Any], before: int, plan: bool) -> list[np.ndarray]:
+    """The flat gradients of two steps, after so many steps ``before``."""
+    net = dense()
+    if plan:
+        planned(net, strategy="chen_sqrt")
+    parameters = list(net.collect_params().values())
+    for _ in range(before):
+        with autograd.record():
+            loss = SOFTMAX(net(X), Y)
+        loss.backward()
+    flat = flatten(parameters)
+    result = []
+    with expected_warning("views of other arrays .net_dense0_weight and 3 more" if plan else ""):
+        for _ in range(2):
+            with autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+            result.append(flat.asnumpy())
+            for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
+                parameter.data()[:] -= 0.1 * view
+    return result
+
+
+@pytest.mark.parametrize("flatten", [replaced, marked])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_flat_array_gets_the_gradients(flatten: Callable[[list[Any]], Any], before: int) -> None:
+    expected = gradients_of(flatten, before, False)
+    assert all(array.any() for array in expected)
+    assert all(map(np.array_equal, expected, gradients_of(flatten, before, True)))
+
+
+def test_a_step_refuses_such_gradients() -> None:
+    net = dense()
+    step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
+    step(X, Y)
+    replaced(list(net.collect_params().values()))
+    with pytest.raises(ArgumentError, match=r"views of other arrays.*take planned\(block\)"):
+        step(X, Y)
+
+
+def test_views_to_which_gradients_are_added_are_planned() -> None:
+    results = []
+    for plan in (False, True):
+        net = dense()
+        net.collect_params().setattr("grad_req", "add")
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        parameters = list(net.collect_params().values())
+        flat = flat_zeros(parameters)
+        views = views_of(flat, parameters)
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter._grad[0] = view
+        autograd.mark_variables([p.data() for p in parameters], views, "add")
+        with expected_warning(""):
+            for _ in range(2):
+                flat[:] = 0
+                with autograd.record():
+                    loss = SOFTMAX(net(X), Y)
+                loss.backward()
+                results.append(flat.asnumpy())
+        assert not plan or net.planned_step.plans
+    assert all(array.any() for array in results)
+    assert all(map(np.array_equal, results[:2], results[2:]))
+
+
+def test_gradients_of_a_plan_and_arrays_apart_are_planned() -> None:
+    net = planned(dense(), strategy="chen_sqrt")
+    parameters = list(net.collect_params().values())
+    with expected_warning(""):
+        for _ in range(3):
+            with autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+            for parameter in parameters:
+                parameter._grad[0] = mx.nd.zeros(parameter.shape)
+            autograd.mark_variables([p.data() for p in parameters], [p.grad() for p in parameters])
+    assert net.planned_step.plans
+    with autograd.record():
+        loss = SOFTMAX(net(X), Y)
+    loss.backward()
+    assert all(p.grad().asnumpy().any() for p in parameters)
+
+
+def thawed(plan: bool) -> list[np.ndarray]:
+    """Gradients of a frozen parameter of which a script wants one after the first step."""
+    net = dense()
+    net[1].bias.grad_req = "null"
+    if plan:
+        planned(net, strategy="chen_sqrt")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    result = []
+    for step in range(3):
+        if step == 1:
+            net[1].bias.data().attach_grad()
+        text = "attach_grad .*net_dense1_bias" if plan and step else ""
+        with expected_warning(text), autograd.record():
+            loss = SOFTMAX(net(X), Y)
+        loss.backward()
+        trainer.step(4)
+        if step:
+            result.append(net[1].bias.data().grad.asnumpy())
+    return [*result, *(p.data().asnumpy() for p in net.collect_params().values())]
+
+
+def test_a_frozen_parameter_whose_array_gets_a_gradient_later_has_it() -> None:
+    expected = thawed(False)
+    assert expected[0].any()
+    assert all(map(np.array_equal, expected, thawed(True)))
+
+
+def test_a_step_refuses_a_frozen_parameter_whose_array_gets_a_gradient_later() -> None:
+    net = dense()
+    net[1].bias.grad_req = "null"
+    step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
+    step(X, Y)
+    net[1].bias.data().attach_grad()
+    with pytest.raises(ArgumentError, match=r"attach_grad .*net_dense1_bias"):
+        step(X, Y)
