@@ -111,7 +111,26 @@ def assign_by_numpy(net: Any, folder: Path) -> None:
         parameter.data().as_np_ndarray()[1:] = 0.5
 
 
+def reset(net: Any, folder: Path) -> None:
+    arrays = [parameter.data() for parameter in net.collect_params().values()]
+    mx.nd.reset_arrays(*arrays, num_arrays=len(arrays))
+
+
+def write_by_dlpack(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        capsule = parameter.data().to_dlpack_for_write()
+        mx.nd.from_dlpack(capsule)[:] = 0.5
+
+
+def write_by_the_function_for_dlpack(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        mx.nd.from_dlpack(mx.nd.to_dlpack_for_write(parameter.data()))[:] = 0.5
+
+
 WRITES = [
+    reset,
+    write_by_dlpack,
+    write_by_the_function_for_dlpack,
     set_data,
     load,
     assign,
@@ -193,3 +212,65 @@ def test_what_is_written_before_the_call_or_behind_backward_counts_as_without_a_
 
     expected, found = run(False), run(True)
     assert not [n for n in expected if not np.array_equal(expected[n], found[n])]
+
+
+def of_a_flat_array(net: Any) -> tuple[Any, list[Any]]:
+    """One array, of whose views the parameters are made, behind which there is more."""
+    parameters = list(net.collect_params().values())
+    ends = np.cumsum([p.data().size for p in parameters])
+    flat = mx.nd.zeros((ends[-1] + 10,))
+    for parameter, end in zip(parameters, ends, strict=True):
+        view = flat[end - parameter.data().size : end].reshape(parameter.shape)
+        view[:] = parameter.data()
+        parameter._data[0] = view
+        autograd.mark_variables([view], parameter._grad)
+    return flat, [p.data() for p in parameters]
+
+
+def assign_to_all(flat: Any, views: list[Any]) -> None:
+    flat[:] = 0.5
+
+
+def assign_to_views(flat: Any, views: list[Any]) -> None:
+    for view in views:
+        view[:] = 0.5
+
+
+def assign_to_views_by_numpy(flat: Any, views: list[Any]) -> None:
+    for view in views:
+        view[:] = np.full(view.shape, 0.5)
+
+
+def update_all(flat: Any, views: list[Any]) -> None:
+    mx.nd.sgd_update(flat, flat.copy(), lr=0.1, out=flat)
+
+
+def assign_beside(flat: Any, views: list[Any]) -> None:
+    behind = flat[-10:]  # else MXNet's operator gets the whole array for its out
+    behind[:] = 0.5
+
+
+def flat_gradients(write: Callable[[Any, list[Any]], None], plan: bool) -> list[Any]:
+    net = network()
+    flat, views = of_a_flat_array(net)
+    if plan:
+        planned(net, strategy="chen_sqrt", realisation="packed")
+    for _ in range(2):
+        with autograd.record():
+            loss = (net(pictures()) ** 2).sum()
+        write(flat, views)
+        loss.backward()
+    return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+
+@pytest.mark.parametrize(
+    "write", [assign_to_all, assign_to_views, assign_to_views_by_numpy, update_all]
+)
+def test_a_write_through_an_array_taken_before_the_call_is_refused(write: Any) -> None:
+    with pytest.raises(UsageError, match="was written between the call of a planned block and"):
+        flat_gradients(write, True)
+
+
+def test_a_write_beside_the_parameters_is_none_of_them() -> None:
+    expected, found = flat_gradients(assign_beside, False), flat_gradients(assign_beside, True)
+    assert all(map(np.array_equal, expected, found))

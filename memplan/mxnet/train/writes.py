@@ -1,23 +1,29 @@
-"""How often a script has written into an array, while somebody wants to know.
+"""Which arrays a script has written into, while somebody wants to know.
 
 MXNet counts that for its engine, and tells nobody: the engine's count goes up, too, where inference
-lays the weight of a convolution out anew for oneDNN, which changes no value. So it is counted where
+lays the weight of a convolution out anew for oneDNN, which changes no value. So it is noticed where
 Python code asks for it: ``p.set_data(x)`` and ``load_parameters``, ``p.data()[:] = x``, every
-operator that gets the array as its ``out``, as ``p.data() += x`` and those of optimizers do, and
-what a kvstore hands out. So it is for the arrays that are taken of it meanwhile: slices, and the
-same array with or without NumPy semantics.
+operator that gets an array as its ``out``, as ``p.data() += x`` and those of optimizers do, what a
+kvstore hands out, and where an array is handed to others by DLPack to be written. Whatever array
+that is, its memory tells which others have it: slices, and one flat array of whose views a script
+has made its parameters.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet as mx
+from mxnet.base import _LIB, c_str, check_call
 from mxnet.ndarray import register
 
+from memplan.mxnet.train.array_memory import Part, chunk_of, part_of
 from memplan.mxnet.train.nesting import leaves
 
 NDArray = Any
@@ -27,103 +33,116 @@ class Writes:
     """What was written since this was made, of ``arrays`` by name, until :meth:`end`."""
 
     def __init__(self, arrays: Mapping[str, NDArray]) -> None:
-        _count_outs()
-        _count_pulls()
-        self._arrays = dict(arrays)
-        for array in arrays.values():
-            if not hasattr(type(array), "_nwatchers"):
-                array.__class__ = _counting(type(array))
-            type(array)._nwatchers += 1
-        self._before = {name: type(array)._nwrites[0] for name, array in arrays.items()}
+        _notice_outs()
+        _notice_pulls()
+        _notice_capsules()
+        self._written: set[str] = set()
+        self._parts_of: dict[int, list[tuple[str, Part | None]]] = {}
+        for name, array in arrays.items():
+            self._parts_of.setdefault(chunk_of(array), []).append((name, part_of(array)))
+        if arrays:
+            _watch(self, True)
 
     def written(self) -> set[str]:
         """The names of those that were written."""
-        return {
-            n for n, array in self._arrays.items() if type(array)._nwrites[0] != self._before[n]
-        }
+        return self._written
 
     def end(self) -> None:
-        """Let the arrays be what they were, if nobody else counts."""
-        for array in self._arrays.values():
-            kind = type(array)
-            kind._nwatchers -= 1
-            if not kind._nwatchers:
-                array.__class__ = kind.__base__
-        self._arrays = {}
+        """Look no longer."""
+        _watch(self, False)
+        self._parts_of = {}
+
+    def notice(self, array: NDArray) -> None:
+        """Somebody writes into this ``array``."""
+        parts = self._parts_of.get(chunk_of(array))
+        if parts is None:
+            return
+        part = part_of(array)
+        self._written.update(
+            name for name, other in parts if part is None or other is None or part.overlaps(other)
+        )
 
 
-def _counting(base: type) -> Any:
-    """A class for one array, which counts what is written into that."""
-    return _kind(base, {"_nwatchers": 0, "_nwrites": [0]})
+#: Those who want to know. It is replaced, not changed: other threads go through it meanwhile.
+_WATCHING: tuple[weakref.ref[Writes], ...] = ()
+_LOCK = threading.Lock()
 
 
-def _kind(base: type, counts: Mapping[str, Any]) -> Any:
-    """A class of arrays that count: slices of one are of its class, and so count with it."""
-    own: dict[str, Any] = {"__slots__": (), "__module__": base.__module__, **counts}
-    own |= {"__setitem__": _set_item, "_sync_copyfrom": _copy_from}
-    own |= {name: _with_its_counts(name) for name in ("as_nd_ndarray", "as_np_ndarray")}
-    return type(base)(base.__name__, (base,), own)
+def _watch(writes: Writes, begins: bool) -> None:
+    global _WATCHING
+    with _LOCK:
+        others = [ref for ref in _WATCHING if ref() not in (None, writes)]
+        _WATCHING = (*others, weakref.ref(writes)) if begins else tuple(others)
 
 
-def _set_item(array: NDArray, key: Any, value: Any) -> None:
-    """Count an assignment, which writes through a view of the array, or past all operators."""
-    kind: Any = type(array)
-    kind._nwrites[0] += 1
-    kind.__base__.__setitem__(array, key, value)
-
-
-def _copy_from(array: NDArray, values: Any) -> None:
-    kind: Any = type(array)
-    kind._nwrites[0] += 1
-    kind.__base__._sync_copyfrom(array, values)
-
-
-def _with_its_counts(name: str) -> Callable[[NDArray], NDArray]:
-    """The method of this ``name``, which returns the same array as one of another class."""
-
-    def method(array: NDArray) -> NDArray:
-        kind: Any = type(array)
-        other = getattr(kind.__base__, name)(array)
-        if type(other) is not kind:
-            other.__class__ = _kind(type(other), {"_nwrites": kind._nwrites})
-        return other
-
-    return method
+def _notice(out: Any) -> None:
+    watching = _WATCHING
+    for array in leaves(out) if watching else ():
+        for ref in watching if isinstance(array, mx.nd.NDArray) else ():
+            if (writes := ref()) is not None:
+                writes.notice(array)
 
 
 @functools.cache
-def _count_outs() -> None:
-    """Have MXNet's functions of operators count for every array that they get as ``out``."""
-    invoke = register._imperative_invoke
+def _notice_outs() -> None:
+    """Have MXNet's functions of operators tell of every array that they write into.
 
-    def counted(op: Any, inputs: Any, names: Any, values: Any, out: Any, *rest: Any) -> Any:
-        _count(out)
+    That is their ``out``, and what ``reset_arrays`` is given.
+    """
+    invoke, reset = register._imperative_invoke, _handle_of("reset_arrays")
+
+    def noticed(op: Any, inputs: Any, names: Any, values: Any, out: Any, *rest: Any) -> Any:
+        if _WATCHING:
+            _notice(out)
+            if getattr(op, "value", op) == reset:
+                _notice(inputs)
         return invoke(op, inputs, names, values, out, *rest)
 
-    register._imperative_invoke = counted
+    register._imperative_invoke = noticed
+    mx.nd.NDArray._sync_copyfrom = _noticed_first(mx.nd.NDArray._sync_copyfrom)
+
+
+def _handle_of(op: str) -> int | None:
+    """By which MXNet's C API knows an operator."""
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+    return handle.value
 
 
 @functools.cache
-def _count_pulls() -> None:
-    """Have kvstores count for every array into which they write."""
+def _notice_pulls() -> None:
+    """Have kvstores tell of every array into which they write."""
     for name in ("broadcast", "pull", "pushpull", "row_sparse_pull"):
-        setattr(mx.kvstore.KVStore, name, _counted(getattr(mx.kvstore.KVStore, name)))
+        setattr(mx.kvstore.KVStore, name, _noticed_pull(getattr(mx.kvstore.KVStore, name)))
 
 
-def _counted(hand_out: Callable[..., Any]) -> Callable[..., Any]:
+def _noticed_pull(hand_out: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(hand_out)
 
     @functools.wraps(hand_out)
-    def counted(*args: Any, **options: Any) -> Any:
+    def noticed(*args: Any, **options: Any) -> Any:
         given = signature.bind_partial(*args, **options).arguments
         out = given.get("out")
-        _count(given.get("value") if out is None else out)  # pushpull writes into what it was given
+        _notice(given.get("value") if out is None else out)  # pushpull writes into what it is given
         return hand_out(*args, **options)
 
-    return counted
+    return noticed
 
 
-def _count(out: Any) -> None:
-    for array in leaves(out):
-        if hasattr(type(array), "_nwrites"):
-            type(array)._nwrites[0] += 1
+@functools.cache
+def _notice_capsules() -> None:
+    """Have MXNet tell of every array that it hands to others by DLPack, to be written."""
+    # The method of arrays calls the function of the second module.
+    for module in (mx.nd, mx.nd.ndarray):
+        module.to_dlpack_for_write = _noticed_first(module.to_dlpack_for_write)
+
+
+def _noticed_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same ``function``, which writes into its first argument."""
+
+    @functools.wraps(function)
+    def noticed(array: NDArray, *args: Any, **options: Any) -> Any:
+        _notice(array)
+        return function(array, *args, **options)
+
+    return noticed
