@@ -109,3 +109,37 @@ def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
     assert not warned_of((0.0, 0.3), hybridized=False, begun=True)
     for begun in (False, True):
         assert not warned_of((0.5, 0.3), hybridized=True, begun=begun)
+
+
+class Summed(gluon.HybridBlock):
+    """A loop that reads a parameter in every iteration."""
+
+    def __init__(self, rates: Any = None) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.scores = nn.Dense(10)
+            self.weight = self.params.get("weight", shape=(12, 12))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        def body(row: Any, state: Any) -> Any:
+            state = F.tanh(F.dot(row.expand_dims(0), weight) + state)
+            return state, state
+
+        found, _ = F.contrib.foreach(body, x, F.zeros((1, 12)))
+        return self.scores(found.reshape((64, 12)))
+
+
+def test_a_warning_tells_of_loops_that_mxnet_runs_in_python() -> None:
+    (found,) = warned_of((0, 0), hybridized=False, begun=True, net=Summed)
+    assert re.search("runs its loop summed0__foreach0 as an operator.*last bits may differ", found)
+    assert not warned_of((0, 0), hybridized=True, begun=True, net=Summed)
+    outer = nn.HybridSequential()
+    outer.add(Summed())
+    outer[0].hybridize()
+    assert not warned_of((0, 0), hybridized=False, begun=True, net=lambda _: _hybridized_in(outer))
+
+
+def _hybridized_in(outer: Any) -> Any:
+    """``outer``, of which :func:`warned_of` must not change what is hybridized."""
+    outer.hybridize = lambda active: None
+    return outer

@@ -25,6 +25,7 @@ from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, output
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
+    warn_of_loops,
     warn_of_order,
     warn_of_pause,
 )
@@ -117,6 +118,7 @@ def compose(
     waiting = [name for name in inputs if name in params and params[name]._deferred_init]
     graph = symbol_json.parse(symbol)
     warn_of_order(block, noted, graph["nodes"], waiting)
+    warn_of_loops(block, graph["nodes"])
     trained = [name for name in inputs if name in params and params[name].grad_req != "null"]
     warn_of_pause(block, noted, graph, trained)
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))

@@ -16,6 +16,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
+from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.block_changes import hybridized, is_graph
@@ -137,6 +138,26 @@ def warn_of_pause(
         warnings.warn(
             f"block {block.name!r} calls {stopped} under autograd.pause(), which stops no gradient "
             f"in a planned step, as in a hybridized block; write F.stop_gradient() for it",
+            stacklevel=2,
+        )
+
+
+def warn_of_loops(block: Block, nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Warn of loops among the ``nodes`` of ``block`` where that is not hybridized.
+
+    MXNet runs these in Python then, and autograd adds up the gradients of what all iterations read
+    behind the last of them. The operator that a graph has for a loop adds them one by one.
+    """
+    if is_graph(block):
+        return
+    prefixes = tuple(root.prefix for root in hybridized([block]))
+    loops = [node["name"] for node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
+    loop = next((name for name in loops if not name.startswith(prefixes)), None)
+    if loop is not None:
+        warnings.warn(
+            f"block {block.name!r} is not hybridized, and a planned step runs its loop {loop} as "
+            f"an operator, which adds up gradients in another order than a loop of Python: the "
+            f"last bits may differ; call hybridize(), with which MXNet does so, too",
             stacklevel=2,
         )
 
