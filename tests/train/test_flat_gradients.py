@@ -20,6 +20,8 @@ from memplan.mxnet.gluon import TrainStep, planned
 X = mx.nd.random.normal(shape=(4, 6))
 Y = mx.nd.array([0, 1, 2, 0])
 
+Arrays = Callable[[list[Any]], list[Any]]
+
 
 def dense() -> nn.HybridSequential:
     mx.random.seed(1)
@@ -28,6 +30,35 @@ def dense() -> nn.HybridSequential:
         net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
     net.initialize(mx.init.Xavier())
     return net
+
+
+def apart(parameters: list[Any]) -> list[Any]:
+    """An array for each of the gradients, of which the parameters know nothing."""
+    arrays = [p.data().zeros_like() for p in parameters]
+    autograd.mark_variables([p.data() for p in parameters], arrays)
+    return arrays
+
+
+def attached(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        parameter.data().attach_grad()
+    return [p.data().grad for p in parameters]
+
+
+def asked(parameters: list[Any]) -> list[Any]:
+    return [p.data().grad for p in parameters]
+
+
+def reshaped(parameters: list[Any]) -> list[Any]:
+    return [p.grad().reshape((-1,)) for p in parameters]
+
+
+def own(parameters: list[Any]) -> list[Any]:
+    return [p.grad() for p in parameters]
+
+
+def own_by_list(parameters: list[Any]) -> list[Any]:
+    return [array for p in parameters for array in p.list_grad()]
 
 
 def flat_zeros(parameters: list[Any]) -> Any:
@@ -41,22 +72,22 @@ def views_of(flat: Any, parameters: list[Any]) -> list[Any]:
     return [flat[end - p.data().size : end].reshape(p.shape) for p, end in places]
 
 
-def replaced(parameters: list[Any]) -> Any:
-    """The flat array of the gradients, of which those of the parameters are views."""
+def replaced(parameters: list[Any]) -> list[Any]:
+    """Views of a flat array, which are made the gradients of the parameters."""
     flat = flat_zeros(parameters)
     views = views_of(flat, parameters)
     for parameter, view in zip(parameters, views, strict=True):
         parameter._grad[0] = view
     autograd.mark_variables([p.data() for p in parameters], views)
-    return flat
+    return views_of(flat, parameters)
 
 
-def marked(parameters: list[Any]) -> Any:
+def marked(parameters: list[Any]) -> list[Any]:
     """The same, where the parameters know nothing of it."""
     flat = flat_zeros(parameters)
     views = views_of(flat, parameters)
     autograd.mark_variables([p.data() for p in parameters], views)
-    return flat
+    return views_of(flat, parameters)
 
 
 @contextmanager
@@ -70,8 +101,8 @@ def expected_warning(text: str) -> Iterator[None]:
             yield
 
 
-def gradients_of(flatten: Callable[[list[Any]], Any], before: int, plan: bool) -> list[np.ndarray]:
-    """The flat gradients of two steps, after so many steps ``before``."""
+def gradients_of(arrays_of: Arrays, before: int, text: str, plan: bool) -> list[np.ndarray]:
+    """What ``arrays_of`` parameters have after two steps, asked after so many steps ``before``."""
     net = dense()
     if plan:
         planned(net, strategy="chen_sqrt")
@@ -80,25 +111,41 @@ def gradients_of(flatten: Callable[[list[Any]], Any], before: int, plan: bool) -
         with autograd.record():
             loss = SOFTMAX(net(X), Y)
         loss.backward()
-    flat = flatten(parameters)
+    arrays = arrays_of(parameters)
     result = []
-    with expected_warning("views of other arrays .net_dense0_weight and 3 more" if plan else ""):
+    with expected_warning(text if plan else ""):
         for _ in range(2):
             with autograd.record():
                 loss = SOFTMAX(net(X), Y)
             loss.backward()
-            result.append(flat.asnumpy())
-            for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
-                parameter.data()[:] -= 0.1 * view
+            result += [array.asnumpy() for array in arrays]
+            for parameter, array in zip(parameters, arrays, strict=True):
+                parameter.data()[:] -= 0.1 * array.reshape(parameter.shape)
     return result
 
 
-@pytest.mark.parametrize("flatten", [replaced, marked])
-@pytest.mark.parametrize("before", [0, 2])
-def test_a_flat_array_gets_the_gradients(flatten: Callable[[list[Any]], Any], before: int) -> None:
-    expected = gradients_of(flatten, before, False)
+HELD = "has gradients .*net_dense0_weight and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("arrays_of", "before", "text"),
+    [
+        *(
+            (arrays_of, n, HELD)
+            for arrays_of in (replaced, marked, apart, attached)
+            for n in (0, 2)
+        ),
+        *((arrays_of, 0, HELD) for arrays_of in (asked, reshaped)),
+        *((arrays_of, 2, "") for arrays_of in (asked, reshaped)),
+        *((arrays_of, 0, "") for arrays_of in (own, own_by_list)),
+    ],
+)
+def test_arrays_that_a_script_holds_get_the_gradients(
+    arrays_of: Arrays, before: int, text: str
+) -> None:
+    expected = gradients_of(arrays_of, before, text, False)
     assert all(array.any() for array in expected)
-    assert all(map(np.array_equal, expected, gradients_of(flatten, before, True)))
+    assert all(map(np.array_equal, expected, gradients_of(arrays_of, before, text, True)))
 
 
 def test_a_step_refuses_such_gradients() -> None:
@@ -106,7 +153,7 @@ def test_a_step_refuses_such_gradients() -> None:
     step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
     step(X, Y)
     replaced(list(net.collect_params().values()))
-    with pytest.raises(ArgumentError, match=r"views of other arrays.*take planned\(block\)"):
+    with pytest.raises(ArgumentError, match=r"has gradients.*take planned\(block\)"):
         step(X, Y)
 
 

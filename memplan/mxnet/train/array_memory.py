@@ -1,9 +1,10 @@
 """Which memory an array is a part of: MXNet tells where its elements lie only by moving them.
 
 Its ``MXNDArrayGetData`` lays out anew what oneDNN has left in a layout of its own, which changes
-how later sums are rounded. So the two numbers are read that MXNet's object itself has: the address
-of the memory that it shares with its views, and the bytes before its first element there (``ptr_``
-and ``byte_offset_`` of ``NDArray`` in include/mxnet/ndarray.h).
+how later sums are rounded. So what is read is what MXNet's object itself has: the address of the
+memory that it shares with its views, how many objects share it, and the bytes before its first
+element there (``ptr_``, a pointer that is counted, and ``byte_offset_`` of ``NDArray`` in
+include/mxnet/ndarray.h).
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet.autograd import mark_variables
 
 from memplan.mxnet.train.withheld import handle_of
 
 NDArray = Any
 
-# Where the two numbers stand in MXNet's object.
-_CHUNK, _OFFSET = 0, 64
+# Where these stand in the object, and the count in what the second address is of (shared_ptr).
+_CHUNK, _COUNTER, _OFFSET = 0, 8, 64
+_COUNT = 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,30 @@ def chunk_of(array: NDArray) -> int:
     return _number(array, _CHUNK) if _are_objects_known() else 0
 
 
+def is_held_elsewhere(gradient: NDArray, *, is_asked: bool) -> bool:
+    """Does anybody else have the memory of ``gradient`` than this object, and autograd?
+
+    It is the object that was marked, or ``is_asked``, what the ``grad`` of an array has given.
+    MXNet's engine has it, too, until it has written there.
+    """
+    return _are_objects_known() and _nholders(gradient) > _nholders_of_gradients()[is_asked]
+
+
+def _nholders(array: NDArray) -> int:
+    return ctypes.c_int32.from_address(_number(array, _COUNTER) + _COUNT).value
+
+
+@functools.cache
+def _nholders_of_gradients() -> tuple[int, int]:
+    """How many objects have the memory of a gradient that was marked, and of one that is asked."""
+    array, gradient = mx.nd.zeros((2,), mx.cpu()), mx.nd.zeros((2,), mx.cpu())
+    mark_variables([array], [gradient])
+    mx.nd.waitall()
+    marked = _nholders(gradient)
+    del gradient
+    return marked, _nholders(array.grad)
+
+
 def _number(array: NDArray, place: int) -> int:
     return ctypes.c_uint64.from_address((handle_of(array).value or 0) + place).value
 
@@ -63,4 +90,6 @@ def _are_objects_known() -> bool:
     view = array[3:5].reshape((8,))
     chunks = [_number(one, _CHUNK) for one in (array, view, other)]
     offsets = [_number(one, _OFFSET) for one in (array, view, other)]
-    return chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0]
+    mx.nd.waitall()
+    holders = [_nholders(one) for one in (array, other)]
+    return chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0] and holders == [2, 1]

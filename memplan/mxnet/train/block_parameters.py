@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.train.array_memory import chunk_of, part_of
+from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.bound_step import is_derived
 from memplan.mxnet.train.gradients import is_of_plan
 from memplan.mxnet.train.nesting import is_recorded
@@ -57,8 +57,8 @@ class GivenArrays:
 
     Networks whose weights are drawn or made anew in every step get arrays that are computed of
     others: ``p._data[0] = mean.data() + noise``, under ``autograd.record()``. Their gradients go on
-    to what the arrays were made of. Other scripts collect gradients in one flat array: that of
-    every parameter is a view of it, which a plan replaces by an array of its own.
+    to what the arrays were made of. Other scripts have the gradients in arrays of their own, which
+    a plan replaces: ``p.data().grad`` of before the loop, or one flat array and views of it.
     """
 
     def __init__(self, blocks: Sequence[mx.gluon.Block]) -> None:
@@ -75,7 +75,7 @@ class GivenArrays:
         now.append(_NMARKED[0])
         known = self._known
         if len(now) != len(known) or any(a is not b for a, b in zip(now, known, strict=True)):
-            self._known, self._reason = now, _reason(parameters)
+            self._known, self._reason = now, _reason(parameters, self._blocks)
         return self._reason
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class GivenArrays:
             )
 
 
-def _reason(parameters: Sequence[Parameter]) -> str:
+def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -> str:
     given = {p.name: p for p in parameters if any(_hands_on(p, a) for a in p._data or ())}
     computed = [name for name, p in given.items() if any(map(is_recorded, p._data))]
     if computed:
@@ -99,12 +99,12 @@ def _reason(parameters: Sequence[Parameter]) -> str:
             f"a script called attach_grad of the arrays of frozen parameters ({_some(given)}), "
             f"which is beyond a plan; set their grad_req to 'write' instead"
         )
-    views = _with_views(parameters)
-    if views:
+    held = _held(parameters, blocks)
+    if held:
         return (
-            f"a script made gradients of its parameters views of other arrays ({_some(views)}), "
-            f"into which a plan writes none; concatenate p.grad() after backward, or set grad_req "
-            f"to 'add', for p._grad, and the array to zero before every step"
+            f"a script has gradients of its parameters in other arrays than p.grad() "
+            f"({_some(held)}), such as views of one array, or what p.data().grad gave before, into "
+            f"which a plan writes none; ask for p.grad() after backward"
         )
     return ""
 
@@ -114,24 +114,40 @@ def _some(names: Iterable[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _with_views(parameters: Iterable[Parameter]) -> list[str]:
-    """The names of those whose gradients share memory with others that a script holds.
+def _held(parameters: Iterable[Parameter], blocks: Iterable[mx.gluon.Block]) -> list[str]:
+    """The names of those whose gradients a script has in other arrays than ``p.grad()``.
 
-    Gradients in the memory of a plan do so, too. MXNet's own have memory of their own each. A
-    gradient that autograd alone knows, by ``mark_variables``, counts if it is none of the
-    parameter's.
+    They are views, or what ``p.data().grad`` was. A gradient that autograd alone knows, by
+    ``mark_variables`` or ``attach_grad``, counts if somebody has it.
     """
-    gradients: list[tuple[str, NDArray]] = []
+    if not any(_held_now(parameters)):
+        return []
+    mx.nd.waitall()
+    time.sleep(0.01)  # the engine frees what it has done a moment later
+    found = list(_held_now(parameters))
+    if found and any(map(_is_static, blocks)):
+        # MXNet's graph itself has the gradients that it has computed.
+        found = [(name, array) for name, array in found if not array.asnumpy().any()]
+    return list(dict.fromkeys(name for name, _ in found))
+
+
+def _held_now(parameters: Iterable[Parameter]) -> Iterator[tuple[str, NDArray]]:
     for p in parameters:
         for place, array in enumerate(p._grad or ()):
             marked = None if is_derived(p) else p._data[place].grad
-            if marked is not None and chunk_of(marked) != chunk_of(array):
-                gradients.append((p.name, marked))
-            if p.grad_req == "write" and not is_of_plan(p, place):
-                gradients.append((p.name, array))
-    parts = [(name, part) for name, array in gradients if (part := part_of(array)) is not None]
-    count = Counter(part.chunk for _, part in parts)
-    return list(dict.fromkeys(n for n, part in parts if count[part.chunk] > 1 or part.begin))
+            is_other = marked is not None and chunk_of(marked) != chunk_of(array)
+            if is_other and is_held_elsewhere(marked, is_asked=True):
+                yield p.name, marked
+            del marked  # which has the memory, too
+            is_replaced = p.grad_req == "write" and not is_of_plan(p, place)
+            if is_replaced and is_held_elsewhere(array, is_asked=False):
+                yield p.name, array
+
+
+def _is_static(block: mx.gluon.Block) -> bool:
+    """Has MXNet a graph in ``block`` that keeps the arrays with which it ran?"""
+    static = ("static_shape", True) in getattr(block, "_flags", ()) and block._cached_op
+    return bool(static) or any(map(_is_static, block._children.values()))
 
 
 #: How often somebody else than memplan has told autograd where to write gradients.
@@ -140,14 +156,19 @@ _NMARKED = [0]
 
 @functools.cache
 def _count_marks() -> None:
-    mark = autograd.mark_variables
+    autograd.mark_variables = _counted(autograd.mark_variables)
+    for kind in (mx.nd.NDArray, mx.np.ndarray):
+        if "attach_grad" in vars(kind):
+            kind.attach_grad = _counted(kind.attach_grad)
 
+
+def _counted(mark: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(mark)
     def counted(*args: Any, **options: Any) -> None:
         _NMARKED[0] += 1
         mark(*args, **options)
 
-    autograd.mark_variables = counted
+    return counted
 
 
 def _every(block: mx.gluon.Block) -> Iterator[Parameter]:
