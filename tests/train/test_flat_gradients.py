@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.blocks import SOFTMAX
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
 X = mx.nd.random.normal(shape=(4, 6))
@@ -102,8 +102,12 @@ def expected_warning(text: str) -> Iterator[None]:
 
 
 def gradients_of(arrays_of: Arrays, before: int, text: str, plan: bool) -> list[np.ndarray]:
-    """What ``arrays_of`` parameters have after two steps, asked after so many steps ``before``."""
+    """What ``arrays_of`` parameters have after two steps, asked after so many steps ``before``.
+
+    After -1 is before the block is planned.
+    """
     net = dense()
+    early = arrays_of(list(net.collect_params().values())) if before < 0 else None
     if plan:
         planned(net, strategy="chen_sqrt")
     parameters = list(net.collect_params().values())
@@ -111,7 +115,7 @@ def gradients_of(arrays_of: Arrays, before: int, text: str, plan: bool) -> list[
         with autograd.record():
             loss = SOFTMAX(net(X), Y)
         loss.backward()
-    arrays = arrays_of(parameters)
+    arrays = early or arrays_of(parameters)
     result = []
     with expected_warning(text if plan else ""):
         for _ in range(2):
@@ -135,9 +139,11 @@ HELD = "has gradients .*net_dense0_weight and 3 more"
             for arrays_of in (replaced, marked, apart, attached)
             for n in (0, 2)
         ),
-        *((arrays_of, 0, HELD) for arrays_of in (asked, reshaped)),
-        *((arrays_of, 2, "") for arrays_of in (asked, reshaped)),
-        *((arrays_of, 0, "") for arrays_of in (own, own_by_list)),
+        *((arrays_of, -1, HELD) for arrays_of in (replaced, asked, reshaped)),
+        (reshaped, 0, HELD),
+        *((arrays_of, n, "") for arrays_of in (asked, own, own_by_list) for n in (0, 2)),
+        *((arrays_of, -1, "") for arrays_of in (own, own_by_list)),
+        (reshaped, 2, ""),
     ],
 )
 def test_arrays_that_a_script_holds_get_the_gradients(
@@ -146,6 +152,30 @@ def test_arrays_that_a_script_holds_get_the_gradients(
     expected = gradients_of(arrays_of, before, text, False)
     assert all(array.any() for array in expected)
     assert all(map(np.array_equal, expected, gradients_of(arrays_of, before, text, True)))
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_what_data_of_a_parameter_gives_for_its_gradient_follows_that(numpy: bool) -> None:
+    """From step to step of batches of two shapes."""
+    results = []
+    with mx.util.np_shape(numpy), mx.util.np_array(numpy):
+        for plan in (False, True):
+            net = dense()
+            if plan:
+                planned(net, strategy="chen_sqrt")
+            gradients = None
+            for size in (4, 2, 4, 2):
+                inputs = X.as_np_ndarray() if numpy else X
+                with autograd.record():
+                    loss = (net(inputs[:size]) ** 2).sum()
+                if gradients is not None and plan:
+                    with pytest.raises(UsageError, match="is not there"):
+                        net[0].weight.data().grad.asnumpy()
+                loss.backward()
+                gradients = gradients or [p.data().grad for p in net.collect_params().values()]
+                results += [array.asnumpy() for array in gradients]
+    assert all(array.any() for array in results)
+    assert all(map(np.array_equal, results[:16], results[16:]))
 
 
 def test_a_step_refuses_such_gradients() -> None:

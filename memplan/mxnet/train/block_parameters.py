@@ -12,6 +12,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
+from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
 from memplan.mxnet.train.bound_step import is_derived
 from memplan.mxnet.train.gradients import is_of_plan
 from memplan.mxnet.train.nesting import is_recorded
@@ -66,10 +67,13 @@ class GivenArrays:
         self._known: list[Any] = []
         self._reason = ""
         _count_marks()
+        follow(blocks)
 
     def reason(self) -> str:
         """Why a plan cannot train them, or nothing; arrays that are known are not asked again."""
-        parameters = list({id(p): p for block in self._blocks for p in _every(block)}.values())
+        parameters = list(
+            {id(p): p for block in self._blocks for p in every_parameter(block)}.values()
+        )
         now = [a for p in parameters for a in (*(p._data or ()), *(p._grad or ()))]
         now += [p for p in parameters if p.grad_req == "null" and _is_attached(p)]
         now.append(_NMARKED[0])
@@ -134,7 +138,7 @@ def _held(parameters: Iterable[Parameter], blocks: Iterable[mx.gluon.Block]) -> 
 def _held_now(parameters: Iterable[Parameter]) -> Iterator[tuple[str, NDArray]]:
     for p in parameters:
         for place, array in enumerate(p._grad or ()):
-            marked = None if is_derived(p) else p._data[place].grad
+            marked = None if is_derived(p) else marked_gradient(p._data[place])
             is_other = marked is not None and chunk_of(marked) != chunk_of(array)
             if is_other and is_held_elsewhere(marked, is_asked=True):
                 yield p.name, marked
@@ -169,12 +173,6 @@ def _counted(mark: Callable[..., None]) -> Callable[..., None]:
         mark(*args, **options)
 
     return counted
-
-
-def _every(block: mx.gluon.Block) -> Iterator[Parameter]:
-    yield from block.params.values()
-    for child in block._children.values():
-        yield from _every(child)
 
 
 def _is_attached(parameter: Parameter) -> bool:
