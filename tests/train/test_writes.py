@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,37 @@ def test_a_write_through_an_array_taken_before_the_call_is_refused(write: Any) -
 def test_a_write_beside_the_parameters_is_none_of_them() -> None:
     expected, found = flat_gradients(assign_beside, False), flat_gradients(assign_beside, True)
     assert all(map(np.array_equal, expected, found))
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+def test_a_warning_tells_of_an_input_that_was_written(begin: int) -> None:
+    """Gradients are those of what it was; what is written beside it is no input."""
+    gradients = []
+    for writes in (False, True):
+        net = planned(network(), strategy="chen_sqrt", realisation="packed")
+        whole = mx.nd.concat(pictures(), pictures(), dim=0)
+        with autograd.record():
+            loss = (net(whole[:2]) ** 2).sum()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            if writes:
+                part = whole[begin : begin + 2]
+                part[:] = 0
+            loss.backward()
+        assert len(found) == (writes and begin == 0)
+        assert all("input of a planned block was written" in str(w.message) for w in found)
+        gradients.append([p.grad().asnumpy() for p in net.collect_params().values()])
+    assert all(map(np.array_equal, *gradients))
+
+
+def test_arrays_in_the_memory_of_an_input_that_is_gone_are_no_input() -> None:
+    net = planned(network(), strategy="chen_sqrt", realisation="packed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for _ in range(3):
+            with autograd.record():
+                loss = (net(mx.nd.array(pictures().asnumpy())) ** 2).sum()
+            mx.nd.waitall()
+            others = [mx.nd.array(pictures().asnumpy()) for _ in range(8)]
+            loss.backward()
+    assert len(others) == 8

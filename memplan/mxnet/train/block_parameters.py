@@ -108,7 +108,7 @@ def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -
         return (
             f"a script has gradients of its parameters in other arrays than p.grad() "
             f"({_some(held)}), such as views of one array, or what p.data().grad gave before, into "
-            f"which a plan writes none; ask for p.grad() after backward"
+            f"which a plan writes none; ask for p.grad() behind each backward, and forget the others"
         )
     return ""
 

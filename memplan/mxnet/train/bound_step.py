@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import mxnet as mx
@@ -35,7 +35,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.mxnet.train.writes import Writes
+from memplan.mxnet.train.writes import Writes, nupdates_of, warn_of_inputs
 from memplan.planning.plan import Plan
 
 NDArray = Any
@@ -47,20 +47,23 @@ class FirstHalf:
     """A step whose first half has run: its outputs, nested as the block returns them.
 
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
-    of loss operators, which need none. ``thread`` is that in which it has run.
+    of loss operators, which need none. ``inputs`` are those that it was given, by name, ``thread``
+    is that in which it has run.
     """
 
     bound: BoundStep
     outputs: Arrays
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
+    inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
     late: Late | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, inputs: dict[str, NDArray]) -> None:
         self._nupdates = self.bound.nupdates()
-        self.writes = Writes(self.bound.read_again)  # those of the script's
+        self._inputs = set(inputs)
+        self.writes = Writes(self.bound.read_again | inputs)  # those of the script's
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
@@ -94,10 +97,13 @@ class FirstHalf:
         """UsageError where what is recomputed would read parameters that were written since."""
         now, again = self.bound.nupdates(), self.bound.read_again
         updated = {name for name in again if now[name] != self._nupdates[name]}
-        for name in updated | self.writes.written():
-            written = "was updated by a trainer" if name in updated else "was written"
+        written = self.writes.written()
+        if written & self._inputs:
+            warn_of_inputs()
+        for name in updated | (written - self._inputs):
+            how = "was updated by a trainer" if name in updated else "was written"
             raise UsageError(
-                f"parameter {name!r} {written} between the call of a planned block and backward, "
+                f"parameter {name!r} {how} between the call of a planned block and backward, "
                 f"which would recompute by the new values what was computed by the old ones; "
                 f"finish the step before that, or take strategy='store_all', which recomputes "
                 f"nothing"
@@ -230,7 +236,7 @@ class BoundStep:
 
     def nupdates(self) -> dict[str, int]:
         """How often trainers have updated each parameter."""
-        return {p.name: _nupdates(p) for p, _, _ in self.places}
+        return {p.name: nupdates_of(p) for p, _, _ in self.places}
 
     @functools.cached_property
     def read_again(self) -> dict[str, NDArray]:
@@ -278,7 +284,8 @@ class BoundStep:
         others = (of_semantics(other_handle(array)) for array in arrays)
         outputs, _ = regrouped(self.network.form, others)
         self.gradients.withhold()
-        return FirstHalf(self, outputs, pairs, losses)
+        inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
+        return FirstHalf(self, outputs, pairs, losses, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -321,15 +328,6 @@ def _held(
     """The gradient of a parameter: where it is added to, the parameter's own array."""
     array = parameter._grad[place] if request == "add" else grads[parameter.name]
     return Held(parameter, place, request, data, array)
-
-
-def _nupdates(parameter: Parameter) -> int:
-    """How often its trainer has updated the parameter, on all contexts."""
-    trainer = parameter._trainer
-    if trainer is None:
-        return 0
-    index, counts = trainer._param2idx[parameter.name], trainer.optimizer._all_index_update_counts
-    return sum(of_device.get(index, 0) for of_device in counts.values())
 
 
 def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:

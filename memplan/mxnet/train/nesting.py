@@ -86,14 +86,15 @@ def _check_array(array: NDArray) -> None:
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
     if is_recorded(array):
         raise ArgumentError(
-            "an input was computed under autograd.record() from what has a gradient, but TrainStep "
-            "computes those of parameters only; detach() it, or make one block of both"
+            "an input was computed under autograd.record() from what has a gradient, but a planned "
+            "step computes those of parameters only; detach() it, or make one block of both"
         )
     if array.grad is not None:
         raise ArgumentError(
             "an input has a gradient attached (attach_grad), or is what a planned block has "
-            "returned, but TrainStep computes gradients of parameters only; make one block of "
-            "both, or detach() the input if nobody needs its gradient"
+            "returned, but a planned step computes gradients of parameters only; make one block of "
+            "both, detach() the input if nobody needs its gradient, or look for adversarial "
+            "examples under autograd.record(train_mode=False), where planned(block) runs unplanned"
         )
 
 

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from memplan.mxnet.train.array_memory import Part, chunk_of, part_of
 from memplan.mxnet.train.nesting import leaves
 
 NDArray = Any
+Parameter = Any
 
 
 class Writes:
@@ -37,6 +39,8 @@ class Writes:
         _notice_pulls()
         _notice_capsules()
         self._written: set[str] = set()
+        # Another array may get the memory of one that is gone.
+        self._arrays = list(arrays.values())
         self._parts_of: dict[int, list[tuple[str, Part | None]]] = {}
         for name, array in arrays.items():
             self._parts_of.setdefault(chunk_of(array), []).append((name, part_of(array)))
@@ -50,7 +54,7 @@ class Writes:
     def end(self) -> None:
         """Look no longer."""
         _watch(self, False)
-        self._parts_of = {}
+        self._parts_of, self._arrays = {}, []
 
     def notice(self, array: NDArray) -> None:
         """Somebody writes into this ``array``."""
@@ -61,6 +65,25 @@ class Writes:
         self._written.update(
             name for name, other in parts if part is None or other is None or part.overlaps(other)
         )
+
+
+def nupdates_of(parameter: Parameter) -> int:
+    """How often its trainer has updated the parameter, on all contexts."""
+    trainer = parameter._trainer
+    if trainer is None:
+        return 0
+    index, counts = trainer._param2idx[parameter.name], trainer.optimizer._all_index_update_counts
+    return sum(of_device.get(index, 0) for of_device in counts.values())
+
+
+def warn_of_inputs() -> None:
+    """Warn that an input was written where MXNet would read it again."""
+    warnings.warn(
+        "an input of a planned block was written between the call and backward, where MXNet would "
+        "compute gradients of what was written; a planned step computes them of what the input was "
+        "in the call. Write it behind backward, or give the block a copy",
+        stacklevel=2,
+    )
 
 
 #: Those who want to know. It is replaced, not changed: other threads go through it meanwhile.
