@@ -108,7 +108,7 @@ def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -
         return (
             f"a script has gradients of its parameters in other arrays than p.grad() "
             f"({_some(held)}), such as views of one array, or what p.data().grad gave before, into "
-            f"which a plan writes none; ask for p.grad() behind each backward, and forget the others"
+            f"which a plan writes none; ask for p.grad() behind each backward, and forget others"
         )
     return ""
 
@@ -177,7 +177,7 @@ def _counted(mark: Callable[..., None]) -> Callable[..., None]:
 
 def _is_attached(parameter: Parameter) -> bool:
     arrays = () if is_derived(parameter) else parameter._data or ()
-    return any(array.grad is not None for array in arrays)
+    return any(marked_gradient(array) is not None for array in arrays)
 
 
 def _hands_on(parameter: Parameter, array: NDArray) -> bool:
