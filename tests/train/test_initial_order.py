@@ -111,6 +111,70 @@ def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
         assert not warned_of((0.5, 0.3), hybridized=True, begun=begun)
 
 
+class Dropped(gluon.Parameter):
+    """GluonNLP drops weights so."""
+
+    def data(self, ctx: mx.Context | None = None) -> Any:
+        return mx.nd.Dropout(super().data(ctx), p=0.5)
+
+
+class WeightDropped(gluon.HybridBlock):
+    """A layer whose weights are drawn, ``after`` another mask or before, so many ``times``."""
+
+    def __init__(self, after: bool, times: int) -> None:
+        super().__init__()
+        self.after, self.times = after, times
+        with self.name_scope():
+            self.drop, self.inner = nn.Dropout(0.5), Inner()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.drop(x) if self.after else x
+        for _ in range(self.times):
+            x = self.inner(x)
+        return x if self.after else self.drop(x)
+
+
+class Inner(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        name = f"{self.prefix}weight"
+        self.weight = self.params._params[name] = Dropped(name, shape=(12, 12))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        return F.dot(x, weight)
+
+
+def dropped_losses(net: Any, plan: bool) -> list[Any]:
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier(), force_reinit=True)
+    (x, y), found = vectors(), []
+    net = planned(net, **OPTIONS) if plan else net
+    for _ in range(2):
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        loss.backward()
+        found += loss.asnumpy().tolist()
+    return found
+
+
+@pytest.mark.parametrize(("after", "times"), [(False, 1), (True, 1), (False, 2)])
+def test_a_warning_tells_of_weights_that_are_drawn_in_another_order(
+    after: bool, times: int
+) -> None:
+    expected = dropped_losses(WeightDropped(after, times), False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        losses = dropped_losses(WeightDropped(after, times), True)
+    texts = [str(w.message) for w in found if "weight once, and first: if random" in str(w.message)]
+    assert bool(texts) is (losses != expected)
+    assert bool(texts) is (after or times > 1)
+    net = WeightDropped(after, times)
+    net.hybridize()
+    other = WeightDropped(after, times)
+    other.hybridize()
+    assert dropped_losses(net, False) == dropped_losses(other, True)
+
+
 class Summed(gluon.HybridBlock):
     """A loop that reads a parameter in every iteration."""
 

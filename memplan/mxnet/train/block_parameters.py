@@ -13,8 +13,8 @@ from mxnet import autograd
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
-from memplan.mxnet.train.bound_step import is_derived
 from memplan.mxnet.train.gradients import is_of_plan
+from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import is_recorded
 
 NDArray = Any

@@ -32,6 +32,7 @@ from memplan.mxnet.train.gradients import (
     other_handle,
     without_memory,
 )
+from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -347,11 +348,6 @@ def check_mode() -> None:
             "autograd.record(train_mode=False). If layers are to compute as in inference, make "
             "BatchNorm with use_global_stats=True, and leave Dropout out"
         )
-
-
-def is_derived(parameter: Parameter) -> bool:
-    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?"""
-    return type(parameter).data is not mx.gluon.Parameter.data
 
 
 def gradient_request(parameter: Parameter) -> str:

@@ -28,21 +28,32 @@ Block = Any
 Parameter = Any
 
 
+def is_derived(parameter: Parameter) -> bool:
+    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?"""
+    return type(parameter).data is not mx.gluon.Parameter.data
+
+
 class Calls(list[str]):
     """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
-    ``unrecorded`` are the operators that it calls under autograd.pause().
+    ``unrecorded`` are the operators that it calls under autograd.pause(), ``derived`` the
+    parameters that are computed when they are read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, derived: Iterable[str] = ()) -> None:
         super().__init__()
         self.unrecorded: set[str] = set()
+        self.derived = set(derived)
 
 
 @contextlib.contextmanager
 def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
-    """Within it what is called, and read of those of ``params`` that are not initialised."""
-    waiting, noted = [p for p in params.values() if p._deferred_init], Calls()
+    """Within it what is called, and read of those of ``params`` that are not initialised.
+
+    So is what is read of those that are computed then.
+    """
+    noted = Calls(name for name, p in params.items() if is_derived(p))
+    waiting = [p for name, p in params.items() if p._deferred_init or name in noted.derived]
     for parameter in waiting:
         parameter.var = functools.partial(_noted, parameter, noted)
     managers = {kind: kind.get for kind in (mx.name.NameManager, mx.name.Prefix)}
@@ -84,7 +95,7 @@ def as_initialised(block: Block, noted: Sequence[str], in_graph: Iterable[str]) 
 
 
 def warn_of_order(
-    block: Block, noted: Sequence[str], nodes: Iterable[Mapping[str, Any]], names: Iterable[str]
+    block: Block, noted: Calls, nodes: Iterable[Mapping[str, Any]], names: Iterable[str]
 ) -> None:
     """Warn where a step draws other numbers than ``block``, if that is not hybridized.
 
@@ -103,6 +114,14 @@ def warn_of_order(
         warnings.warn(
             f"{what} draws random numbers in another order, for {first}{more}: "
             f"{seed}; call hybridize(), with which MXNet draws in that order, too",
+            stacklevel=2,
+        )
+    reads = [name for name in noted if name in noted.derived]
+    early = noted.index(called[0]) if called else len(noted)
+    if reads and (len(set(reads)) < len(reads) or any(n in noted.derived for n in noted[early:])):
+        warnings.warn(
+            f"{what} computes what it reads of {reads[0]} once, and first: if random numbers are "
+            f"drawn for that, {seed}; call hybridize(), with which MXNet does so, too",
             stacklevel=2,
         )
     late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]

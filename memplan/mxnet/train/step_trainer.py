@@ -11,7 +11,8 @@ import mxnet as mx
 from mxnet import gluon
 
 from memplan.errors import ArgumentError, TraceError, UsageError
-from memplan.mxnet.train.bound_step import BoundStep, is_derived
+from memplan.mxnet.train.bound_step import BoundStep
+from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
 from memplan.mxnet.train.read_by import is_mxnets
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
