@@ -204,6 +204,21 @@ def test_a_scheduler_sees_each_parameter_in_the_order_of_the_trainer() -> None:
     assert {plan.realisation for plan in loop.step.plans.values()} == {"updating"}
 
 
+def test_parameters_are_frozen_after_an_update_within_the_step() -> None:
+    """Its gradient was given up: what autograd has in its place is none that a script attached."""
+    found = []
+    for planned in (False, True):
+        loop = Loop("sgd", {"learning_rate": 0.1}, planned=planned)
+        loop.start()
+        mx.random.seed(9)
+        for _ in range(2):
+            for request in ("null", "write"):
+                loop.train(1)
+                loop.net[1].gamma.grad_req = request
+        found.append(loop.values())
+    assert not differing(*found)
+
+
 def test_batch_size_is_that_of_the_trainer() -> None:
     found = []
     for planned in (False, True):

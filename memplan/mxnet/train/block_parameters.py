@@ -13,7 +13,7 @@ from mxnet import autograd
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
-from memplan.mxnet.train.gradients import is_of_plan
+from memplan.mxnet.train.gradients import is_of_plan, is_stand_in
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import is_recorded
 
@@ -176,8 +176,10 @@ def _counted(mark: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_attached(parameter: Parameter) -> bool:
+    """Has a script attached a gradient to an array of frozen ``parameter``?"""
     arrays = () if is_derived(parameter) else parameter._data or ()
-    return any(marked_gradient(array) is not None for array in arrays)
+    marked = (marked_gradient(array) for array in arrays)
+    return any(m is not None and not is_stand_in(parameter, m) for m in marked)
 
 
 def _hands_on(parameter: Parameter, array: NDArray) -> bool:
@@ -187,4 +189,4 @@ def _hands_on(parameter: Parameter, array: NDArray) -> bool:
     """
     if is_derived(parameter):
         return False
-    return is_recorded(array) or (parameter.grad_req == "null" and array.grad is not None)
+    return is_recorded(array) or (parameter.grad_req == "null" and _is_attached(parameter))

@@ -23,6 +23,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.array_memory import chunk_of
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
 
@@ -329,6 +330,16 @@ def give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
         # Autograd holds it as well, until it is told of another one.
         stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
         mark_variables(parameter._data, [stand_in], ["null"])
+        _STAND_INS[parameter] = chunk_of(stand_in)
+
+
+#: The memory of what autograd holds for gradients that were given up.
+_STAND_INS: WeakKeyDictionary[Parameter, int] = WeakKeyDictionary()
+
+
+def is_stand_in(parameter: Parameter, gradient: NDArray) -> bool:
+    """Is what autograd has for the ``gradient`` of ``parameter`` none of anybody's?"""
+    return chunk_of(gradient) == _STAND_INS.get(parameter)
 
 
 class ReadByLoss:
