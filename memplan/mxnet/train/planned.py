@@ -50,7 +50,8 @@ def planned(block: Block, **options: Any) -> Block:
     ``loss.backward()`` or ``autograd.backward(losses)`` of a loss computed from what it returned
     runs the rest. Everything else, inference included, is as before; ``block.planned_step`` is the
     TrainStep. For this ``NDArray.backward``, ``mx.autograd.backward`` and ``mx.contrib.autograd``'s
-    are wrapped.
+    are wrapped. Where a script holds gradients in other arrays than ``p.grad()``, or gives the
+    parameters arrays that it computes of others, the block trains unplanned, with a warning.
 
     Raises what TrainStep raises; UsageError where the graph of a step is differentiated twice, or
     that of an earlier call on a context after a later one, for both would need memory that is gone,

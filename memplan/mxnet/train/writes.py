@@ -43,7 +43,7 @@ class Writes:
         self._arrays = list(arrays.values())
         self._parts_of: dict[int, list[tuple[str, Part | None]]] = {}
         for name, array in arrays.items():
-            self._parts_of.setdefault(chunk_of(array), []).append((name, part_of(array)))
+            self._parts_of.setdefault(_memory_of(array), []).append((name, part_of(array)))
         if arrays:
             _watch(self, True)
 
@@ -58,7 +58,7 @@ class Writes:
 
     def notice(self, array: NDArray) -> None:
         """Somebody writes into this ``array``."""
-        parts = self._parts_of.get(chunk_of(array))
+        parts = self._parts_of.get(_memory_of(array))
         if parts is None:
             return
         part = part_of(array)
@@ -84,6 +84,11 @@ def warn_of_inputs() -> None:
         "in the call. Write it behind backward, or give the block a copy",
         stacklevel=2,
     )
+
+
+def _memory_of(array: NDArray) -> int:
+    """What arrays that share memory have in common; the array alone where that is not known."""
+    return chunk_of(array) or id(array)
 
 
 #: Those who want to know. It is replaced, not changed: other threads go through it meanwhile.
