@@ -99,6 +99,7 @@ def push_and_pull_the_same(net: Any, folder: Path) -> None:
     for name, parameter in net.collect_params().items():
         store.init(name, parameter.data())
         store.pushpull(name, [parameter.data(), parameter.data() * 2])
+    mx.nd.waitall()  # it lays the weights out anew, which the backward ops of MXNet read meanwhile
 
 
 def assign_to_a_view(net: Any, folder: Path) -> None:
