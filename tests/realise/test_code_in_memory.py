@@ -85,7 +85,10 @@ def test_small_steps_count_a_share_of_what_they_write() -> None:
 
 
 @pytest.mark.parametrize("call_nbytes", [1000, GB])
-def test_further_calls_count_a_quarter_of_what_they_write_at_most(call_nbytes: int) -> None:
+def test_further_calls_count_a_quarter_of_what_they_write_at_most(
+    monkeypatch: pytest.MonkeyPatch, call_nbytes: int
+) -> None:
+    monkeypatch.setattr(code_in_memory, "FEW_NBYTES", 0)
     graph = _traced(_tanhs(3)).graph
     outputs = [sum(graph.tensors[place].nbytes for place in op.outputs) for op in graph.ops]
     expected = [min(call_nbytes, nbytes // MOST_OF_OUTPUTS) for nbytes in outputs]
@@ -96,12 +99,19 @@ def test_further_calls_count_a_quarter_of_what_they_write_at_most(call_nbytes: i
 @pytest.mark.parametrize("is_small", [True, False])
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])
 def test_explicit_steps_of_many_small_operators_count_further_calls(
-    realisation: str, is_small: bool
+    monkeypatch: pytest.MonkeyPatch, realisation: str, is_small: bool
 ) -> None:
+    few_nbytes = code_in_memory.FEW_NBYTES
+    monkeypatch.setattr(code_in_memory, "FEW_NBYTES", 0)
     traced = _traced(_tanhs(3), (64, 64) if is_small else (1 << 12, 1 << 12), realisation)
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
     assert (sum(estimate[1]) > 0) is (is_small and realisation == "explicit")
+    # Of a few operators nobody misses them.
+    monkeypatch.setattr(code_in_memory, "FEW_NBYTES", few_nbytes)
+    estimate = load(realisation).workspace(traced, "cpu")
+    assert estimate is not None
+    assert sum(estimate[1]) == 0
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])

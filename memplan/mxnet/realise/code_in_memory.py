@@ -27,8 +27,9 @@ CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 4_000
 MOST_OF_WRITTEN = 20
 
 # The calls of operators that run again count, too, each at most a quarter of what its operator
-# writes, in steps whose calls take more than a fiftieth of all that is written: in others a search
-# is quicker if it need not know how often operators run.
+# writes, in steps whose calls take more than this and more than a fiftieth of all that is written:
+# in others nobody misses it, and a search is quicker if it need not know how often operators run.
+FEW_NBYTES = 8 << 20
 MOST_OF_OUTPUTS, FEW_OF_WRITTEN = 4, 50
 
 # oneDNN writes code for each of its operators on each set of shapes and attributes: 57 to 79 kB for
@@ -52,7 +53,7 @@ def first_nbytes(graph: TrainingGraph, call_nbytes: int) -> int:
 def further_calls(graph: TrainingGraph, call_nbytes: int) -> list[int]:
     """Op by op, what is counted of a further call of ``call_nbytes``."""
     written = [sum(graph.tensors[output].nbytes for output in op.outputs) for op in graph.ops]
-    if call_nbytes * len(graph.ops) <= sum(written) // FEW_OF_WRITTEN:
+    if call_nbytes * len(graph.ops) <= max(FEW_NBYTES, sum(written) // FEW_OF_WRITTEN):
         return [0] * len(graph.ops)
     return [min(call_nbytes, nbytes // MOST_OF_OUTPUTS) for nbytes in written]
 
