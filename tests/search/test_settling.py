@@ -113,16 +113,21 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
 
 
 @pytest.mark.parametrize(
-    ("is_near", "falls"), [(False, [100, 200, 300, 400]), (True, [20, 39, 59, 77])]
+    ("fitting", "falls"),
+    [
+        (None, [100, 100, 100, 100]),
+        ("dear", [100, 200, 300, 400]),
+        ("near", [20, 39, 59, 77]),
+    ],
 )
 def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
-    is_near: bool, falls: list[int]
+    fitting: str | None, falls: list[int]
 ) -> None:
     """Near that they fall by half a percent of the aim, twice that, and so on."""
     graph, budget = unit_chain(16), 4000
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 100)
-    cheap, dear = rounds.schedule(rounds.unplanned), Schedule.sequence(graph, [0, *range(33)])
-    rounds.fitting = cheap if is_near else dear
+    near, dear = rounds.schedule(rounds.unplanned), Schedule.sequence(graph, [0, *range(33)])
+    rounds.fitting = {"near": near, "dear": dear}[fitting] if fitting else None
     aims = [budget]
 
     def noted(_: Round, aim: int, start: Array) -> None:
