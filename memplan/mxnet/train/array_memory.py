@@ -103,5 +103,6 @@ def _are_objects_known() -> bool:
         view = array[3:5].reshape((8,))
     chunks = [_number(one, _CHUNK) for one in (array, view, other)]
     offsets = [_number(one, _OFFSET) for one in (array, view, other)]
-    holders = [_nholders_at_rest(one) for one in (array, other)]
-    return chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0] and holders == [2, 1]
+    if not (chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0]):
+        return False  # what stands for the address of the count may be none
+    return [_nholders_at_rest(one) for one in (array, other)] == [2, 1]
