@@ -68,12 +68,12 @@ def _life(model, state, tensor, gap):  # type: ignore[no-untyped-def]
 def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
     """Add ``nbytes`` to the bytes alive at steps ``begin`` to ``end - 1``."""
     budget = state.totals[BUDGET]
-    live = state.live
+    live = state.live[begin:end]
     more = 0
-    for step in range(begin, end):
-        was = live[step]
+    for i in range(len(live)):
+        was = live[i]
         now = was + nbytes
-        live[step] = now
+        live[i] = now
         more += max(now - budget, 0) - max(was - budget, 0)
     state.totals[EXCESS] += more
 
@@ -128,22 +128,25 @@ def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
 @compiled
 def _open(row, place, length, first, by):  # type: ignore[no-untyped-def]
     """Move ``row[place:length]`` up by a place; what is ``first`` or more grows by ``by``."""
-    for step in range(length, place, -1):
-        value = row[step - 1]
-        row[step] = value + by * (value >= first)
+    moved = row[place : length + 1]
+    for i in range(len(moved) - 1, 0, -1):
+        value = moved[i - 1]
+        moved[i] = value + by * (value >= first)
 
 
 @compiled
 def _close(row, place, length, first, by):  # type: ignore[no-untyped-def]
     """Move ``row[place + 1:length]`` down by a place; what is ``first`` or more grows by ``by``."""
-    for step in range(place, length - 1):
-        value = row[step + 1]
-        row[step] = value + by * (value >= first)
+    moved = row[place:length]
+    for i in range(len(moved) - 1):
+        value = moved[i + 1]
+        moved[i] = value + by * (value >= first)
 
 
 @compiled
-def _renumber(row, length, first, by):  # type: ignore[no-untyped-def]
-    for i in range(length):
+def _renumber(row, first, by):  # type: ignore[no-untyped-def]
+    """What is ``first`` or more grows by ``by``."""
+    for i in range(len(row)):
         value = row[i]
         row[i] = value + by * (value >= first)
 
@@ -165,9 +168,9 @@ def _shift(state, place, by):  # type: ignore[no-untyped-def]
         for row in (EARLIER, LATER):
             _close(steps[row], place, length, first, by)
         _close(state.live, place, length, first, 0)
-    _renumber(steps[LATER], place, first, by)
-    _renumber(state.runs[FIRST], state.runs.shape[1], first, by)
-    _renumber(state.runs[LAST], state.runs.shape[1], first, by)
+    _renumber(steps[LATER, :place], first, by)
+    _renumber(state.runs[FIRST], first, by)
+    _renumber(state.runs[LAST], first, by)
     state.totals[LENGTH] = length + by
 
 
