@@ -133,7 +133,7 @@ def test_a_chain_in_little_memory_has_a_plan_that_somebody_would_run() -> None:
     evicted = Evict(patience=10).solve(problem).schedule
     assert evicted is not None
     assert evicted.overhead < 1.0
-    searched = Search(effort=0.001).solve(problem).schedule
+    searched = Search(effort=0.003).solve(problem).schedule
     assert searched is not None
     assert searched.overhead < 1.0
     first = quick_schedule(problem, Stop.after(PLENTY))

@@ -192,10 +192,10 @@ def _rank(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _relieve(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
+def _relieve(model, state, peak, noise, most_seconds, room):  # type: ignore[no-untyped-def]
     """Recompute what is idle at ``peak``, cheapest per byte first, until it is within the budget.
 
-    False if there is too little, or no room for more steps.
+    False if there is too little, or no room for more steps, or it takes more than ``most_seconds``.
     """
     count = _rank(model, state, peak, noise, room)
     while state.live[peak] > state.totals[BUDGET]:
@@ -216,6 +216,8 @@ def _relieve(model, state, peak, noise, room):  # type: ignore[no-untyped-def]
         _sort(room.found, nruns)
         for k in range(nruns):
             insert(model, state, room.found[k], gap + k, -1)
+        if state.seconds[0] > most_seconds:
+            return False
     return True
 
 
@@ -254,14 +256,14 @@ def _ruin(model, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _recreate(model, state, room):  # type: ignore[no-untyped-def]
-    """Recompute at peaks until all are within the budget, if they can be."""
+def _recreate(model, state, most_seconds, room):  # type: ignore[no-untyped-def]
+    """Recompute at peaks until all are within the budget, if they can be in ``most_seconds``."""
     noise = NOISE if unit(state) < 0.5 else 0.0
     for _ in range(4 * len(model.seconds)):
         peak = _highest(state)
         if state.live[peak] <= state.totals[BUDGET]:
             return
-        if not _relieve(model, state, peak, noise, room):
+        if not _relieve(model, state, peak, noise, most_seconds, room):
             return
 
 
@@ -318,8 +320,13 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
             reorder(model, state)
             reordering = ONE_MORE
         heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, spent / ruins.work)
+        threshold = -heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
+        # Most attempts end up too dear: they are given up as soon as that is known. What nothing
+        # reads any more must not count for that.
+        most_seconds = np.inf if now.totals[EXCESS] > 0 else now.seconds[0] + threshold
+        _take_back(model, state)
         length, room.looks[0] = state.totals[LENGTH], 0
-        _recreate(model, state, room)
+        _recreate(model, state, most_seconds, room)
         # At least 1: attempts without peaks on a graph of one op would go on for ever.
         spent += max(1, _work(model, state.totals[LENGTH] - length, room.looks[0]))
         if state.totals[EXCESS] > 0:
@@ -330,9 +337,7 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
         if now.totals[EXCESS] > 0 or state.seconds[0] < now.seconds[0]:
             spent += _work(model, 2 * (state.totals[LENGTH] - len(model.seconds)), 0)
             _trim(model, state)
-        rise = state.seconds[0] - now.seconds[0]
-        threshold = -heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
-        if rise > threshold and now.totals[EXCESS] == 0:
+        if state.seconds[0] > most_seconds:
             continue
         copy_state(state, now)
         if state.seconds[0] < best.figures[BEST_SECONDS]:
