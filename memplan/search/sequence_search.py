@@ -61,9 +61,11 @@ FAR_COST = 2.0
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
 # in blocks and of large graphs of the second. They get fewer bytes by what is over; where something
 # fits by twice that, and so on, but by at most this share, twice the share, and so on, where that
-# is nearly as cheap. Set on an LSTM at 30% of its step, and on HRNet and SENet-154 at 40%.
+# is nearly as cheap. Where nothing fits there are more of them, and one that finds nothing in so few
+# bytes is followed by one in bytes halfway back. Set on an LSTM at 30% of its step, and on HRNet
+# and SENet-154 at 40%.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
-MENDINGS, MENDING_STEP = 4, 0.005
+MENDINGS, MENDINGS_OF_NOTHING, MENDING_STEP = 4, 8, 0.005
 # A search without a number of rounds ends after so many that found nothing cheaper.
 PATIENCE = 4 * len(ANNEALING_ROUNDS)
 
@@ -114,24 +116,28 @@ def _is_recreated(search: Rounds) -> bool:
 def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = False) -> int:
     """The live bytes to aim at, where the best was too large for the memory that counts.
 
-    Short rounds mend it, each in fewer bytes than the one before; what then fits leaves room for
-    a higher aim.
+    Short rounds mend it, each in fewer bytes than the one before, or in more where one has found
+    nothing; what then fits leaves room for a higher aim.
     """
     kind = MENDING if _is_recreated(search) else MENDING_ANNEALED
-    first_aim = aim
-    for tries in range(1, MENDINGS + 1):
-        is_lost = aim < first_aim and not search.found.figures[BEST_LENGTH]
+    tries, first_aim, reached = 0, aim, aim
+    while tries < (MENDINGS_OF_NOTHING if search.fitting is None else MENDINGS):
+        tries += 1
+        is_lost = aim < reached and not search.found.figures[BEST_LENGTH]
         if roughly and (is_lost or search.stop.is_over()):
             # What was over the budget by a rough count may be all that there is.
             search.offer(search.first, budget_nbytes)
-            aim, roughly = first_aim, False
+            aim, reached, roughly, is_lost = first_aim, first_aim, False, False
         over = settle(search, budget_nbytes, roughly=roughly)
-        if not over:
+        if not over and not (is_lost and search.fitting is None):
             return (aim + budget_nbytes + 1) // 2
         # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
-        if search.saved(search.first) <= NEAR * search.unit:
+        if not over:
+            aim = (aim + reached + 1) // 2
+        elif search.saved(search.first) <= NEAR * search.unit:
             aim -= min(over, int(tries * MENDING_STEP * aim))
         else:
+            reached = aim
             aim -= over if search.fitting is None else tries * over
         if not search.stop.is_over():
             search.round(kind, aim, start=search.first)

@@ -115,7 +115,7 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
 @pytest.mark.parametrize(
     ("fitting", "falls"),
     [
-        (None, [100, 100, 100, 100]),
+        (None, 8 * [100]),
         ("dear", [100, 200, 300, 400]),
         ("near", [20, 39, 59, 77]),
     ],
@@ -138,6 +138,22 @@ def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
     rounds.offer(rounds.unplanned, budget)
     _settled(rounds, budget, budget)
     assert [one - other for one, other in pairwise(aims)] == falls
+
+
+def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back() -> None:
+    """Else the search went on with more bytes than that in which the last one did not fit."""
+    budget, aims = 4000, [4000]
+    rounds = Rounds(unit_chain(16), RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 99)
+
+    def noted(_: Round, aim: int, start: Array) -> None:
+        aims.append(aim)
+        if aim > 3850:
+            rounds.offer(rounds.unplanned, budget)
+
+    rounds.round = noted  # type: ignore[method-assign, assignment]
+    rounds.offer(rounds.unplanned, budget)
+    assert _settled(rounds, budget, budget) == aims[-1]
+    assert aims == [4000, 3901, 3802, 3852, 3753, 3803, 3828, 3840, 3846]
 
 
 def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
