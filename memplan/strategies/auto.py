@@ -32,8 +32,9 @@ PROOF_SHARE_IN_BLOCKS = 0.1
 # Part of the time for schedules of quick strategies, where no other is known.
 QUICK_SHARE = 0.1
 
-# The usual work is for what `search` does, and as much again is for all the rest.
-TIMES_THE_WORK = 2.0
+# The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
+# where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.
+TIMES_THE_WORK, TIMES_THE_WORK_WITHOUT_BLOCKS = 2.0, 4.0
 # In blocks large graphs get more, and graphs of at most so many ops, whose searches take a second.
 # Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
 TIMES_THE_WORK_IN_BLOCKS, SHORT = 6.0, 120
@@ -42,10 +43,11 @@ TIMES_THE_WORK_IN_BLOCKS, SHORT = 6.0, 120
 # moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
 # gets the last part of the time.
 BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
-# In live bytes graphs of at most so many ops are searched from nothing, too: set on random graphs
-# of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point more
-# time with it.
-MOST_ANEW = 1000
+# Graphs of at most so many ops are searched from nothing, too: in live bytes first, set on random
+# graphs of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point
+# more time with it; packed at last, with this part of the work that is left, set on six networks at
+# 30 and 40% of their steps, and on HRNet of 2,283 ops, whose plan takes more time with it.
+MOST_ANEW, AGAIN_SHARE = 1000, 0.5
 
 # Graphs of at most so many ops are searched from nothing so many times, each with this part of
 # what is left: a search may end far from the best there, however long it is. Set on random networks
@@ -124,8 +126,10 @@ class Auto:
 
 def _times(problem: Problem) -> float:
     """What is done, over the usual work."""
-    in_blocks = bool(problem.memory.match_ranges) and not isinstance(problem.space, Flags)
-    is_short = in_blocks and len(problem.graph.ops) <= SHORT
+    is_mirrored, in_blocks = isinstance(problem.space, Flags), bool(problem.memory.match_ranges)
+    if not (is_mirrored or in_blocks):
+        return TIMES_THE_WORK_WITHOUT_BLOCKS
+    is_short = not is_mirrored and len(problem.graph.ops) <= SHORT
     return TIMES_THE_WORK_IN_BLOCKS if is_short or is_slow(problem) else TIMES_THE_WORK
 
 
@@ -153,6 +157,7 @@ class _Search:
         is_annealed = not (self._is_large or isinstance(problem.space, Flags))
         is_short = problem.counts_live and nops <= MOST_ANEW
         self.searches_anew = is_annealed and (self._in_blocks or is_short)
+        self.searches_again = is_annealed and nops <= MOST_ANEW and not self.searches_anew
         self.searches_often = is_annealed and nops <= FEW
         self.is_recreated = is_annealed and not self._in_blocks
 
@@ -189,6 +194,8 @@ class _Search:
                 self._search_often()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
+            if self.searches_again and not self._is_enough() and not self.stop.is_over():
+                self._search_again()
             if self.best is None:
                 self._begin_quickly()
             if self._is_far:
@@ -304,5 +311,14 @@ class _Search:
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
             moves = dataclasses.replace(moves, seed=moves.seed + 1)
-        found = self.problem.space.improve(self.problem, start, self.stop, moves)
+        # In little time one search gets further than two.
+        work = self.stop.work_left * (1.0 - AGAIN_SHARE if self.searches_again else 1.0)
+        until = self.stop.with_work(work)
+        found = self.problem.space.improve(self.problem, start, until, moves)
+        self.best = self.problem.cheapest([self.best, found])
+
+    def _search_again(self) -> None:
+        """From nothing: a search that goes on from a good schedule may stay near it."""
+        moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + 2)
+        found = self.problem.space.improve(self.problem, None, self.stop, moves)
         self.best = self.problem.cheapest([self.best, found])
