@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search import speed
+from memplan.search.kernels.recreating import Ruins, recreate
+from memplan.search.kernels.sequence import load
+from memplan.search.kernels.state import EXCESS, copy_state
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, Rules, best_sequence
 from memplan.step.graph import Op, Tensor, TrainingGraph
@@ -108,3 +111,23 @@ def test_work_counts_the_inputs_that_attempts_look_at() -> None:
         search.round(FROM_UNPLANNED, 20 * UNIT)
         closures.append(int(search.ruining.marks[-1]))
     assert closures[1] < closures[0] / 2
+
+
+def test_an_attempt_that_costs_too_much_is_given_up() -> None:
+    """Before what it holds is within the budget: most end up too dear, and there is less to do."""
+    graph, budget = unit_chain(32), 12 * UNIT
+    search = searching(graph)
+    search.round(FROM_UNPLANNED, budget)
+    best = best_sequence(search.found)
+    load(search.model, search.state, best, len(best), budget)
+    now, cold = search.ruining.now, Ruins(1e-9, 1e-9, PLENTY, 0.0)
+    copy_state(search.state, now)
+    given_up = 0
+    for _ in range(200):
+        most = now.seconds[0]
+        recreate(search.model, search.state, search.ruining, cold, search.found, 0, 1)
+        if search.state.totals[EXCESS] > 0:
+            given_up += 1
+            assert search.state.seconds[0] > most
+    assert given_up > 50
+    assert now.totals[EXCESS] == 0

@@ -314,3 +314,31 @@ def test_without_blocks_and_of_short_graphs_more_is_searched(
     monkeypatch.setattr(Problem, "stop", stop)
     Auto(effort=0.5).solve(Problem(unit_chain(nops // 2), 3 * UNIT, memory=MEMORIES[memory]))
     assert asked[0] == times * 0.5
+
+
+@pytest.mark.parametrize(
+    ("memory", "most", "starts"),
+    [("packed", 1000, [True, False]), ("live", 1000, [False, True, False]), ("packed", 0, [True])],
+)
+def test_short_graphs_are_searched_once_more_from_nothing(
+    memory: str, most: int, starts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a good schedule a search may stay near it; of long graphs it has no work to spare."""
+    graph, counted = unit_chain(64), MEMORIES[memory]
+    budget = counted.nbytes(Schedule.unplanned(graph)) // 2
+    searched, problem = [], Problem(graph, budget, memory=counted)
+    best = create("chen_greedy").solve(problem).schedule
+    assert best is not None
+
+    def noted(_: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Schedule:
+        searched.append((start is not None, moves.seed))
+        stop.spend(stop.work_left)
+        return best
+
+    monkeypatch.setattr(auto, "MOST_ANEW", most)
+    monkeypatch.setattr(Sequences, "improve", noted)
+    monkeypatch.setattr(Sequences, "prove", lambda *_: None)
+    Auto(time_limit=NEVER_SECONDS, start=best, gap=0.0).solve(problem)
+    assert [is_begun for is_begun, _ in searched] == starts
+    seeds = [seed for is_begun, seed in searched if not is_begun]
+    assert len(set(seeds)) == len(seeds)

@@ -4,6 +4,9 @@ Every step reads the latest execution, so a sequence is all there is to decide: 
 the life of what it writes and may lengthen that of what it reads. Both are ranges of steps that
 end where the run is, which makes a change cheap. An output that takes over a dying input is
 counted once at its step, the discount of the step.
+
+Loops over many steps run over a part of a row, from 0 on: numba looks at every index that may be
+negative, and a loop in which it does is not turned into vector instructions.
 """
 
 from __future__ import annotations
