@@ -20,17 +20,19 @@ def most_left(state: State, begin: int, end: int, offset: int, rank: int) -> int
     if state.flags.floors:
         sort(state, begin, end)
     for k in range(begin, end):
-        for section in range(buffers[members[k]].first, buffers[members[k]].last + 1):
-            left_nbytes[section] = ZERO
+        buffer = buffers[members[k]]
+        left = left_nbytes[buffer.first : buffer.last + 1]
+        for i in range(len(left)):
+            left[i] = ZERO
     fullest: int = ZERO
     for k in range(end - 1, begin - 1, -1):
         buffer = buffers[members[k]]
         size: int = buffer.size
         most: int = ZERO
-        for section in range(buffer.first, buffer.last + 1):
-            left_nbytes[section] += size
-        for section in range(buffer.first, buffer.last + 1):
-            most = max(most, left_nbytes[section])
+        left = left_nbytes[buffer.first : buffer.last + 1]
+        for i in range(len(left)):
+            left[i] += size
+            most = max(most, left[i])
         above = most if state.flags.floors else size
         if buffer.key + above > state.capacity or offset + most > state.capacity:
             return -1

@@ -90,8 +90,9 @@ def _place(state: State, number: int, index: int) -> None:
             other.floor = within_segment(top, other.size, state.segment_nbytes)
             other.raiser = number
     counts.ntrail = length
-    for section in range(buffer.first, buffer.last):
-        state.spans[section] -= 1
+    spans = state.spans[buffer.first : buffer.last]
+    for i in range(len(spans)):
+        spans[i] -= 1
     # What is left of the part follows it in `members`.
     place = frame.begin
     while state.members[place] != index:
@@ -114,8 +115,9 @@ def _take_back(state: State, number: int) -> None:
         state.buffers[state.ranked[k].buffer].rank = state.ranked[k].rank
     counts.ntrail, counts.nranked = frame.ntrail, frame.nranked
     counts.nagenda = frame.nagenda
-    for section in range(buffer.first, buffer.last):
-        state.spans[section] += 1
+    spans = state.spans[buffer.first : buffer.last]
+    for i in range(len(spans)):
+        spans[i] += 1
 
 
 @compiled

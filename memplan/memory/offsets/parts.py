@@ -52,8 +52,9 @@ def _enter(state: State, begin: int, end: int, owner: int, after: int) -> int:
     for k in range(begin, end):
         buffer = buffers[members[k]]
         total: int = ZERO
-        for section in range(buffer.first, buffer.last + 1):
-            total = max(total, state.left_nbytes[section])
+        left = state.left_nbytes[buffer.first : buffer.last + 1]
+        for i in range(len(left)):
+            total = max(total, left[i])
         most = max(most, total)
         by_total = total * len(buffers) if state.by_total else ZERO
         buffers[members[k]].key = buffer.order - by_total
