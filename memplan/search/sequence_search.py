@@ -123,13 +123,14 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
     tries, first_aim, reached = 0, aim, aim
     while tries < (MENDINGS_OF_NOTHING if search.fitting is None else MENDINGS):
         tries += 1
-        is_lost = aim < reached and not search.found.figures[BEST_LENGTH]
+        is_found = search.fitting is not None or bool(search.found.figures[BEST_LENGTH])
+        is_lost = aim < reached and not is_found
         if roughly and (is_lost or search.stop.is_over()):
             # What was over the budget by a rough count may be all that there is.
             search.offer(search.first, budget_nbytes)
             aim, reached, roughly, is_lost = first_aim, first_aim, False, False
         over = settle(search, budget_nbytes, roughly=roughly)
-        if not over and not (is_lost and search.fitting is None):
+        if not over and not is_lost:
             return (aim + budget_nbytes + 1) // 2
         # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
         if not over:

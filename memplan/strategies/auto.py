@@ -287,8 +287,7 @@ class _Search:
         """What the strategy `search` does: from a start another order of ops is seldom reached."""
         usual = self.problem.stop(None, effort=self.options._search_effort).work_left
         until = Stop(self.stop.share(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
-        self.anew = self.problem.space.improve(self.problem, None, until, self._search_moves())
-        self.best = self.problem.cheapest([self.best, self.anew])
+        self.anew = self._improve(None, until, self._search_moves())
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""
@@ -299,9 +298,7 @@ class _Search:
             moves = dataclasses.replace(
                 self._search_moves(), seed=self.moves.seed + number, reorder=reorder
             )
-            until = self.stop.share(OFTEN_SHARE)
-            found = self.problem.space.improve(self.problem, None, until, moves)
-            self.best = self.problem.cheapest([self.best, found])
+            self._improve(None, self.stop.share(OFTEN_SHARE), moves)
 
     def _search(self) -> None:
         graph = self.problem.graph
@@ -312,12 +309,13 @@ class _Search:
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
             moves = dataclasses.replace(moves, seed=moves.seed + 1)
-        until = self._until_again() if self.searches_again else self.stop
-        found = self.problem.space.improve(self.problem, start, until, moves)
-        self.best = self.problem.cheapest([self.best, found])
+        self._improve(start, self._until_again() if self.searches_again else self.stop, moves)
 
     def _until_again(self) -> Stop:
-        """With the part of the work, but all of the time: in little time one search does better."""
+        """When the search that another one follows ends: its part of the work is done.
+
+        It may use all of the time, as in little time one search gets further than two.
+        """
         left = self.stop.work_left
         if math.isinf(left):
             return self.stop.share(1.0 - AGAIN_SHARE)
@@ -326,5 +324,10 @@ class _Search:
     def _search_again(self) -> None:
         """From nothing: a search that goes on from a good schedule may stay near it."""
         moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + 2)
-        found = self.problem.space.improve(self.problem, None, self.stop, moves)
+        self._improve(None, self.stop, moves)
+
+    def _improve(self, start: Schedule | None, until: Stop, moves: Moves) -> Schedule | None:
+        """What a search from ``start`` finds; if it is cheaper than the best, it is the best."""
+        found = self.problem.space.improve(self.problem, start, until, moves)
         self.best = self.problem.cheapest([self.best, found])
+        return found

@@ -321,8 +321,8 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
             reordering = ONE_MORE
         heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, spent / ruins.work)
         threshold = -heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
-        # Most attempts end up too dear: they are given up as soon as that is known. What nothing
-        # reads any more must not count for that.
+        # Most attempts end up too expensive: they are given up as soon as that is known. What
+        # nothing reads any more must not count for that.
         most_seconds = np.inf if now.totals[EXCESS] > 0 else now.seconds[0] + threshold
         _take_back(model, state)
         length, room.looks[0] = state.totals[LENGTH], 0
