@@ -35,8 +35,8 @@ class _Work(NamedTuple):
     nplaced: int
 
 
-# Three seconds at most; less while a schedule is searched for, where most that are looked at do not
-# fit, and a tenth of a second before any is known that does.
+# Three seconds at most, after half a second of the same; a tenth of a second where much that is
+# looked at does not fit, or little depends on it.
 LONG = _Work(MOST_SQUARES, 400_000_000)
 QUICK, ROUGH, AT_ONCE = _Work(400_000_000, 100_000_000), _Work(100_000_000, 0), _Work(0, 0)
 
@@ -158,15 +158,15 @@ def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
 
 
 def packed_quickly(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
-    """The bytes of a shorter search, no fewer than those of :func:`pack`, for the same decisions.
+    """The bytes of a search that ends with what is within the budget, no fewer than :func:`pack`'s.
 
-    It ends with the quick placements where these are within the budget.
+    It goes on for as long as that one, unless it is ``roughly``.
     """
-    for work in (AT_ONCE, ROUGH if roughly else QUICK):
-        nbytes = _placed(schedule, SEGMENT_NBYTES, work).nbytes
-        if nbytes <= budget_nbytes:
-            break
-    return nbytes
+    least = _placed(schedule, SEGMENT_NBYTES, AT_ONCE).nbytes
+    for work in (ROUGH,) if roughly else (QUICK, LONG):
+        if least > budget_nbytes:
+            least = min(least, _placed(schedule, SEGMENT_NBYTES, work).nbytes)
+    return least
 
 
 def _placed(schedule: Schedule, segment_nbytes: int, work: _Work) -> Packing:

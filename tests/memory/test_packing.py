@@ -255,3 +255,17 @@ def test_more_work_never_ends_in_more_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(packing, "_placed", placed)
     schedule = Schedule.unplanned(unit_chain(3))
     assert packing.packed_quickly(schedule, 9) == pack(schedule).nbytes == 10
+
+
+def test_what_no_short_search_fits_is_looked_at_as_long_as_a_plan_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a search goes on with fewer bytes, and with more seconds, than a plan needs."""
+
+    def placed(schedule: Schedule, segment_nbytes: int, work: object) -> Packing:
+        return Packing(9 if work == packing.LONG else 10, {}, 8)
+
+    monkeypatch.setattr(packing, "_placed", placed)
+    schedule = Schedule.unplanned(unit_chain(3))
+    assert packing.packed_quickly(schedule, 9) == pack(schedule).nbytes == 9
+    assert packing.packed_quickly(schedule, 9, roughly=True) == 10
