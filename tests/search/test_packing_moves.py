@@ -107,9 +107,9 @@ def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_b
     assert changed.seconds <= most + 1e-9
 
 
-@pytest.mark.parametrize(("name", "seed"), [("wide tree", 37), ("many cells", 15)])
-def test_what_no_offsets_are_found_for_is_changed_until_it_fits(name: str, seed: int) -> None:
-    graph, memory = dict(held_out())[name], Packed()
+@pytest.mark.parametrize("seed", [92, 371])
+def test_what_no_offsets_are_found_for_is_changed_until_it_fits(seed: int) -> None:
+    graph, memory = dict(held_out())["wide tree"], Packed()
     search, budget = begun(graph, 0.5, seed)
     search.excess = memory.excess
     found = search.schedule(best_sequence(search.found))

@@ -140,10 +140,21 @@ def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
     assert [one - other for one, other in pairwise(aims)] == falls
 
 
-def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back() -> None:
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        (False, [4000, 3901, 3802, 3852, 3753, 3803, 3828, 3840, 3846]),
+        (True, [4000, 3901, 3703, 3802, 3852]),
+    ],
+)
+def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
+    fits: bool, expected: list[int]
+) -> None:
     """Else the search went on with more bytes than that in which the last one did not fit."""
-    budget, aims = 4000, [4000]
-    rounds = Rounds(unit_chain(16), RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 99)
+    graph, budget, aims = unit_chain(16), 4000, [4000]
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 99)
+    if fits:  # what costs twice as much
+        rounds.fitting = Schedule.sequence(graph, [0, *range(33)])
 
     def noted(_: Round, aim: int, start: Array) -> None:
         aims.append(aim)
@@ -153,7 +164,7 @@ def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back() -> No
     rounds.round = noted  # type: ignore[method-assign, assignment]
     rounds.offer(rounds.unplanned, budget)
     assert _settled(rounds, budget, budget) == aims[-1]
-    assert aims == [4000, 3901, 3802, 3852, 3753, 3803, 3828, 3840, 3846]
+    assert aims == expected
 
 
 def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
