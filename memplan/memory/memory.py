@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
-from memplan.memory.packing import Packing, pack, packed_quickly
+from memplan.memory.packing import Packing, nbytes_within, pack
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 
@@ -105,7 +105,7 @@ class Packed(Memory):
         return pack(schedule).nbytes
 
     def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
-        nbytes = packed_quickly(schedule, budget_nbytes, roughly=roughly)
+        nbytes = nbytes_within(schedule, budget_nbytes, roughly=roughly)
         return max(0, nbytes - budget_nbytes)
 
     def packing(self, schedule: Schedule) -> Packing:

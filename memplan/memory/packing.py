@@ -35,8 +35,8 @@ class _Work(NamedTuple):
     nplaced: int
 
 
-# Three seconds at most, after half a second of the same; a tenth of a second where much that is
-# looked at does not fit, or little depends on it.
+# LONG takes three seconds at most, and follows QUICK, which takes half a second. ROUGH, a tenth of
+# a second, is for where most that is looked at does not fit, or little depends on it.
 LONG = _Work(MOST_SQUARES, 400_000_000)
 QUICK, ROUGH, AT_ONCE = _Work(400_000_000, 100_000_000), _Work(100_000_000, 0), _Work(0, 0)
 
@@ -157,7 +157,7 @@ def _packed(schedule: Schedule, segment_nbytes: int) -> Packing:
     return min(quick, _placed(schedule, segment_nbytes, LONG), key=lambda packing: packing.nbytes)
 
 
-def packed_quickly(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+def nbytes_within(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
     """The bytes of a search that ends with what is within the budget, no fewer than :func:`pack`'s.
 
     It goes on for as long as that one, unless it is ``roughly``.

@@ -34,8 +34,9 @@ CLOSE = 0.01
 def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
     """By how many bytes the best is over the budget in the memory that counts.
 
-    ``roughly`` in no time, and so if time is up and something fits. If the best is over, it is
-    again what it was when it last was not, and rounds begin with what was too large.
+    ``roughly`` in no time, but for what is hardly over (CLOSE) where nothing fits; and roughly in
+    any case if time is up and something fits. If the best is over, it is again what it was when it
+    last was not, and rounds begin with what was too large.
     """
     found, settled = search.found, search.settled
     if search.excess is None or found.figures[BEST_SECONDS] == settled.figures[BEST_SECONDS]:

@@ -254,7 +254,7 @@ def test_more_work_never_ends_in_more_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(packing, "_placed", placed)
     schedule = Schedule.unplanned(unit_chain(3))
-    assert packing.packed_quickly(schedule, 9) == pack(schedule).nbytes == 10
+    assert packing.nbytes_within(schedule, 9) == pack(schedule).nbytes == 10
 
 
 def test_what_no_short_search_fits_is_looked_at_as_long_as_a_plan_is(
@@ -267,5 +267,5 @@ def test_what_no_short_search_fits_is_looked_at_as_long_as_a_plan_is(
 
     monkeypatch.setattr(packing, "_placed", placed)
     schedule = Schedule.unplanned(unit_chain(3))
-    assert packing.packed_quickly(schedule, 9) == pack(schedule).nbytes == 9
-    assert packing.packed_quickly(schedule, 9, roughly=True) == 10
+    assert packing.nbytes_within(schedule, 9) == pack(schedule).nbytes == 9
+    assert packing.nbytes_within(schedule, 9, roughly=True) == 10
