@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,8 @@ class Unplanned:
         key = plan.realisation, plan.match_range, plan.schedule.ops
         if key not in self.trained:  # what needs no plan at several budgets is trained once
             path = self.folder / "planned.npz"
-            trial = run_apart(
-                plan.schedule, plan.trace, ctx=mx.cpu(), match_range=plan.match_range, results=path
-            )
+            run = partial(run_apart, match_range=plan.match_range, packing=plan.packing)
+            trial = run(plan.schedule, plan.trace, ctx=mx.cpu(), results=path)
             before = self.folder / "unplanned.npz"
             differences = unlike(path, before, with_gradients=not plan.trace.form.updates)
             differs = ", other bits" if any(differences.values()) else ""

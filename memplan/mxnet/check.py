@@ -111,7 +111,8 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
     run = partial(run_apart, ctx=ctx, steps=steps, optimizer=optimizer)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{name}.npz") for name in ("planned", "unplanned")]
-        planned = run(plan.schedule, plan.trace, match_range=plan.match_range, results=paths[0])
+        run_planned = partial(run, match_range=plan.match_range, packing=plan.packing)
+        planned = run_planned(plan.schedule, plan.trace, results=paths[0])
         unplanned = run(Schedule.unplanned(stock.graph), stock, results=paths[1])
         differences = unlike(*paths, with_gradients=not plan.trace.form.updates)
     return Check(plan, device_name(ctx), planned, unplanned, differences)

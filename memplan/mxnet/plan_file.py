@@ -59,8 +59,7 @@ def plan_text(plan: Plan) -> str:
         "packing": None,
     }
     if plan.packing is not None:
-        offsets = [[*place, offset] for place, offset in plan.packing.offsets.items()]
-        data["packing"] = {"nbytes": plan.packing.nbytes, "offsets": offsets}
+        data["packing"] = {"nbytes": plan.packing.nbytes, "offsets": plan.packing.rows}
     return json.dumps(data, allow_nan=False)
 
 

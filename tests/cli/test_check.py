@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -91,6 +92,17 @@ def test_a_broken_promise_is_told(
     assert "Memory: ABOVE the promise" in printed
     assert "States: DIFFER: state moving_mean." in printed
     assert "+100.0% measured" in printed
+
+
+def test_a_plan_is_checked_where_its_tensors_lie() -> None:
+    """A new packing of its schedule may take more memory, and promises nothing."""
+    net, shapes = residual_net(units=1)
+    options = OPTIONS | {"strategy": "evict", "realisation": "packed"}
+    packed = plan(net, budget="90%", **options, **shapes)
+    assert packed.packing is not None
+    at_once = dataclasses.replace(packed.packing, offsets=dict.fromkeys(packed.packing.offsets, 0))
+    with pytest.raises(CostError, match="the packing has two tensors at 0"):
+        check(dataclasses.replace(packed, packing=at_once), ctx=mx.cpu(), steps=1)
 
 
 @pytest.mark.long

@@ -132,25 +132,54 @@ def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPa
     assert [found.bound_nbytes for found in first] == peaks
 
 
-def test_roughly_no_complete_search_is_made_and_disturbed_orders_are(
+def test_offsets_are_looked_for_in_the_budget_and_roughly_with_less_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
 
     def noted(buffers: Buffers, **options: int) -> Placement:
-        asked.append((options["nsquares"], options["nnodes"]))
+        asked.append(options)
         return place(buffers, **options)
 
     monkeypatch.setattr(packing, "place", noted)
-    nbytes = [
-        Packed().excess(crowded(0), 1, roughly=True),
-        Packed().excess(crowded(0), 1),
-        Packed().nbytes(crowded(0)) - 1,
+    Packed().excess(crowded(0), 1, roughly=True)
+    Packed().excess(crowded(0), 1)
+    Packed().nbytes(crowded(0))
+    capacities = [options["capacity_nbytes"] for options in asked]
+    assert capacities[:4] == [1, 1, 1, 1]
+    assert set(capacities[4:]) == {None}
+    at_once, rough, again, thorough = [(o["nsquares"], o["nnodes"]) for o in asked[:4]]
+    assert at_once == again == (0, 0)
+    assert 0 < rough[0] < thorough[0]
+    assert 0 < rough[1] < thorough[1]
+
+
+def test_what_a_search_in_the_budget_has_found_is_the_packing() -> None:
+    """The fewest bytes are harder to find, and more than there was room for."""
+
+    def made() -> Schedule:
+        rng = random.Random(13)
+        sizes = [ALIGNMENT * rng.randint(1, 40) for _ in range(200)]
+        return Schedule.unplanned(read_late(sizes, rng))
+
+    fewest, schedule = pack(made()).nbytes, made()
+    budget = simulate(schedule).peak_nbytes
+    assert fewest > budget
+    assert Packed().excess(schedule, budget) == 0
+    packing = Packed().packing(schedule)
+    assert Packed().nbytes(schedule) == packing.nbytes == budget
+    assert packing.proved
+    assert flaw(schedule, packing) is None
+
+
+def read_late(sizes: list[int], rng: random.Random) -> TrainingGraph:
+    """Tensors of these sizes, each of which reads two of the thirty before it."""
+    ops = [
+        Op(f"op{i}", "op", tuple(rng.sample(range(max(0, i - 30), i), min(i, 2))), (i,), 1.0)
+        for i in range(len(sizes))
     ]
-    assert nbytes == sorted(nbytes, reverse=True)
-    (_, no_passes), rough, *_ = [(nnodes, nsquares) for nsquares, nnodes in asked]
-    assert no_passes == 0 == rough[0] < rough[1]
-    assert any(nnodes for _, nnodes in asked)
+    made = tuple(Tensor(f"t{i}", size, size // 4) for i, size in enumerate(sizes))
+    return TrainingGraph(tuple(ops), made, (len(sizes) - 1,), len(sizes))
 
 
 def test_what_is_far_over_the_budget_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,25 +276,35 @@ def test_a_packing_of_another_schedule_is_refused() -> None:
 
 
 def test_more_work_never_ends_in_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a short search says within a budget is the packing that a plan gets."""
+    """What is said to be within a budget is the packing that a plan gets."""
 
-    def placed(schedule: Schedule, segment_nbytes: int, work: object) -> Packing:
-        return Packing(10 if work == packing.QUICK else 12, {}, 8)
+    def searched(_: Schedule, __: int, work: object, capacity_nbytes: int | None = None) -> Packing:
+        nbytes = {packing.QUICK: 13, packing.LONG: 14, packing.ROUGH: 12, packing.THOROUGH: 11}
+        return Packing(nbytes.get(work, 15), {}, 8)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(packing, "_placed", placed)
+    monkeypatch.setattr(packing, "_searched", searched)
     schedule = Schedule.unplanned(unit_chain(3))
-    assert packing.nbytes_within(schedule, 9) == pack(schedule).nbytes == 10
+    assert pack(schedule).nbytes == 13
+    assert packing.nbytes_within(schedule, 14) == 13
+    assert packing.nbytes_within(schedule, 9, roughly=True) == 12
+    assert pack(schedule).nbytes == 12
+    assert packing.nbytes_within(schedule, 9) == pack(schedule).nbytes == 11
+    assert not pack(schedule).proved
 
 
-def test_what_no_short_search_fits_is_looked_at_as_long_as_a_plan_is(
+def test_large_graphs_get_a_few_placements_for_every_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a search goes on with fewer bytes, and with more seconds, than a plan needs."""
+    """With fewer than one for each no search would be made, and nothing be found."""
+    asked = []
 
-    def placed(schedule: Schedule, segment_nbytes: int, work: object) -> Packing:
-        return Packing(9 if work == packing.LONG else 10, {}, 8)
+    def noted(buffers: Buffers, **options: int) -> Placement:
+        asked.append(options["nnodes"] / len(buffers))
+        return place(buffers, **options)
 
-    monkeypatch.setattr(packing, "_placed", placed)
-    schedule = Schedule.unplanned(unit_chain(3))
-    assert packing.nbytes_within(schedule, 9) == pack(schedule).nbytes == 9
-    assert packing.nbytes_within(schedule, 9, roughly=True) == 10
+    monkeypatch.setattr(packing, "place", noted)
+    schedule = crowded(0)
+    for most, placements in ((0, 0), (10**9, packing.FEW)):
+        monkeypatch.setattr(packing, "THOROUGH", packing._Work(0, 1, most))
+        Packed().excess(dataclasses.replace(schedule), 1)
+        assert asked[-1] == placements

@@ -22,6 +22,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import CostError
+from memplan.memory.packing import Packing
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import current_match_range
@@ -31,7 +32,7 @@ from memplan.mxnet.train.memory_growth import MemoryGrowth
 from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
-from memplan.planning.realisation import load, request_of, trace_again
+from memplan.planning.realisation import Realisation, load, request_of, trace_again
 from memplan.step.schedule import Schedule
 from memplan.util.processes import end_with, ending
 
@@ -63,23 +64,25 @@ def run_apart(
     *,
     ctx: mx.Context,
     match_range: int | None = None,
+    packing: Packing | None = None,
     steps: int = 1,
     optimizer: str = "sgd",
     results: Path | None = None,
 ) -> Trial:
     """Train by the ``schedule`` of ``traced`` on ``ctx`` in a new process, on random numbers.
 
-    ``match_range`` is that of the plan; ``optimizer`` updates the parameters, after each step or
-    within it. With
-    ``results`` what the last of ``steps`` leaves is written there: outputs, gradients, parameters
-    and states, by numpy. The process imports the modules that define Custom ops here. Raises
-    CostError where the process fails.
+    ``match_range`` and ``packing`` are those of the plan, ``packing`` by default a new one;
+    ``optimizer`` updates the parameters, after each step or within it. With ``results`` what the
+    last of ``steps`` leaves is written there: outputs, gradients, parameters and states, by numpy.
+    The process imports the modules that define Custom ops here. Raises CostError where the process
+    fails.
     """
     request = {
         "trace": request_of(traced, device_type=ctx.device_type),
         "traced_at": traced.graph.match_range,
         "match_range": match_range,
         "schedule": schedule.to_json(),
+        "packing": None if packing is None else [packing.nbytes, packing.rows],
         "ctx": [ctx.device_type, ctx.device_id],
         "steps": steps,
         "optimizer": optimizer,
@@ -116,8 +119,7 @@ def main() -> None:
     traced = trace_again(request["trace"], match_range=request["traced_at"])
     schedule = Schedule.from_json(traced.graph, request["schedule"])
     ctx = mx.Context(*request["ctx"])
-    memory = form.memory(traced)
-    memory.nbytes(schedule)  # what planning loads is none of the step's, and its packing the plan's
+    packing = _packing(form, traced, schedule, request["packing"])
     arguments, states = random_arrays(traced, ctx)
     sums = zero_gradients(traced, ctx)
     if traced.form.spells_out_backward:
@@ -127,7 +129,7 @@ def main() -> None:
     trained = wanted(traced.grad_req)
     within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
     arrays = (arguments, states, sums)
-    options = {"match_range": request["match_range"], "packing": memory.packing(schedule)}
+    options = {"match_range": request["match_range"], "packing": packing}
     step, gradients, heads = _bound(traced, schedule, ctx, arrays, within, options)
 
     def train() -> list[NDArray]:
@@ -154,6 +156,19 @@ def main() -> None:
     given = sum(head.size * np.dtype(head.dtype).itemsize for head in heads)
     grown_nbytes = growth.nbytes - given
     print(json.dumps({"grown_nbytes": grown_nbytes, "seconds": statistics.median(seconds)}))
+
+
+def _packing(
+    form: Realisation, traced: Trace, schedule: Schedule, given: list[Any] | None
+) -> Packing | None:
+    """The packing that is given, or one made here: before anything that the step itself takes."""
+    if given is None:
+        memory = form.memory(traced)
+        memory.nbytes(schedule)  # loads what planning loads
+        return memory.packing(schedule)
+    nbytes, rows = given
+    offsets = {(step, tensor): offset for step, tensor, offset in rows}
+    return Packing(nbytes, offsets, bound_nbytes=0)
 
 
 def _bound(
