@@ -34,6 +34,9 @@ LENGTHEN, LENGTHEN_STALLED = 1.2, 1.5
 # An elite is improved before a cheaper one that has stalled so often more, for all of the ranks
 # between the cheapest and the dearest.
 RANKS = 3.0
+# Where what is found must be packed, too, a turn gets this part of what is left: the rest is for
+# mending what does not fit. Set on HRNet at 30% of its step, where one turn took all.
+TURN_SHARE = 0.5
 # What differs by less, over the unplanned step, takes equally long: seconds are summed in an order.
 EQUAL = 1e-9
 
@@ -71,10 +74,13 @@ class Elites:
     def __init__(self, search: Rounds) -> None:
         self.search = search
         self.members: list[Elite] = []
+        self.until = search.stop
 
     def turn(self, number: int, budget_nbytes: int) -> None:
         """Make this turn; if it finds what is cheaper than all, that is the best of the search."""
         self.take_found()
+        stop = self.search.stop
+        self.until = stop if self.search.excess is None else stop.share(TURN_SHARE)
         cycle, place = divmod(number, len(TURNS))
         turn = TURNS[place] if self.members else Turn.ANNEAL
         if turn is Turn.IMPROVE:
@@ -109,9 +115,9 @@ class Elites:
         """Another sequence from nothing, mended."""
         search, best = self.search, self.search.nothing()
         with self._offering(best, budget_nbytes):
-            end = search.round(kind, budget_nbytes, best=best, start=search.unplanned)
-            self._follow(MENDED, end, best, budget_nbytes)
-            self._follow(MENDED, None, best, budget_nbytes)
+            end = self._round(kind, search.unplanned, best, budget_nbytes)
+            self._round(MENDED, end, best, budget_nbytes)
+            self._round(MENDED, None, best, budget_nbytes)
         if best.figures[BEST_LENGTH]:
             self.add(best)
 
@@ -123,20 +129,20 @@ class Elites:
             # It fits: what is near it may have as many bytes.
             budget_nbytes = max(budget_nbytes, int(best.figures[BEST_NBYTES]))
         with self._offering(best, budget_nbytes):
-            search.round(_longer(IMPROVED, longer), budget_nbytes, best=best)
-            end = self._follow(_longer(ANNEALED_AGAIN, longer), None, best, budget_nbytes)
-            self._follow(_longer(MENDED_AGAIN, longer), end, best, budget_nbytes)
+            self._round(_longer(IMPROVED, longer), None, best, budget_nbytes)
+            end = self._round(_longer(ANNEALED_AGAIN, longer), None, best, budget_nbytes)
+            self._round(_longer(MENDED_AGAIN, longer), end, best, budget_nbytes)
         if elite.seconds >= seconds:
             elite.nstalled += 1
         self.members.sort(key=lambda elite: elite.seconds)
 
-    def _follow(
+    def _round(
         self, kind: Round, start: Array | None, best: Best, budget_nbytes: int
     ) -> Array | None:
-        """Another round, if the search is not over; its end."""
-        if self.search.stop.is_over():
+        """A round, if the turn is not over; its end."""
+        if self.until.is_over():
             return None
-        return self.search.round(kind, budget_nbytes, best=best, start=start)
+        return self.search.round(kind, budget_nbytes, best=best, start=start, stop=self.until)
 
     @contextmanager
     def _offering(self, best: Best, budget_nbytes: int) -> Iterator[None]:

@@ -58,6 +58,17 @@ def test_turns_find_what_is_valid_and_within_the_budget(
     assert best.seconds == pytest.approx(min(elite.seconds for elite in kept.members))
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_turn_leaves_work_to_mend_what_does_not_fit(is_packed: bool) -> None:
+    """One turn of a large graph would take all work, and what it has found be lost."""
+    graph = unit_chain(30)
+    stop = Stop.after(1e6, work=2000.0)
+    excess = (lambda *_, **__: 0) if is_packed else None
+    search = Rounds(graph, RULES, seed=0, stop=stop, excess=excess)
+    Elites(search).turn(0, BUDGET)
+    assert (stop.work_left > 500.0) == is_packed
+
+
 def test_the_cheapest_are_kept_and_each_once() -> None:
     search = searching(unit_chain(16))
     kept = Elites(search)
