@@ -69,10 +69,8 @@ def stock_step(traced: Trace) -> Callable[[], float]:
     return lambda: step_seconds(executor)
 
 
-def explicit_step(
-    traced: Trace, schedule: Schedule, match_range: int | None = None
-) -> Callable[[], float]:
-    """Runs a step by ``schedule`` and gives its seconds."""
+def explicit_step(traced: Trace, schedule: Schedule, **of_plan: Any) -> Callable[[], float]:
+    """Runs a step by ``schedule`` and gives its seconds; a plan has a match range and a packing."""
     arguments, states = random_arrays(traced, mx.cpu())
     executor = TrainExecutor(
         traced,
@@ -80,7 +78,7 @@ def explicit_step(
         ctx=mx.cpu(),
         args=arguments,
         aux_states=states,
-        match_range=match_range,
+        **of_plan,
     )
     return lambda: step_seconds(executor)
 
@@ -114,7 +112,8 @@ def measure_planned(
     for share in shares:
         budget = total_nbytes(unplanned, share)
         plan = memplan.plan(net, strategy=strategy, budget=budget, **options, **shapes)
-        planned = explicit_step(plan.trace, plan.schedule, plan.match_range)
+        of_plan = {"match_range": plan.match_range, "packing": plan.packing}
+        planned = explicit_step(plan.trace, plan.schedule, **of_plan)
         measured = paired_ratio(stock, planned, pairs) - 1.0
         print(
             f"| {name} | {share:.0%} "

@@ -126,12 +126,13 @@ class PackedStep:
     the step; they stay until the next step begins.
 
     The ``schedule`` is of a ``trace`` made for "packed" or "updating", ``packing`` that of the
-    plan; without one, it is packed anew. ScheduleError for the packing of another schedule.
-    ``arrays`` are the arguments, states and gradients of heads. Steps that run in turn may
-    share ``memory``; where that is not large enough, or None, the step makes its own. Without
-    ``keeps_operators`` the operators of user code are made anew for every step. ``updates`` are
-    for "updating". ``gradients`` are arrays, by argument, for those that the step writes outside of
-    its memory, or adds to: they are in :attr:`outputs`. Without an array the step makes one.
+    plan; without one, it is packed anew, and may take more. ScheduleError for the packing of
+    another schedule. ``arrays`` are the arguments, states and gradients of heads. Steps that run in
+    turn may share ``memory``; where that is not large enough, or None, the step makes its own.
+    Without ``keeps_operators`` the operators of user code are made anew for every step. ``updates``
+    are for "updating". ``gradients`` are arrays, by argument, for those that the step writes
+    outside of its memory, or adds to: they are in :attr:`outputs`. Without an array the step makes
+    one.
     """
 
     def __init__(
