@@ -67,6 +67,12 @@ class Packing:
         """Whether no packing takes less."""
         return self.nbytes == self.bound_nbytes
 
+    @classmethod
+    def from_rows(cls, nbytes: int, rows: list[list[int]], *, bound_nbytes: int) -> Packing:
+        """The packing that had these :attr:`rows`."""
+        offsets = {(step, tensor): offset for step, tensor, offset in rows}
+        return cls(nbytes, offsets, bound_nbytes)
+
     @property
     def rows(self) -> list[list[int]]:
         """A step, a tensor and its offset each: what a file has of it."""

@@ -140,8 +140,8 @@ def _packing(
     numbers = [data["nbytes"], *(number for row in data["offsets"] for number in row)]
     if not all(map(is_whole, numbers)):
         raise ValueError("'packing' has what is no whole number")
-    offsets = {(step, tensor): offset for step, tensor, offset in data["offsets"]}
-    packing = Packing(data["nbytes"], offsets, footprint.peak_nbytes)
+    bound_nbytes = footprint.peak_nbytes
+    packing = Packing.from_rows(data["nbytes"], data["offsets"], bound_nbytes=bound_nbytes)
     check_packing(lower(traced, schedule).schedule, packing)
     if packing.nbytes != footprint.allocated_nbytes:
         raise ValueError("its footprint is not that of its packing")

@@ -107,16 +107,22 @@ def test_little_more_than_the_peak_is_taken(network: Network) -> None:
         assert packing.nbytes <= 1.02 * simulate(aligned(schedule)).peak_nbytes
 
 
+def reading(sizes: list[int], rng: random.Random, *, within: int) -> Schedule:
+    """Tensors of these sizes, each of which reads two of so many before it."""
+    count = len(sizes)
+    ops = [
+        Op(f"op{i}", "op", tuple(rng.sample(range(max(0, i - within), i), min(i, 2))), (i,), 1.0)
+        for i in range(count)
+    ]
+    made = tuple(Tensor(f"t{i}", size, size // 4) for i, size in enumerate(sizes))
+    return Schedule.unplanned(TrainingGraph(tuple(ops), made, (count - 1,), count))
+
+
 def crowded(seed: int) -> Schedule:
     """Many tensors of many sizes that live for random times."""
     rng = random.Random(seed)
     sizes = [rng.choice((256, 512, 768, 1280, 2048)) for _ in range(40)]
-    ops = [
-        Op(f"op{i}", "op", tuple(rng.sample(range(max(0, i - 12), i), min(i, 2))), (i,), 1.0)
-        for i in range(40)
-    ]
-    made = tuple(Tensor(f"t{i}", size, size // 4) for i, size in enumerate(sizes))
-    return Schedule.unplanned(TrainingGraph(tuple(ops), made, (39,), 40))
+    return reading(sizes, rng, within=12)
 
 
 def test_the_peak_is_reached_by_the_complete_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +166,7 @@ def test_what_a_search_in_the_budget_has_found_is_the_packing() -> None:
     def made() -> Schedule:
         rng = random.Random(13)
         sizes = [ALIGNMENT * rng.randint(1, 40) for _ in range(200)]
-        return Schedule.unplanned(read_late(sizes, rng))
+        return reading(sizes, rng, within=30)
 
     fewest, schedule = pack(made()).nbytes, made()
     budget = simulate(schedule).peak_nbytes
@@ -170,16 +176,6 @@ def test_what_a_search_in_the_budget_has_found_is_the_packing() -> None:
     assert Packed().nbytes(schedule) == packing.nbytes == budget
     assert packing.proved
     assert flaw(schedule, packing) is None
-
-
-def read_late(sizes: list[int], rng: random.Random) -> TrainingGraph:
-    """Tensors of these sizes, each of which reads two of the thirty before it."""
-    ops = [
-        Op(f"op{i}", "op", tuple(rng.sample(range(max(0, i - 30), i), min(i, 2))), (i,), 1.0)
-        for i in range(len(sizes))
-    ]
-    made = tuple(Tensor(f"t{i}", size, size // 4) for i, size in enumerate(sizes))
-    return TrainingGraph(tuple(ops), made, (len(sizes) - 1,), len(sizes))
 
 
 def test_what_is_far_over_the_budget_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,7 @@ def _packing(
         memory.nbytes(schedule)  # loads what planning loads
         return memory.packing(schedule)
     nbytes, rows = given
-    offsets = {(step, tensor): offset for step, tensor, offset in rows}
-    return Packing(nbytes, offsets, bound_nbytes=0)
+    return Packing.from_rows(nbytes, rows, bound_nbytes=0)
 
 
 def _bound(
