@@ -35,9 +35,9 @@ QUICK_SHARE = 0.1
 # The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
 # where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.
 TIMES_THE_WORK, TIMES_THE_WORK_WITHOUT_BLOCKS = 2.0, 4.0
-# In blocks large graphs get more, and graphs of at most so many ops, whose searches take a second.
+# In blocks large graphs get more, and everywhere graphs of few ops, whose searches take seconds.
 # Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
-TIMES_THE_WORK_IN_BLOCKS, SHORT = 6.0, 120
+TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
 
 # Part of the time and work left for schedules to begin a search with, and of large graphs, where
 # moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
@@ -52,8 +52,8 @@ MOST_ANEW, AGAIN_SHARE = 1000, 0.5
 
 # Graphs of at most so many ops are searched from nothing so many times, each with this part of
 # what is left: a search may end far from the best there, however long it is. Set on random networks
-# of 10 to 40 ops.
-FEW, TIMES, OFTEN_SHARE = 60, 8, 0.2
+# of 10 to 95 ops.
+FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
@@ -128,10 +128,11 @@ class Auto:
 def _times(problem: Problem) -> float:
     """What is done, over the usual work."""
     is_mirrored, in_blocks = isinstance(problem.space, Flags), bool(problem.memory.match_ranges)
+    if not is_mirrored and len(problem.graph.ops) <= FEW:
+        return TIMES_THE_WORK_OF_FEW
     if not (is_mirrored or in_blocks):
         return TIMES_THE_WORK_WITHOUT_BLOCKS
-    is_short = not is_mirrored and len(problem.graph.ops) <= SHORT
-    return TIMES_THE_WORK_IN_BLOCKS if is_short or is_slow(problem) else TIMES_THE_WORK
+    return TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
 
 
 class _Search:
@@ -159,7 +160,7 @@ class _Search:
         is_short = problem.counts_live and nops <= MOST_ANEW
         self.searches_anew = is_annealed and (self._in_blocks or is_short)
         self.searches_again = is_annealed and nops <= MOST_ANEW and not self._in_blocks
-        self.searches_often = is_annealed and nops <= FEW
+        self.searches_often = is_annealed and nops <= (FEW_IN_BLOCKS if self._in_blocks else FEW)
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
@@ -191,6 +192,8 @@ class _Search:
                 proof.begin()
             if self.searches_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
+            if self.searches_often and not self._in_blocks:
+                self._search_as_alone()
             if self.searches_often:
                 self._search_often()
             if not self._is_enough() and not self.stop.is_over():
@@ -288,6 +291,18 @@ class _Search:
         usual = self.problem.stop(None, effort=self.options._search_effort).work_left
         until = Stop(self.stop.share(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
         self.anew = self._improve(None, until, self._search_moves())
+
+    def _search_as_alone(self) -> None:
+        """What the strategy `search` does, with other orders of ops and without."""
+        work = self.problem.stop(None, effort=self.options._search_effort).work_left
+        orders = {self.moves.reorder, False}
+        if self.anew is not None:
+            orders.discard(self.moves.reorder)
+        for reorder in sorted(orders, reverse=True):
+            if self._is_enough() or self.stop.is_over():
+                return
+            moves = dataclasses.replace(self._search_moves(), reorder=reorder)
+            self._improve(None, Stop(self.stop.deadline, work=work, part_of=self.stop), moves)
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""
