@@ -26,15 +26,14 @@ from memplan.mxnet.train.gradients import (
     Gradients,
     Held,
     Late,
-    ReadByLoss,
     give_up_gradient,
-    is_read,
     other_handle,
     without_memory,
 )
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
+from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import Writes, nupdates_of, warn_of_inputs
 from memplan.planning.plan import Plan

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 from memplan.errors import UsageError
 from memplan.mxnet.train.array_memory import chunk_of
 from memplan.mxnet.train.nesting import of_semantics
+from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
 from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
 
 NDArray = Any
@@ -340,47 +340,6 @@ _STAND_INS: WeakKeyDictionary[Parameter, int] = WeakKeyDictionary()
 def is_stand_in(parameter: Parameter, gradient: NDArray) -> bool:
     """Is what autograd has for the ``gradient`` of ``parameter`` none of anybody's?"""
     return chunk_of(gradient) == _STAND_INS.get(parameter)
-
-
-class ReadByLoss:
-    """What the graph of a loss begins with, by autograd's names: numbers of what is marked."""
-
-    def __init__(self, heads: Iterable[NDArray]) -> None:
-        self._heads = list(heads)
-        names = [name for head in self._heads for name in _inputs(head)]
-        self.names = frozenset(names)
-        self.variables = [int(name[3:]) for name in self.names if name.startswith("var")]
-
-    def times(self) -> Counter[int]:
-        """How often operators of the loss read each of the variables."""
-        try:
-            symbol = mx.sym.Group(list(map(autograd.get_symbol, self._heads)))
-            nodes = json.loads(symbol.tojson())["nodes"]
-        except (mx.MXNetError, AssertionError):  # MXNet cannot write every operator
-            return Counter()
-        names = [nodes[entry[0]]["name"] for node in nodes for entry in node["inputs"]]
-        return Counter(int(name[3:]) for name in names if name in self.names and name[:3] == "var")
-
-
-def _inputs(head: NDArray) -> list[str]:
-    try:
-        names: list[str] = autograd.get_symbol(head).list_inputs()
-    except (mx.MXNetError, AssertionError):  # MXNet says itself what is wrong with it
-        return []
-    return names
-
-
-def is_read(array: NDArray, read: ReadByLoss) -> bool:
-    """Is the array, one that a recorded operator may have read or not, what a loss begins with?"""
-    try:
-        return autograd.get_symbol(array).name in read.names
-    except mx.MXNetError:  # autograd does not know it
-        return False
-
-
-def number_of(array: NDArray) -> int:
-    """By which autograd knows an array that is marked."""
-    return int(autograd.get_symbol(array).name[3:])
 
 
 def other_handle(array: NDArray) -> NDArray:

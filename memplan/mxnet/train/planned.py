@@ -26,9 +26,10 @@ from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.cached_graphs import make_graph
-from memplan.mxnet.train.gradients import ReadByLoss, passed_on
+from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, mapped, one_context
+from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
 

@@ -37,7 +37,6 @@ from memplan.mxnet.train.bound_step import (
     place_of,
 )
 from memplan.mxnet.train.computed import Computed, state_of
-from memplan.mxnet.train.gradients import ReadByLoss
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -48,6 +47,7 @@ from memplan.mxnet.train.nesting import (
     specs_of,
 )
 from memplan.mxnet.train.pool import Pool, release, training_need
+from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan
