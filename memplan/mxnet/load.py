@@ -220,7 +220,9 @@ def _call(source: str) -> Any:
             target = getattr(target, part)
         return target() if callable(target) and not isinstance(target, mx.gluon.Block) else target
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = ("<frozen", str(importlib.__file__))  # which says nothing to the user
+        last = [frame for frame in frames if not frame.filename.startswith(own)][-1]
         where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
         raise ArgumentError(f"{source} failed: {type(error).__name__}: {error}{where}") from error
 

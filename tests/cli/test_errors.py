@@ -40,7 +40,7 @@ from memplan.mxnet.plan_file import load_plan
         (["plan", "net", *SHAPE], "module:function"),
         (["plan", "nets:broken"], "no such layer"),
         (["plan", "nets:missing"], "missing"),
-        (["plan", "nowhere:net"], "nowhere"),
+        (["plan", "nowhere:net"], "No module named 'nowhere'\n"),
         (["plan", "nets:number"], "int"),
         (["plan", "nets:unchecked", "--shape", "data=2,4"], "Sequential, which is no HybridBlock"),
         (["plan", "nets:block"], "inputs"),
