@@ -260,3 +260,22 @@ def test_the_sums_of_an_optimized_einsum(realisation: str) -> None:
         found[grad_req] = {name: executor.grad_dict[name].asnumpy() for name in names}
     for name in names:
         assert np.array_equal(found["add"][name], 2 * found["write"][name])
+
+
+def test_a_packed_step_says_that_it_adds_what_a_loop_gives_at_once() -> None:
+    weight = mx.sym.Variable("weight", shape=(4, 4))
+
+    def body(x: Any, state: Any) -> tuple[Any, Any]:
+        state = mx.sym.tanh(mx.sym.dot(x + state, weight))
+        return state, state
+
+    outputs, _ = mx.sym.contrib.foreach(body, mx.sym.Variable("data"), mx.sym.zeros((2, 4)))
+    net = mx.sym.MakeLoss(mx.sym.sum(outputs))
+    told = {}
+    for request in ("write", "add"):
+        requests = {"weight": request}
+        traced = trace(net, shapes={"data": (3, 2, 4)}, grad_req=requests, realisation="packed")
+        told[request] = warnings_of(traced, "'weight'")
+    assert not told["write"]
+    assert len(told["add"]) == 1
+    assert "iteration by iteration" in told["add"][0]

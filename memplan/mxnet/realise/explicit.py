@@ -33,6 +33,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace, is_shared
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves
+from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
@@ -176,7 +177,8 @@ def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
     """The arguments to whose gradients MXNet itself adds piece by piece, and a step at once.
 
     Their sums may differ from MXNet's in the last bits. In packed steps autograd adds those of an
-    Embedding. Without oneDNN a convolution on a CPU adds picture by picture.
+    Embedding, and a loop adds what each iteration gives. Without oneDNN a convolution on a CPU adds
+    picture by picture.
     """
     # Which output is added so: the gradient of a table or a weight.
     pieces = {("_backward_take", 0), ("_backward_gather_nd", 0)}
@@ -189,8 +191,12 @@ def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
     return [
         name
         for name, (node, k) in zip(names, gradients, strict=True)
-        if trace.grad_req[name] == "add" and (node.op, k) in pieces
+        if trace.grad_req[name] == "add" and ((node.op, k) in pieces or _is_of_loop(node))
     ]
+
+
+def _is_of_loop(node: Node) -> bool:
+    return node.forward is not None and node.forward.op in (FOREACH, WHILE_LOOP)
 
 
 def step_nodes(lowered: Lowered) -> list[Node]:

@@ -154,9 +154,10 @@ class TrainExecutor(BoundArrays):
         if added_late:
             warnings.warn(
                 f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
-                f"behind the step, where MXNet adds it row by row or picture by picture: the last "
-                f"bits may differ from an unplanned loop; those of an Embedding are equal in "
-                f"packed steps, those of a convolution with oneDNN (MXNET_MKLDNN_ENABLED=1)",
+                f"behind the step, where MXNet adds it row by row, picture by picture or iteration "
+                f"by iteration: the last bits may differ from an unplanned loop; those of an "
+                f"Embedding are equal in packed steps, those of a convolution with oneDNN "
+                f"(MXNET_MKLDNN_ENABLED=1)",
                 stacklevel=4,
             )
 
