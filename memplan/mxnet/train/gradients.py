@@ -104,6 +104,16 @@ class Held:
         current.handle, other.handle = other.handle, current.handle
         return other
 
+    def move_out(self) -> None:
+        """Give the parameter an array of its own for its gradient, with what that is now."""
+        gradient = self.parameter._grad[self.place]
+        is_fresh = self.data._fresh_grad
+        self.give(gradient.copy())
+        mark_variables([self.data], [gradient], "write")
+        self.data._fresh_grad = is_fresh
+        self.ours = None
+        del _OURS[self.parameter][self.place]
+
     def _is_given(self) -> None:
         _OURS.setdefault(self.parameter, {})[self.place] = self.ours
 
@@ -138,6 +148,19 @@ class Gradients:
     def written(self) -> list[NDArray]:
         """The parameters whose gradients autograd has written and would overwrite."""
         return [h.data for h in self._written if h.data._fresh_grad]
+
+    def follow(self, last: Gradients) -> None:
+        """Before a step in the memory of the ``last`` one: what that computed alone moves out.
+
+        MXNet keeps the gradients of parameters that a step does not read.
+        """
+        ours = {id(held.data) for held in self._written}
+        moving = [] if last._is_lent else [h for h in last._written if h.is_ours()]
+        moving = [h for h in moving if id(h.data) not in ours and h.is_of_parameter()]
+        # Where these were autograd would write into the memory of the step.
+        self._earlier.append([number_of(held.data) for held in moving])
+        for held in moving:
+            held.move_out()
 
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""

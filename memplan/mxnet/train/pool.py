@@ -16,6 +16,7 @@ from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.train.gradients import Gradients
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 
@@ -44,6 +45,7 @@ class Pool:
         self.executor: mx.executor.Executor | None = None
         #: The largest memory of packed steps; None if there is none.
         self.memory: PackedMemory | None = None
+        self._gradients: Gradients | None = None
         self._blocks: list[int] = []
         self._arrays_nbytes = 0
         self._room = 0
@@ -87,6 +89,12 @@ class Pool:
         if memory is not None and memory is not self.memory:
             self._arrays_nbytes += memory.nbytes
             self.memory = memory
+
+    def serve(self, gradients: Gradients) -> None:
+        """The step that computes these runs next: those of the one before it are to be kept."""
+        last, self._gradients = self._gradients, gradients
+        if last is not None and last is not gradients:
+            gradients.follow(last)
 
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""

@@ -295,6 +295,7 @@ class TrainStep:
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.parameters, in_halves)
+        self._pools[ctx].serve(bound.gradients)
         self.changes.run()
         return bound
 
@@ -314,6 +315,7 @@ class TrainStep:
         updates = self._trainer.updates() if plan.trace.form.updates else None
         bound = BoundStep(plan, network, params, ctx, pool, others, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
+        pool.serve(bound.gradients)
         bound.hand_over_gradients()  # the parameters hold those of what went
         for place in unfit:
             release(place)
