@@ -294,6 +294,26 @@ def test_8_deconvolution_of_every_kind(
         np.testing.assert_allclose(found[0][name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("layers", ["rows", "volumes"])
+def test_8_deconvolution_before_a_norm_of_anything_but_pictures(layers: str) -> None:
+    """As a generator begins: MXNet's backward op of that BatchNorm makes a view of its gradient."""
+    options = {"kernel": (4, 4), "stride": (2, 2), "pad": (1, 1), "num_filter": 8, "name": "deconv"}
+    if layers == "rows":
+        body = mx.sym.relu(mx.sym.BatchNorm(dense(var(), 32, name="dense"), name="norm"))
+        body = mx.sym.Deconvolution(mx.sym.reshape(body, (-1, 8, 2, 2)), **options)
+    else:
+        options |= {"kernel": (2, 2, 2), "stride": (2, 2, 2), "pad": (0, 0, 0)}
+        body = mx.sym.BatchNorm(var() * 2, name="norm")
+        body = mx.sym.Deconvolution(body, **options)
+    net = mx.sym.MakeLoss(mx.sym.sum(mx.sym.tanh(body)))
+    shapes = {"data": (4, 6) if layers == "rows" else (2, 8, 3, 3, 3)}
+    traced = trace(net, shapes=shapes, grad_req="write", realisation="explicit")
+    values = random_values(traced)
+    expected = stock_steps(traced, values, 1)
+    found = planned_steps(bound(traced, random_schedule(traced.graph, 1), values), 1)
+    assert not differences(expected, found)
+
+
 def test_8_on_a_gpu_deconvolution_stays() -> None:
     kinds = [call.kind for call in explicit(unet(), device_type="gpu").graph.ops]
     assert kinds.count("_backward_Deconvolution") == 2

@@ -9,11 +9,16 @@ y = Deconvolution(x, w), which is the gradient of a convolution with respect to 
 
 which are Deconvolution's own gradients: bit for bit where oneDNN works in the same layouts, as it
 does for the usual numbers of channels (multiples of 8 in, 16 out), otherwise but for rounding.
+
+A Convolution leaves dx in a layout of oneDNN's, of which the backward op of a BatchNorm of anything
+but pictures cannot make the view that it needs (limits.md). Deconvolution's own gradient is none,
+and is computed there, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import mxnet as mx
 
@@ -23,18 +28,28 @@ from memplan.mxnet.trace.sizes import Attributes
 
 _DATA, _WEIGHT = 0, 1
 
+# Ops behind which the layout in which a gradient came does not matter.
+_LAID_ANEW = ("_backward_Convolution", "_backward_Deconvolution", "_backward_FullyConnected")
+
+Readers = Mapping[Entry, Sequence[Node]]
+
 
 def replace_weight_gradients(full: Sequence[Entry]) -> list[Entry]:
     """``full`` with the gradients of Deconvolution by Convolution; its nodes are changed."""
     if not (mx.runtime.Features().is_enabled("MKLDNN") and onednn_is_enabled()):
         return list(full)
     order = depth_first(full)
-    reads = {entry for node in order for entry in node.inputs}
-    reads |= set(full)
+    readers: dict[Entry, list[Node]] = defaultdict(list)
+    for node in order:
+        for entry in node.inputs:
+            readers[entry].append(node)
+    reads = {*readers, *full}
     replacements: dict[Entry, Entry] = {}
     for node in order:
         if (node, _WEIGHT) in reads and _aborts(node):
-            replacements[node, _DATA], replacements[node, _WEIGHT] = _gradients(node)
+            data_gradient, replacements[node, _WEIGHT] = _gradients(node)
+            if not _is_viewed((node, _DATA), readers):
+                replacements[node, _DATA] = data_gradient
     for node in order:
         node.inputs = [replacements.get(entry, entry) for entry in node.inputs]
     return [replacements.get(entry, entry) for entry in full]
@@ -45,6 +60,24 @@ def _aborts(node: Node) -> bool:
         return False
     data = node.forward.infos.inputs[0]
     return data is not None and data.dtype == "float32" and len(data.shape) <= 5
+
+
+def _is_viewed(gradient: Entry, readers: Readers) -> bool:
+    """Does a BatchNorm of anything but pictures read ``gradient``, or what is computed of it?"""
+    entries, seen = [gradient], {gradient}
+    while entries:
+        for node in readers.get(entries.pop(), ()):
+            if node.op == "_backward_BatchNorm" and not _is_of_pictures(node):
+                return True
+            outputs = [] if node.op in _LAID_ANEW else [(node, k) for k in range(node.noutputs)]
+            entries += [entry for entry in outputs if entry not in seen]
+            seen.update(outputs)
+    return False
+
+
+def _is_of_pictures(node: Node) -> bool:
+    data = node.forward.infos.inputs[0] if node.forward is not None else None
+    return data is not None and len(data.shape) == 4
 
 
 def _gradients(node: Node) -> tuple[Entry, Entry]:
