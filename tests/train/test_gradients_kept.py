@@ -155,3 +155,48 @@ def test_a_penalty_recorded_before_would_write_into_the_step() -> None:
         loss = net(x).sum() + penalty
     with pytest.raises(UsageError, match="before the block was called"):
         loss.backward()
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+@pytest.mark.parametrize("sizes", [(8, 6, 4), (4, 6, 8), (8, 6, 6), (8, 6, 8)])
+def test_a_penalty_of_several_steps_before(sizes: tuple[int, ...], realisation: str) -> None:
+    """Whatever the shapes of the steps since: that memory is another's now."""
+    net = Optional()
+    net.initialize()
+    net(mx.nd.ones((1, 16)), mx.nd.ones((1, 16)))
+    planned(net, realisation=realisation, strategy="chen_sqrt")
+    *first, last = sizes
+    for place, size in enumerate(first):
+        with autograd.record():
+            loss = net(mx.nd.ones((size, 16))).sum()
+        loss.backward()
+        if place == 0:
+            with autograd.record():
+                penalty = (net.out.weight.data() ** 2).sum()
+    with autograd.record():
+        loss = net(mx.nd.ones((last, 16))).sum() + penalty
+    with pytest.raises(UsageError, match="before the block was called"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("wrap", [planned, TrainStep])
+def test_parameters_that_leave_a_context(wrap: Callable[..., Any]) -> None:
+    """The array of a context stands in another place then."""
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(8, activation="tanh", in_units=4), nn.Dense(3, in_units=8))
+        net.initialize(mx.init.Xavier(), ctx=contexts)
+        step = wrap(net, strategy="chen_sqrt") if is_planned else net
+        for used in (contexts, contexts[1:]):
+            net.collect_params().reset_ctx(used)
+            for ctx in used:
+                x = mx.nd.ones((2, 4), ctx)
+                with autograd.record():
+                    loss = (getattr(step, "forward", step)(x) ** 2).sum()
+                (step if isinstance(step, TrainStep) else autograd).backward(loss)
+        found.append([gradients(net)])
+    assert not differences(*found)

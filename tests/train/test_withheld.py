@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import differences, gradients
 from memplan.errors import UsageError
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 
 Nets = list[Any]
 
@@ -120,3 +120,24 @@ def test_copies_have_none_of_what_lies_in_memory(copied: Callable[[Any], Any]) -
         assert {None if np.isnan(value) else value for value in found} == values
         loss.backward()
         assert np.isfinite(nets[1][0].weight.grad().asnumpy()).all()
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_those_of_a_step_that_was_left_cannot_be_read(realisation: str) -> None:
+    """Until something else computes them."""
+    net = two_nets(plan=False)[0]
+    step = TrainStep(net, realisation=realisation, strategy="chen_sqrt")
+    x = mx.nd.ones((3, 4))
+    for is_last in (False, True):
+        with autograd.record():
+            loss = (step.forward(x) ** 2).sum()
+        if not is_last:
+            step.backward(loss)
+    step.abandon()
+    with pytest.raises(UsageError, match="'net0_dense0_weight' is not there"):
+        net[0].weight.grad().asnumpy()
+    with autograd.record():
+        loss = sum((p.data() ** 2).sum() for p in params_of([net]))
+    loss.backward()
+    for parameter in params_of([net]):
+        assert np.array_equal(parameter.grad().asnumpy(), 2 * parameter.data().asnumpy())

@@ -203,7 +203,8 @@ class BoundStep:
         self.data = [data[p.name] for p in parameters]
         grads = {name: of_semantics(grad) for name, grad in self.executor.grad_dict.items()}
         self.gradients = Gradients(
-            [_held(p, i, r, data[p.name], grads) for p, i, r in self.places if p.name in grads]
+            [_held(p, i, r, data[p.name], grads) for p, i, r in self.places if p.name in grads],
+            pool.earlier,
         )
         self.scale = 1.0
         differentiated = {node.forward for node in trace.nodes}

@@ -33,9 +33,12 @@ Parameter = Any
 # MXNet adds up gradients of one array from left to right where they are more than this many.
 NOT_IN_ORDER = 4
 
-# Of so many sequences of numbers by which autograd knew the parameters, three for every step, it is
-# known that no loss must read them.
-REMEMBERED = 24
+# Numbers by which autograd knew parameters, of steps before: no loss must read them.
+Earlier = deque[Sequence[int]]
+
+# Of so many sequences of them that is known: three for every step, and two more where it is of
+# another shape than the one before.
+REMEMBERED = 40
 
 
 @dataclass
@@ -68,16 +71,18 @@ class Held:
     def withhold(self) -> None:
         """Let nobody read the gradient, which is not there."""
         if self.current is not None:
-            self.withheld = withhold(self.current, self.withheld, self.parameter)
+            self.withheld = withhold(self.current, self.withheld, self.parameter, self.data)
 
     def show(self) -> None:
         if self.current is not None:
             shown(self.current)
 
     def is_of_parameter(self) -> bool:
-        """Has the parameter still this array, and a gradient?"""
+        """Has the parameter still this array, in this place, and a gradient?"""
         parameter = self.parameter
-        return parameter._grad is not None and any(d is self.data for d in parameter._data)
+        if parameter._grad is None or len(parameter._data) <= self.place:
+            return False
+        return parameter._data[self.place] is self.data
 
     def is_kept(self) -> bool:
         """Has the script left parameter and gradient alone since the gradient was lent?"""
@@ -130,14 +135,15 @@ def is_of_plan(parameter: Parameter, place: int) -> bool:
 class Gradients:
     """The gradients of the parameters to which a plan is bound, on one context."""
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[Held], earlier: Earlier) -> None:
+        """``earlier`` are of all whose steps run in the same memory."""
         self._written = [h for h in held if h.request == "write"]
         self._added = [h for h in held if h.request == "add"]
         # By which autograd knows the parameters: now, in the step that ran last, and before.
         self._numbers: Sequence[int] = []
         self._numbers_added: Sequence[int] = []
         self._lent: Sequence[int] = []
-        self._earlier: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
+        self._earlier = earlier
         self._is_lent = False
         self._is_warned = False
 
@@ -154,13 +160,12 @@ class Gradients:
 
         MXNet keeps the gradients of parameters that a step does not read.
         """
+        # There autograd would write into the memory of the step.
+        self._earlier += [last._lent, last._numbers]
         ours = {id(held.data) for held in self._written}
-        moving = [] if last._is_lent else [h for h in last._written if h.is_ours()]
-        moving = [h for h in moving if id(h.data) not in ours and h.is_of_parameter()]
-        # Where these were autograd would write into the memory of the step.
-        self._earlier.append([number_of(held.data) for held in moving])
-        for held in moving:
-            held.move_out()
+        for held in [] if last._is_lent else last._written:
+            if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
+                held.move_out()
 
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
@@ -207,11 +212,6 @@ class Gradients:
         for held in self._written:
             held.withhold()
         self.show_written()
-
-    def show(self) -> None:
-        """Let the arrays be read: the step that began is left, and others may write them."""
-        for held in self._written:
-            held.show()
 
     def show_written(self) -> None:
         """Of the arrays that are lent let those be read into which autograd has written."""

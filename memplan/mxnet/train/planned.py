@@ -204,7 +204,6 @@ class _Forward:
         for half in (*self._pop_reached(), *self._past_reached()):
             half.forget()
             half.writes.end()
-            half.bound.gradients.show()
 
     def _pop_reached(self) -> list[FirstHalf]:
         unfinished = self.planned_step.unfinished

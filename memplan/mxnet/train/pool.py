@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.train.gradients import Gradients
+from memplan.mxnet.train.gradients import REMEMBERED, Earlier, Gradients
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 
@@ -45,6 +46,8 @@ class Pool:
         self.executor: mx.executor.Executor | None = None
         #: The largest memory of packed steps; None if there is none.
         self.memory: PackedMemory | None = None
+        #: By which autograd knew parameters in the steps that ran here before.
+        self.earlier: Earlier = deque(maxlen=REMEMBERED)
         self._gradients: Gradients | None = None
         self._blocks: list[int] = []
         self._arrays_nbytes = 0

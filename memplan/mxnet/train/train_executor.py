@@ -16,7 +16,7 @@ from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import gradients_added_late, training_symbol
 from memplan.mxnet.realise.halves import ExecutorHalves
-from memplan.mxnet.realise.imperative import Updates
+from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
@@ -146,6 +146,7 @@ class TrainExecutor(BoundArrays):
         self._noutputs = len(trace.symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
         self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
+        self._copied = self._apart()
         self.grad_dict = {**self._computed, **self._own_grads}
 
     def _warn_of_late_sums(self) -> None:
@@ -160,6 +161,21 @@ class TrainExecutor(BoundArrays):
                 f"(MXNET_MKLDNN_ENABLED=1)",
                 stacklevel=4,
             )
+
+    def _apart(self) -> list[tuple[NDArray, NDArray]]:
+        """What the step leaves in one place for several gradients, and arrays of their own for it.
+
+        Both terms of a sum have one gradient, and whoever scales the gradients scales each.
+        """
+        taken, pairs = set(), []
+        for name, array in self._computed.items():
+            if name in self._own_grads or array.stype != "default" or not array.size:
+                continue
+            if (address := address_of(array)) in taken:
+                self._computed[name] = array.copy()
+                pairs.append((array, self._computed[name]))
+            taken.add(address)
+        return pairs
 
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
@@ -276,6 +292,8 @@ class TrainExecutor(BoundArrays):
     def _finish(self, more: Arrays | None = None) -> None:
         """After a step: gradients, ``more`` added to them, go where they are wanted."""
         self._hidden_writes.end()
+        for source, array in self._copied:
+            source.copyto(array)
         for name, array in (more or {}).items():
             self._computed[name] += array
         for name, array in self._own_grads.items():

@@ -277,7 +277,6 @@ class TrainStep:
         """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
         for half in [h for h in self.unfinished.values() if not h.belongs_elsewhere()]:
             half.writes.end()
-            half.bound.gradients.show()
             del self.unfinished[half.bound.executor.ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:

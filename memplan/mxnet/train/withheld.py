@@ -1,10 +1,10 @@
 """Gradients that are not there: whoever reads one of them gets an error, not what lies in memory.
 
 A step that begins writes over the gradients of the step before. They are there again when it is
-finished, which it never is where ``backward`` does not reach it. MXNet keeps the old ones then, and
-whatever goes over all gradients, such as ``clip_global_norm``, reads them. A copy of
-the block that is made meanwhile has NaN for them, or zeros if none was ever computed, as has the
-block itself if it is cast meanwhile.
+finished, or when autograd writes others. Where ``backward`` does not reach it that is never, and
+MXNet has the old ones then, which whatever goes over all gradients reads, such as
+``clip_global_norm``. A copy of the block that is made meanwhile has NaN for them, or zeros if none
+was ever computed, as has the block itself if it is cast meanwhile.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def note(parameter: Parameter, gradient: NDArray | None) -> None:
         is_computed(parameter)
 
 
-def withhold(array: NDArray, kind: type | None, parameter: Parameter) -> type:
+def withhold(array: NDArray, kind: type | None, parameter: Parameter, data: NDArray) -> type:
     """Let nobody read ``array``, the gradient of ``parameter``, before it is :func:`shown`.
 
-    ``kind`` is the class that this has returned for that gradient before.
+    ``kind`` is the class that this has returned for that gradient before. ``data`` is what it is
+    the gradient of: where autograd has written that of it, it may be read.
     """
     _let_parameters_write()
     if kind is None or kind.__base__ is not type(array):
-        kind = _kind(type(array), parameter)
+        kind = _kind(type(array), parameter, data)
     array.__class__ = kind
     return kind
 
@@ -66,14 +67,17 @@ def handle_of(array: NDArray) -> Any:
     return NDArrayBase.handle.__get__(array)
 
 
-def _kind(base: type, parameter: Parameter) -> type:
+def _kind(base: type, parameter: Parameter, data: NDArray) -> type:
     """A class of withheld arrays: ``base`` without a handle."""
 
     def handle(array: NDArray) -> Any:
         if sys._getframe(1).f_code.co_name not in _HARMLESS:
-            if parameter in _COMPUTED:
+            if data._fresh_grad:
+                is_computed(parameter)
+            elif parameter in _COMPUTED:
                 raise UsageError(_message(parameter))
-            shown(array)[:] = 0  # as MXNet has made it
+            else:
+                shown(array)[:] = 0  # as MXNet has made it
         return handle_of(array)
 
     def set_item(array: NDArray, key: Any, value: Any) -> None:
