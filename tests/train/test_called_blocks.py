@@ -296,3 +296,40 @@ def test_a_planned_child_is_replaced_by_another() -> None:
     planned(other.scores)
     with pytest.raises(TypeError, match="Changing attribute type"):
         other.scores = nn.Dropout(0.1)
+
+
+class WritesInputs(nn.HybridBlock):  # type: ignore[misc]
+    """Puts new states into the list that it gets, as GluonNLP's BiLMEncoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F: Any, x: Any, states: Any) -> Any:  # noqa: N803
+        states[0] = F.tanh(self.dense(x) + states[0])
+        return states[0] * 2, states
+
+
+def test_lists_that_a_block_writes_into() -> None:
+    """They are the caller's where it is not hybridized, which a step cannot do."""
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = WritesInputs()
+        net.initialize()
+        net.hybridize()
+        if is_planned:
+            planned(net, strategy="chen_sqrt")
+        states = [mx.nd.ones((3, 4))]
+        for _ in range(2):
+            with autograd.record():
+                outputs, states = net(mx.nd.ones((3, 4)), states)
+                loss = (outputs**2).sum()
+            loss.backward()
+            states = [state.detach() for state in states]
+            found.append((loss.asscalar(), *net.dense.weight.grad().asnumpy().ravel()))
+    assert found[:2] == found[2:]
+    net.hybridize(active=False)
+    with autograd.record(), pytest.raises(TraceError, match="writes into a list"):
+        net(mx.nd.ones((3, 4)), states)

@@ -39,6 +39,7 @@ from memplan.mxnet.trace.operators import (
     ignored_inputs,
     is_gradient_of_slopes,
     is_made_of_symbol,
+    is_true,
     keeps_gradient,
     runs_user_code,
 )
@@ -215,6 +216,11 @@ def step_attrs(node: Node, *, is_copy: bool) -> dict[str, str]:
     if is_of_output and info is not None:
         # An unknown dimension would be inferred from readers, which a copy may not have.
         attrs["shape"] = str(info.shape)
+    if node.op == "_arange" and is_true(attrs.get("infer_range")) and info is not None:
+        # Called by itself it asks for the end, though its length is known. Halfway to the next one.
+        nsteps = info.shape[0] // int(attrs.get("repeat", 1)) - 0.5
+        start, step = float(attrs.get("start", 0)), float(attrs.get("step", 1))
+        attrs |= {"infer_range": "False", "stop": repr(start + nsteps * step)}
     if is_copy and node.op == "BatchNorm":
         # cuDNN updates the statistics in every forward call: so a copy leaves them alone.
         # Elsewhere the backward op does it, by its own momentum.

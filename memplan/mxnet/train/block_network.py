@@ -6,7 +6,7 @@ import functools
 import json
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -82,6 +82,7 @@ def compose(
     that are no parameters.
     """
     inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
+    given = list(leaves((inputs, labels)))
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
@@ -94,6 +95,8 @@ def compose(
     ):
         run = _as_called(block, inputs) if has_been_called else block
         losses, outputs = recorded(lambda: _composed(block, run, loss, inputs, labels))
+    if has_been_called and not block._active:
+        _check_unwritten(block, given, list(leaves((inputs, labels))))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
@@ -106,7 +109,7 @@ def compose(
         return known
     warn_of_symbols(block, loss is None)
     symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
-    names = [variable.name for variable in leaves((inputs, labels))]
+    names = [variable.name for variable in given]
     available = {*params, *names}
     inputs = symbol.list_inputs()
     unknown = [name for name in inputs if name not in available]
@@ -176,6 +179,19 @@ def _composed(
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> None:
+    """TraceError where the block has written into a list that it got: the caller's stays as it was.
+
+    So it does where MXNet runs a graph of the block.
+    """
+    if len(given) != len(now) or any(a is not b for a, b in zip(given, now, strict=True)):
+        raise TraceError(
+            f"block {block.name!r} writes into a list that is one of its inputs, and a planned "
+            f"step leaves the caller's list as it was; copy it first, in hybrid_forward "
+            f"(states = list(states)), or call hybridize(), after which MXNet leaves it, too"
+        )
 
 
 def _as_called(block: mx.gluon.HybridBlock, inputs: Any) -> Callable[..., Any]:
