@@ -110,14 +110,8 @@ def compose(
     warn_of_symbols(block, loss is None)
     symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
     names = [variable.name for variable in given]
-    available = {*params, *names}
     inputs = symbol.list_inputs()
-    unknown = [name for name in inputs if name not in available]
-    if unknown:
-        raise ArgumentError(
-            f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
-            f"block; if the loss has parameters, give it as a Block, not as a function"
-        )
+    _check_known(inputs, {*params, *names})
     waiting = [name for name in inputs if name in params and params[name]._deferred_init]
     graph = symbol_json.parse(symbol)
     warn_of_order(block, noted, graph["nodes"], waiting)
@@ -179,6 +173,16 @@ def _composed(
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_known(inputs: Sequence[str], available: Collection[str]) -> None:
+    """ArgumentError where the network reads anything else than what is ``available``."""
+    unknown = [name for name in inputs if name not in available]
+    if unknown:
+        raise ArgumentError(
+            f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
+            f"block; if the loss has parameters, give it as a Block, not as a function"
+        )
 
 
 def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> None:
