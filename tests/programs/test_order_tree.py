@@ -138,13 +138,18 @@ def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
     taken["proved"] += highest >= least - 1e-4 * graph.seconds > graph.seconds
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_every_order_is_that_of_one_leaf(seed: int) -> None:
-    """Whatever relaxations say, and so wherever the look at a moment's places ends."""
+def tree_of_four_branches() -> OrderTree:
     branches = [Op(f"branch{a}", "op", (0,), (a,), 1.0) for a in range(1, 5)]
     ops = (Op("source", "op", (), (0,), 1.0), *branches, Op("last", "op", (1, 2, 3, 4), (5,), 1.0))
     graph = TrainingGraph(ops, tuple(Tensor(f"t{a}", 2, 2) for a in range(6)), (5,), 6)
-    tree = OrderTree(graph, 9, Stop(math.inf), Proving(), math.inf)
+    return OrderTree(graph, 9, Stop(math.inf), Proving(), math.inf)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_order_is_that_of_one_leaf(seed: int) -> None:
+    """Whatever relaxations say, and so wherever the look at a moment's places ends."""
+    tree = tree_of_four_branches()
+    graph = tree.graph
 
     def relaxation(ops: tuple[int, ...]) -> Bound:
         seconds = graph.seconds + random.Random(f"{seed} {ops}").randrange(4)
@@ -157,6 +162,26 @@ def test_every_order_is_that_of_one_leaf(seed: int) -> None:
     for order in orders(graph):
         places = [[order.index(t) for t in leaf.bound.ops] for leaf in tree.leaves]
         assert sum(place == sorted(place) for place in places) == 1
+
+
+@pytest.mark.parametrize(("more_seconds", "nleaves"), [(0.0, 1), (1e-4, 1), (0.1, 2)])
+def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
+    more_seconds: float, nleaves: int
+) -> None:
+    """One after another of the branches has two places, what comes last has one."""
+    tree = tree_of_four_branches()
+    last = len(tree.graph.ops) - 1
+
+    def relaxation(ops: tuple[int, ...]) -> Bound:
+        more = sum(more_seconds for t in ops if t != last)
+        return Bound(tree.graph.seconds + more, ops, ((),) * len(ops))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_relaxation", relaxation)
+        patch.setattr(tree, "_candidates", lambda bound: iter(range(1, last + 1)))
+        while len(tree.leaves[0].bound.ops) < 2:
+            tree.grow()
+    assert len(tree.leaves) == nleaves
 
 
 @pytest.mark.parametrize("is_read_between", [False, True])
