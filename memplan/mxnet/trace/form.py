@@ -13,7 +13,8 @@ from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
 from memplan.mxnet.trace.states import reads_states, states_written
 from memplan.step.graph import TrainingGraph
 
-# An attribute of the inputs of a network whose step runs in halves (memplan/step/halves.py).
+# An attribute of the variables of a network whose step runs in halves (memplan/step/halves.py): of
+# all, for the block may not read its inputs.
 IN_HALVES = "__memplan_in_halves__"
 
 

@@ -120,7 +120,7 @@ def compose(
     warn_of_pause(block, noted, graph, trained)
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
-        _declared(symbol, params, names if in_halves else [], apart),
+        _declared(symbol, params, apart, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
@@ -310,13 +310,14 @@ def _unnamed(graph: Any) -> list[Any]:
 def _declared(
     symbol: mx.sym.Symbol,
     params: Mapping[str, Parameter],
-    in_halves: Collection[str],
     apart: Collection[str],
+    *,
+    in_halves: bool,
 ) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
-    Those that Gluon gave them may be older: of the time before a cast. The variables that
-    ``in_halves`` names say that the step runs so, and the ops that are ``apart`` that they are.
+    Those that Gluon gave them may be older: of the time before a cast. They say whether the step
+    runs ``in_halves``, and the ops that are ``apart`` that they are.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
@@ -325,7 +326,7 @@ def _declared(
                 node.setdefault("attrs", {})[APART] = "True"
             continue
         attrs = node.setdefault("attrs", {})
-        if node["name"] in in_halves:
+        if in_halves:
             attrs[IN_HALVES] = "True"
         parameter = params.get(node["name"])
         if parameter is not None:

@@ -22,6 +22,7 @@ from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.form import is_in_halves
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
 
@@ -260,8 +261,9 @@ class TrainExecutor(BoundArrays):
     def forward_half(self, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run the first half of a step; the outputs.
 
-        The network is one whose inputs say that the step runs in halves
+        The network is one whose variables say that the step runs in halves
         (:data:`memplan.mxnet.trace.form.IN_HALVES`). The outputs stay until the next step.
+        UsageError for another one, whose outputs may be computed in the second half.
         """
         self._set(values)
         halves = self._halves
@@ -277,6 +279,11 @@ class TrainExecutor(BoundArrays):
 
     @cached_property
     def _halves(self) -> PackedStep | ExecutorHalves:
+        if not is_in_halves(self.trace.nodes):
+            raise UsageError(
+                "the plan is for whole steps, and cannot be run in halves; TrainStep(block) plans "
+                "for forward() and backward()"
+            )
         if isinstance(self._training, PackedStep):
             return self._training
         return ExecutorHalves(self._training, lower(self.trace, self.schedule).schedule)
