@@ -293,7 +293,10 @@ class _Search:
         self.anew = self._improve(None, until, self._search_moves())
 
     def _search_as_alone(self) -> None:
-        """What the strategy `search` does, with other orders of ops and without."""
+        """What the strategy `search` does, with other orders of ops and without.
+
+        So what it finds with the same work is never better.
+        """
         work = self.problem.stop(None, effort=self.options._search_effort).work_left
         orders = {self.moves.reorder, False}
         if self.anew is not None:

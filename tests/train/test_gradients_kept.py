@@ -21,7 +21,7 @@ LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 REALISATIONS = ("packed", "explicit")
 
 
-class Optional(gluon.HybridBlock):
+class WithExtra(gluon.HybridBlock):
     """Has a layer for an input that only some batches have."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def trained(
     """Gradients and parameters after every batch, of which some have the ``extra`` input."""
     mx.random.seed(3)
     random = np.random.default_rng(5)
-    net = Optional()
+    net = WithExtra()
     net.initialize(mx.init.Xavier())
     net(mx.nd.ones((1, 16)), mx.nd.ones((1, 16)))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -111,7 +111,7 @@ def test_those_of_a_step_that_read_more(loop: Callable[..., None], realisation: 
 @pytest.mark.parametrize("realisation", REALISATIONS)
 def test_those_of_whole_steps(realisation: str) -> None:
     mx.random.seed(3)
-    net = Optional()
+    net = WithExtra()
     net.initialize()
     x, y = mx.nd.ones((8, 16)), mx.nd.ones((8,))
     step = TrainStep(net, LOSS, realisation=realisation, strategy="chen_sqrt")
@@ -126,7 +126,7 @@ def test_those_of_whole_steps(realisation: str) -> None:
 
 def test_the_memory_of_a_plan_that_went_is_free() -> None:
     """The gradients that it leaves do not hold the array of the whole step."""
-    net = Optional()
+    net = WithExtra()
     net.initialize()
     step = TrainStep(net, LOSS, realisation="packed", budget="90%")
     x, y = mx.nd.ones((384, 16)), mx.nd.ones((384,))
@@ -142,7 +142,7 @@ def test_the_memory_of_a_plan_that_went_is_free() -> None:
 
 
 def test_a_penalty_recorded_before_would_write_into_the_step() -> None:
-    net = Optional()
+    net = WithExtra()
     net.initialize()
     net(mx.nd.ones((1, 16)), mx.nd.ones((1, 16)))
     planned(net, realisation="packed", strategy="chen_sqrt")
@@ -161,7 +161,7 @@ def test_a_penalty_recorded_before_would_write_into_the_step() -> None:
 @pytest.mark.parametrize("sizes", [(8, 6, 4), (4, 6, 8), (8, 6, 6), (8, 6, 8)])
 def test_a_penalty_of_several_steps_before(sizes: tuple[int, ...], realisation: str) -> None:
     """Whatever the shapes of the steps since: that memory is another's now."""
-    net = Optional()
+    net = WithExtra()
     net.initialize()
     net(mx.nd.ones((1, 16)), mx.nd.ones((1, 16)))
     planned(net, realisation=realisation, strategy="chen_sqrt")
@@ -179,17 +179,22 @@ def test_a_penalty_of_several_steps_before(sizes: tuple[int, ...], realisation: 
         loss.backward()
 
 
+def on_two_contexts(contexts: list[mx.Context]) -> nn.HybridSequential:
+    mx.random.seed(3)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, activation="tanh", in_units=4), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    return net
+
+
 @pytest.mark.parametrize("wrap", [planned, TrainStep])
 def test_parameters_that_leave_a_context(wrap: Callable[..., Any]) -> None:
     """The array of a context stands in another place then."""
     contexts = [mx.cpu(0), mx.cpu(1)]
     found = []
     for is_planned in (False, True):
-        mx.random.seed(3)
-        net = nn.HybridSequential(prefix="net_")
-        with net.name_scope():
-            net.add(nn.Dense(8, activation="tanh", in_units=4), nn.Dense(3, in_units=8))
-        net.initialize(mx.init.Xavier(), ctx=contexts)
+        net = on_two_contexts(contexts)
         step = wrap(net, strategy="chen_sqrt") if is_planned else net
         for used in (contexts, contexts[1:]):
             net.collect_params().reset_ctx(used)
@@ -200,3 +205,15 @@ def test_parameters_that_leave_a_context(wrap: Callable[..., Any]) -> None:
                 (step if isinstance(step, TrainStep) else autograd).backward(loss)
         found.append([gradients(net)])
     assert not differences(*found)
+
+
+def test_parameters_that_leave_a_context_before_backward() -> None:
+    """MXNet computes gradients into the arrays that they had, and the parameters have zeros."""
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = on_two_contexts(contexts)
+    planned(net, strategy="chen_sqrt")
+    with autograd.record():
+        losses = [net(mx.nd.ones((2, 4), ctx)).sum() for ctx in contexts]
+    net.collect_params().reset_ctx(contexts[1:])
+    autograd.backward(losses)
+    assert not any(gradient.any() for gradient in gradients(net).values())

@@ -61,9 +61,9 @@ class Held:
 
     @property
     def current(self) -> NDArray | None:
-        """What the parameter's gradient is now."""
-        arrays = self.parameter._grad
-        return None if arrays is None else arrays[self.place]
+        """What the parameter's gradient is now; None if it has none in this place."""
+        arrays = self.parameter._grad or ()
+        return arrays[self.place] if self.place < len(arrays) else None
 
     def is_ours(self) -> bool:
         return self.current is not None and handle_of(self.current) is self.ours
