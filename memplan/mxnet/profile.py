@@ -151,7 +151,8 @@ def frugal_schedule(graph: TrainingGraph, space: Space) -> Schedule:
 def _without_readers(traced: Trace, schedule: Schedule, ctx: mx.Context) -> Schedule:
     """``schedule`` with fewer flags, so that MXNet runs it without any op added."""
     flags = frozenset(schedule.recomputed)
-    while unread := unread_copies(traced, flags, on_gpu=ctx.device_type == "gpu"):
+    on_gpu = ctx.device_type == "gpu"
+    while unread := unread_copies(traced, flags, on_gpu=on_gpu, for_timing=True):
         flags -= unread
     return mirror(traced.graph, flags)
 

@@ -91,15 +91,18 @@ def annotate(
     return symbol_json.load(data)
 
 
-def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> frozenset[int]:
+def unread_copies(
+    trace: Trace, flags: AbstractSet[int], *, on_gpu: bool, for_timing: bool = False
+) -> frozenset[int]:
     """The flagged ops in whose copies MXNet fails, as nobody reads their main output.
 
     MXNet then asks the operator for no output (kNullOp), which some kernels do not know: on a GPU
     MXNet's own Convolution (depthwise) and Deconvolution; on a CPU these two where oneDNN does not
-    compute them. (Nor does cuDNN's BatchNorm, which :func:`annotate` replaces.)
+    compute them. Nor does cuDNN's BatchNorm, which :func:`annotate` replaces but ``for_timing``.
     """
     graph = trace.graph
-    suspects = {op for op in flags if _must_be_read(trace.nodes[op], on_gpu)}
+    on_cudnn = on_gpu and for_timing
+    suspects = {op for op in flags if _must_be_read(trace.nodes[op], on_gpu, on_cudnn)}
     if not suspects:
         return frozenset()
     schedule = mirror(graph, flags)
@@ -112,7 +115,9 @@ def unread_copies(trace: Trace, flags: AbstractSet[int], *, on_gpu: bool) -> fro
     return frozenset(suspects & set(schedule.recomputed) - read_ops)
 
 
-def _must_be_read(node: Node, on_gpu: bool) -> bool:
+def _must_be_read(node: Node, on_gpu: bool, on_cudnn: bool) -> bool:
+    if on_cudnn and may_run_on_cudnn(node.op, node.attrs):
+        return True
     if node.op not in ("Convolution", "Deconvolution"):
         return False
     info = node.infos.outputs[0]
