@@ -37,8 +37,9 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     \b
     Keys of --json:
       plan (as of 'memplan plan'), device, within (the promise of memory), equal (the results),
-      overhead (promised, measured), unlike (names of what differs, by kind), and for planned and
-      unplanned: promised_nbytes, grown_nbytes, seconds
+      overhead (promised, measured), unlike (names of what differs, by kind), repeatable (whether
+      two runs without a plan are equal; true where nothing differs), and for planned and unplanned:
+      promised_nbytes, grown_nbytes, seconds
     """
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
@@ -73,6 +74,7 @@ def _figures(plan: Plan, result: Check) -> dict[str, Any]:
         "equal": result.is_equal,
         "overhead": {"promised": plan.overhead, "measured": result.measured_overhead},
         "unlike": result.unlike,
+        "repeatable": result.is_repeatable,
     } | {
         name: {
             "promised_nbytes": promised_growth(footprint),

@@ -71,8 +71,9 @@ def profile(
     segments so that it takes little memory: a network that does not fit unplanned can mostly be
     profiled still. The network's own arrays are not touched. With ``realisation="explicit"`` or
     "packed" such a step is measured as well: the table has the ops of both graphs, those of its own
-    as they run there. With "packed" it also has the workspace of operators, measured in a process
-    of its own; what an executor keeps instead depends on the schedule, and stays an estimate.
+    as they run there. With "packed", and on a GPU, it also has the workspace of operators, measured
+    in a process of its own; what an executor keeps on a CPU depends on the schedule, and stays an
+    estimate.
 
     An op costs the lower quartile of the repeats, for other work on the machine only slows; a
     signature, the mean over its ops, so that the sum over the step stays true where one of several
@@ -93,21 +94,33 @@ def profile(
     for form in (STOCK, own) if runs_whole_steps(realisation) else (STOCK,):
         traced = trace(net, form=form, **options)
         seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
-    workspace = {way.name: _workspace_nbytes(way, to_train, ctx)} if way.in_one_array else {}
+    workspace = _workspaces(way, to_train, ctx)
     shown = {name: traced.shapes[name] for name in shapes}
     return CostTable(device_name(ctx), seconds, shown, workspace)
 
 
-def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
-    """The bytes of workspace: what a process that runs packed steps takes beside the array.
+def _workspaces(way: Realisation, traced: Trace, ctx: mx.Context) -> dict[str, int]:
+    """The bytes of workspace by realisation, as far as that is measured."""
+    if way.in_one_array:
+        return {way.name: _workspace_nbytes(way, traced, ctx)}
+    if ctx.device_type != "gpu":
+        return {}
+    # Costs alone are a plan, too: without workspaces where a second process has no room.
+    with contextlib.suppress(CostError):
+        return {way.name: _workspace_nbytes(way, traced, ctx)}
+    return {}
 
-    Of small networks the code is left out that plans do not count there. The schedule is a frugal
-    one, so that a network is measured that does not fit unplanned.
+
+def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
+    """The bytes of workspace: what a process that trains takes beside arrays.
+
+    Of small networks the code is left out that packed plans do not count there. The schedule is a
+    frugal one, so that a network is measured that does not fit unplanned.
     """
     tell("measuring workspaces")
     schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
     grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
-    not_counted = uncounted_nbytes(traced.graph, PACKED_CALL_NBYTES)
+    not_counted = uncounted_nbytes(traced.graph, PACKED_CALL_NBYTES) if way.in_one_array else 0
     return max(0, grown - way.memory(traced).nbytes(schedule) - not_counted)
 
 

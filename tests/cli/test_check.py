@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -86,12 +87,33 @@ def test_a_broken_promise_is_told(
     assert not said["equal"]
     assert said["unlike"]["states"] == ["state moving_mean"]
     assert not said["unlike"]["outputs"]
+    assert said["repeatable"]
     assert said["overhead"]["measured"] == 1.0
     assert cli.run(["check", *NET, *QUICK]) == 8
     printed = capsys.readouterr().out
     assert "Memory: ABOVE the promise" in printed
     assert "States: DIFFER: state moving_mean." in printed
     assert "+100.0% measured" in printed
+    assert "Two runs of MXNet's own" not in printed
+
+
+def test_what_mxnet_does_not_repeat_is_not_held_against_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """cuDNN adds up gradients in another order in every run, unless it is told not to."""
+    runs = itertools.count()
+
+    def run(*_: Any, results: Path, **__: Any) -> Trial:
+        np.savez(results, **{"gradient weight": np.full(2, next(runs))})
+        return Trial(grown_nbytes=0, seconds=1.0)
+
+    monkeypatch.setattr(checks, "run_apart", run)
+    assert cli.run(["check", *NET, *QUICK, "--json"]) == 8
+    said = json.loads(capsys.readouterr().out)
+    assert not said["equal"]
+    assert not said["repeatable"]
+    assert cli.run(["check", *NET, *QUICK]) == 8
+    assert "set MXNET_ENFORCE_DETERMINISM=1" in capsys.readouterr().out
 
 
 def test_a_plan_is_checked_where_its_tensors_lie() -> None:
