@@ -234,3 +234,31 @@ def test_a_custom_op_cannot_train_a_planned_block() -> None:
     x = images(8)[0]
     assert np.array_equal(mx.nd.Custom(x, op_type="trains_a_block").asnumpy(), x.asnumpy())
     assert "in a thread of MXNet's" in str(found[0])
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_seeds_are_those_of_the_thread_that_trains(realisation: str) -> None:
+    """MXNet has generators for each thread; an executor would keep those of the first one."""
+
+    def losses(*, is_planned: bool) -> list[Any]:
+        mx.random.seed(0)
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(8, in_units=6), gluon.nn.Dropout(0.5), gluon.nn.Dense(3, in_units=8))
+        net.initialize(mx.init.Normal(0.4))
+        net.hybridize()
+        if is_planned:
+            planned(net, strategy="evict", realisation=realisation)
+
+        def step(seed: int) -> Any:
+            mx.random.seed(seed)
+            with autograd.record():
+                loss = net(mx.nd.ones((4, 6)))
+            loss.backward()
+            return [loss.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
+
+        found = [step(0)]
+        found += [result for seed in (1, 2) for result in in_threads(step, [seed])]
+        return [*found, step(3)]
+
+    for one, other in zip(losses(is_planned=False), losses(is_planned=True), strict=True):
+        assert all(map(np.array_equal, one, other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -23,6 +24,7 @@ from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
+from memplan.mxnet.trace.operators import is_random
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
 
@@ -141,6 +143,8 @@ class TrainExecutor(BoundArrays):
             else self._in_blocks(pool, match_range)
         )
         hidden = [] if trace.form.in_one_array else self.aux_arrays
+        draws = any(map(is_random, trace.nodes)) and not trace.form.in_one_array
+        self._generators_of = threading.current_thread() if draws else None
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
         self._inference: mx.executor.Executor | None = None
@@ -242,6 +246,15 @@ class TrainExecutor(BoundArrays):
     def output_dict(self) -> dict[str, NDArray]:
         """The outputs of the last forward, by name."""
         return dict(zip(self.trace.symbol.list_outputs(), self.outputs, strict=True))
+
+    def draws_here(self) -> bool:
+        """Are the random numbers that it draws, if any, those of this thread?
+
+        MXNet has generators for every thread, which :func:`mxnet.random.seed` seeds for the one
+        that calls it. An executor keeps those of the thread that has bound it; a packed step, as a
+        hybridized block, takes those of the thread that runs it.
+        """
+        return self._generators_of in (None, threading.current_thread())
 
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""

@@ -288,7 +288,8 @@ class TrainStep:
             )
         network = self._forget_changed(kind)
         bound = self._bound.get((kind, ctx))
-        if bound is None or not bound.is_current() or self._trainer.is_new_to(bound, in_halves):
+        is_fit = bound is not None and bound.is_current() and bound.executor.draws_here()
+        if bound is None or not is_fit or self._trainer.is_new_to(bound, in_halves):
             params = self._parameters()
             check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
