@@ -28,9 +28,6 @@ from memplan.mxnet.profile import (
     _call_seconds,
     _measure,
     _timed_calls,
-    _without_readers,
-    _workspace_nbytes,
-    _workspaces,
     frugal_schedule,
     profile,
 )
@@ -38,10 +35,9 @@ from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.device import device_name
-from memplan.planning.realisation import load, trace
+from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.graph import TrainingGraph
-from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.strategies.spaces import Flags
 
@@ -176,42 +172,6 @@ def test_a_gpu_is_profiled_for_the_realisation(monkeypatch: pytest.MonkeyPatch) 
     for realisation in ("mirror", "explicit"):
         memplan.plan(net, realisation=realisation, strategy="store_all", ctx=mx.gpu(0), **shapes)
     assert asked == ["mirror", "explicit"]
-
-
-def test_executors_have_a_measured_workspace_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it where a second process has no room there; on a CPU there is an estimate."""
-    net, shapes = residual_net(units=1)
-    traced = trace(net, shapes=shapes, realisation="explicit")
-    measure = "memplan.mxnet.profile._workspace_nbytes"
-    monkeypatch.setattr(measure, lambda *_: 7)
-    assert _workspaces(load("explicit"), traced, mx.gpu(0)) == {"explicit": 7}
-    assert _workspaces(load("explicit"), traced, mx.cpu()) == {}
-
-    def failed(*_: Any) -> int:
-        raise CostError("out of memory")
-
-    monkeypatch.setattr(measure, failed)
-    assert _workspaces(load("mirror"), traced, mx.gpu(0)) == {}
-
-
-@pytest.mark.long
-def test_the_workspace_of_an_executor() -> None:
-    net, shapes = residual_net(units=1)
-    for realisation in ("mirror", "explicit"):
-        traced = trace(net, shapes=shapes, realisation=realisation)
-        assert 0 < _workspace_nbytes(load(realisation), traced, mx.cpu()) < 64 << 20
-
-
-def test_what_cudnn_cannot_leave_out_is_not_recomputed_for_timing() -> None:
-    """A BatchNorm's copy that nobody reads: cuDNN's does not know kNullOp (seen on an H200)."""
-    data = mx.sym.Variable("data")
-    body = mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=4), name="norm")
-    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=2), name="softmax")
-    traced = trace(net, shapes={"data": (2, 3)}, realisation="mirror")
-    (norm,) = (op for op, node in enumerate(traced.nodes) if node.name == "norm")
-    flagged = mirror(traced.graph, frozenset({norm}))
-    assert not _without_readers(traced, flagged, mx.gpu(0)).recomputed
-    assert _without_readers(traced, flagged, mx.cpu()).recomputed
 
 
 def test_the_table_tells_where_it_was_measured() -> None:
