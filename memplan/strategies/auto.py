@@ -161,6 +161,7 @@ class _Search:
         self.searches_anew = is_annealed and (self._in_blocks or is_short)
         self.searches_again = is_annealed and nops <= MOST_ANEW and not self._in_blocks
         self.searches_often = is_annealed and nops <= (FEW_IN_BLOCKS if self._in_blocks else FEW)
+        self.is_small = is_annealed and nops <= FEW
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
@@ -192,7 +193,7 @@ class _Search:
                 proof.begin()
             if self.searches_anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
-            if self.searches_often and not self._in_blocks:
+            if self.is_small and not self._in_blocks:
                 self._search_as_alone()
             if self.searches_often:
                 self._search_often()
@@ -200,6 +201,8 @@ class _Search:
                 self._search()
             if self.searches_again and not self._is_enough() and not self.stop.is_over():
                 self._search_again()
+            if self.is_small and self._in_blocks:
+                self._search_as_alone()
             if self.best is None:
                 self._begin_quickly()
             if self._is_far:
@@ -295,17 +298,19 @@ class _Search:
     def _search_as_alone(self) -> None:
         """What the strategy `search` does, with other orders of ops and without.
 
-        So what it finds with the same work is never better.
+        So what it finds with the same work is never better. The work is not taken from what comes
+        before: in blocks that would make plans dearer in the mean.
         """
         work = self.problem.stop(None, effort=self.options._search_effort).work_left
         orders = {self.moves.reorder, False}
         if self.anew is not None:
             orders.discard(self.moves.reorder)
         for reorder in sorted(orders, reverse=True):
-            if self._is_enough() or self.stop.is_over():
+            until = self.stop.with_work(work)
+            if self._is_enough() or until.is_over():
                 return
             moves = dataclasses.replace(self._search_moves(), reorder=reorder)
-            self._improve(None, Stop(self.stop.deadline, work=work, part_of=self.stop), moves)
+            self._improve(None, until, moves)
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""

@@ -6,8 +6,8 @@ import pytest
 
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
-from helpers.held_out import held_out, training_step, tree
-from memplan.memory.memory import Packed
+from helpers.held_out import cells, held_out, training_step, tree
+from memplan.memory.memory import Blocks, Packed
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -65,6 +65,19 @@ def test_small_graphs_are_searched_more_than_once(seed: int) -> None:
     for reorder in (True, False):
         schedule = Search(effort=EFFORT, reorder=reorder).solve(problem).schedule
         assert schedule is None or auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7, 10])
+def test_in_blocks_the_usual_order_is_searched_from_nothing_too(seed: int) -> None:
+    graph = training_step(cells(15), seed)
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * 60 // 100
+    problem = Problem(graph, budget, memory=memory, time_limit=PLENTY)
+    auto = Auto(effort=EFFORT, gap=0.0).solve(problem).schedule
+    schedule = Search(effort=EFFORT, reorder=False).solve(problem).schedule
+    assert auto is not None
+    assert schedule is not None
+    assert auto.seconds <= schedule.seconds * (1 + 1e-9)
 
 
 def test_what_runs_everything_again_and_again_is_no_plan() -> None:
