@@ -44,7 +44,7 @@ class StepTrainer:
         self._notes: set[str] = set()
 
     def updates_within(self, params: Iterable[Parameter], in_halves: bool) -> bool:
-        """Can those of ``params``, all that a network has, be updated within its step?
+        """Can those of ``params``, all that a network reads, be updated within its step?
 
         Not in one that runs ``in_halves``: the caller's loss may have gradients of its own for the
         parameters. Otherwise a warning says why not, once.
@@ -58,7 +58,7 @@ class StepTrainer:
 
     def is_new_to(self, bound: BoundStep, in_halves: bool) -> bool:
         """Can it update within the step now, and could not when ``bound`` was, or vice versa?"""
-        return bound.within is not self.updates_within(bound.parameters, in_halves)
+        return bound.within is not self.updates_within(bound.arguments, in_halves)
 
     @property
     def optimizer(self) -> mx.optimizer.Optimizer | None:
@@ -66,18 +66,12 @@ class StepTrainer:
         optimizer = None if self.trainer is None else self.trainer.optimizer
         return optimizer if type(optimizer).__module__.startswith("mxnet.") else None
 
-    def plan(
-        self,
-        planned: Callable[[str], Plan],
-        realisation: str,
-        params: Sequence[Parameter],
-        in_halves: bool,
-    ) -> Plan:
-        """What ``planned`` makes of this ``realisation``, or of updates within where they can be.
+    def plan(self, planned: Callable[[str], Plan], realisation: str, within: bool) -> Plan:
+        """What ``planned`` makes of this ``realisation``, or of updates ``within`` if they can be.
 
-        It plans a network that has ``params``.
+        They can where :meth:`updates_within` has said so, unless the network cannot be traced so.
         """
-        if may_pack(realisation) and self.updates_within(params, in_halves):
+        if may_pack(realisation) and within:
             try:
                 return planned(UPDATING)
             except TraceError as error:
