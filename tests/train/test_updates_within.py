@@ -92,3 +92,53 @@ def test_a_refusal_after_updates_beside_a_layer_that_nothing_reads(
         step(x, y)
     step(x, y)
     assert values(net.collect_params()) == before
+
+
+HEADS = ("first", "second")
+
+
+def trained_by_turns(
+    realisation: str | None, optimizer: str, options: dict[str, Any]
+) -> tuple[Values, int, list[TrainStep]]:
+    """A body with two heads, of which the first is trained for some batches: one update for both.
+
+    The trainer's parameters, its number of updates and the steps.
+    """
+    mx.random.seed(1)
+    body = nn.Dense(4, in_units=3, prefix="body_")
+    heads = [nn.Dense(4, in_units=4, prefix=f"{name}_") for name in HEADS]
+    nets, params = [nn.HybridSequential() for _ in HEADS], gluon.ParameterDict()
+    for block in (body, *heads):
+        block.initialize()
+        params.update(block.collect_params())
+    for net, head in zip(nets, heads, strict=True):
+        net.add(body, head)
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+    trainer = gluon.Trainer(params, optimizer, {"lr_scheduler": scheduler, **options})
+    given: dict[str, Any] = {"realisation": realisation, "strategy": "store_all"}
+    steps = []
+    if realisation is not None:
+        steps = [TrainStep(nets[0], L2, **given)]
+        steps += [TrainStep(nets[1], L2, trainer=trainer, ignore_stale_grad=True, **given)]
+    for i, batch in enumerate(BATCHES):
+        x, y = map(mx.nd.array, batch)
+        for place in (1,) if i in (0, 3) else (0, 1):
+            if steps:
+                steps[place](x, y)
+            else:
+                train(nets[place], x, y)
+        if not steps:
+            trainer.step(5, ignore_stale_grad=True)
+    return values(params), trainer.optimizer.num_update, steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {})]
+)
+def test_fresh_gradients_beside_the_network(optimizer: str, options: dict[str, Any]) -> None:
+    """With ignore_stale_grad the trainer leaves out stale ones, and no others."""
+    expected = trained_by_turns(None, optimizer, options)
+    for realisation in ("explicit", "packed"):
+        found = trained_by_turns(realisation, optimizer, options)
+        assert found[:2] == expected[:2]
+    assert realisations(found[2][1]) == ["updating"]

@@ -158,7 +158,10 @@ class StepTrainer:
 
 
 class _TrainerUpdates(OptimizerUpdates):
-    """Updates as ``Trainer.step`` makes them on one context."""
+    """Updates as ``Trainer.step`` makes them on one context.
+
+    It updates parameters beside the network, too, which have a gradient that was not used yet.
+    """
 
     def __init__(self, owner: StepTrainer, trainer: gluon.Trainer) -> None:
         super().__init__(trainer._updaters[0], trainer._param2idx)
@@ -168,8 +171,20 @@ class _TrainerUpdates(OptimizerUpdates):
     def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
         self._owner.prepare(self._trainer)
         self.updater = self._trainer._updaters[0]  # as it is now
-        with super().step(weights):
+        beside = [p for p in self._trainer._params if p.name not in weights and _is_fresh(p)]
+        arrays = {p.name: (p._data[0], p.list_grad()[0]) for p in beside}
+        with super().step({**weights, **{name: weight for name, (weight, _) in arrays.items()}}):
             yield
+            for name, (weight, gradient) in arrays.items():
+                weight._fresh_grad = False
+                self.update(name, weight, gradient)
+
+
+def _is_fresh(parameter: Parameter) -> bool:
+    """Has autograd, or a step, written its gradient since the trainer last used it?"""
+    if parameter.grad_req == "null" or parameter._data is None:
+        return False
+    return bool(parameter._data[0]._fresh_grad)
 
 
 def _has_kvstore(trainer: gluon.Trainer) -> bool:
