@@ -12,6 +12,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep
 
 L2 = gluon.loss.L2Loss()
@@ -142,3 +143,120 @@ def test_fresh_gradients_beside_the_network(optimizer: str, options: dict[str, A
         found = trained_by_turns(realisation, optimizer, options)
         assert found[:2] == expected[:2]
     assert realisations(found[2][1]) == ["updating"]
+
+
+Rate = Callable[[Any, int], float]
+
+
+def optimizer_of(rate: Rate) -> Any:
+    """An optimizer of the user's that takes this ``rate``."""
+
+    class Mine(mx.optimizer.Optimizer):  # type: ignore[misc]
+        """It says that it updates every parameter by its own gradient alone."""
+
+        updates_in_any_order = True
+
+        def create_state(self, index: int, weight: Any) -> None:
+            """None."""
+
+        def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+            """A step down the slope."""
+            weight[:] -= rate(self, index) * self.rescale_grad * grad
+
+    return Mine(lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1))
+
+
+def counted(optimizer: Any, index: int) -> float:
+    optimizer._update_count(index)
+    return float(optimizer._get_lr(index))
+
+
+def of_the_number(optimizer: Any, index: int) -> float:
+    return counted(optimizer, index) / optimizer.num_update
+
+
+def and_then_read(optimizer: Any, index: int) -> float:
+    return counted(optimizer, index) + float(optimizer.lr_scheduler.base_lr)
+
+
+def and_read_what_stays(optimizer: Any, index: int) -> float:
+    return float(optimizer.lr_scheduler.factor) * counted(optimizer, index)
+
+
+def only_read(optimizer: Any, index: int) -> float:
+    optimizer._update_count(index)
+    return float(optimizer.lr_scheduler.base_lr)
+
+
+def ahead(optimizer: Any, index: int) -> float:
+    rate = float(optimizer._get_lr(index))
+    optimizer._update_count(index)
+    return rate
+
+
+def never_counted(optimizer: Any, index: int) -> float:
+    return float(optimizer.learning_rate)
+
+
+def by_its_own_count(optimizer: Any, index: int) -> float:
+    optimizer._update_count(index)
+    return float(optimizer.lr_scheduler(optimizer._index_update_count[index]))
+
+
+def read_before(optimizer: Any, index: int) -> float:
+    return float(optimizer.lr_scheduler.base_lr) + counted(optimizer, index)
+
+
+def trained_by(rate: Rate, *, planned: bool, later: str = "") -> Values:
+    """Layers trained by an optimizer of this ``rate``; one parameter begins ``later``."""
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3), nn.Dense(4, in_units=4))
+    net.initialize()
+    params = net.collect_params()
+    trainer = gluon.Trainer(params, optimizer_of(rate))
+    step = TrainStep(net, L2, trainer=trainer, **PACKED)
+    for i, batch in enumerate(BATCHES):
+        if later:
+            params[later].grad_req = "null" if i < 3 else "write"
+        x, y = map(mx.nd.array, batch)
+        if planned:
+            step(x, y)
+        else:
+            train(net, x, y)
+            trainer.step(5)
+    assert set(realisations(step)) == ({"updating"} if planned else set())
+    return values(params) | {"base_lr": str(trainer.optimizer.lr_scheduler.base_lr).encode()}
+
+
+# The first parameter of the trainer: the numbers of updates differ from then on.
+LATER = "net_dense0_bias"
+
+
+@pytest.mark.parametrize("later", ["", LATER])
+@pytest.mark.parametrize("rate", [counted, of_the_number, and_read_what_stays, only_read])
+def test_rates_of_optimizers_of_the_users(rate: Rate, later: str) -> None:
+    assert trained_by(rate, planned=True, later=later) == trained_by(
+        rate, planned=False, later=later
+    )
+
+
+@pytest.mark.parametrize("rate", [and_then_read, by_its_own_count])
+def test_rates_that_are_right_while_all_have_had_as_many_updates(rate: Rate) -> None:
+    assert trained_by(rate, planned=True) == trained_by(rate, planned=False)
+    with pytest.raises(UsageError, match="leave updates_in_any_order out"):
+        trained_by(rate, planned=True, later=LATER)
+
+
+@pytest.mark.parametrize(
+    ("rate", "reason"),
+    [
+        (ahead, r"update 0 in update 1, .* call self\._update_count\(index\)"),
+        (never_counted, "asks its lr_scheduler for the rate of update 0 in update 1"),
+        (read_before, r"reads lr_scheduler\.base_lr, which changes"),
+    ],
+)
+def test_rates_that_depend_on_the_order(rate: Rate, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        trained_by(rate, planned=True)
