@@ -175,8 +175,8 @@ class BoundStep:
         trace = plan.trace
         parameters = [params[name] for name in network.inputs if name in params]
         _initialise(parameters, trace.shapes)
-        #: The parameters that the network has.
-        self.parameters = parameters
+        #: The parameters that may have gradients.
+        self.arguments = arguments_of(network, params)
         self._derived = [p for p in parameters if is_derived(p)]
         self._read: dict[str, NDArray] = {}
         parameters = [p for p in parameters if not is_derived(p)]
@@ -329,6 +329,11 @@ def _held(
     """The gradient of a parameter: where it is added to, the parameter's own array."""
     array = parameter._grad[place] if request == "add" else grads[parameter.name]
     return Held(parameter, place, request, data, array)
+
+
+def arguments_of(network: BlockNetwork, params: Mapping[str, Parameter]) -> list[Parameter]:
+    """Those of ``params`` that the network reads, and may have gradients of."""
+    return [params[name] for name in network.symbol.list_arguments() if name in params]
 
 
 def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:

@@ -44,7 +44,7 @@ class StepTrainer:
         self._notes: set[str] = set()
 
     def updates_within(self, params: Iterable[Parameter], in_halves: bool) -> bool:
-        """Can those of ``params``, all that a network has, be updated within its step?
+        """Can those of ``params``, all that a network reads, be updated within its step?
 
         Not in one that runs ``in_halves``: the caller's loss may have gradients of its own for the
         parameters. Otherwise a warning says why not, once.
@@ -58,7 +58,7 @@ class StepTrainer:
 
     def is_new_to(self, bound: BoundStep, in_halves: bool) -> bool:
         """Can it update within the step now, and could not when ``bound`` was, or vice versa?"""
-        return bound.within is not self.updates_within(bound.parameters, in_halves)
+        return bound.within is not self.updates_within(bound.arguments, in_halves)
 
     @property
     def optimizer(self) -> mx.optimizer.Optimizer | None:
@@ -66,18 +66,12 @@ class StepTrainer:
         optimizer = None if self.trainer is None else self.trainer.optimizer
         return optimizer if type(optimizer).__module__.startswith("mxnet.") else None
 
-    def plan(
-        self,
-        planned: Callable[[str], Plan],
-        realisation: str,
-        params: Sequence[Parameter],
-        in_halves: bool,
-    ) -> Plan:
-        """What ``planned`` makes of this ``realisation``, or of updates within where they can be.
+    def plan(self, planned: Callable[[str], Plan], realisation: str, within: bool) -> Plan:
+        """What ``planned`` makes of this ``realisation``, or of updates ``within`` if they can be.
 
-        It plans a network that has ``params``.
+        They can where :meth:`updates_within` has said so, unless the network cannot be traced so.
         """
-        if may_pack(realisation) and self.updates_within(params, in_halves):
+        if may_pack(realisation) and within:
             try:
                 return planned(UPDATING)
             except TraceError as error:
@@ -164,7 +158,10 @@ class StepTrainer:
 
 
 class _TrainerUpdates(OptimizerUpdates):
-    """Updates as ``Trainer.step`` makes them on one context."""
+    """Updates as ``Trainer.step`` makes them on one context.
+
+    It updates parameters beside the network, too, which have a gradient that was not used yet.
+    """
 
     def __init__(self, owner: StepTrainer, trainer: gluon.Trainer) -> None:
         super().__init__(trainer._updaters[0], trainer._param2idx)
@@ -174,8 +171,20 @@ class _TrainerUpdates(OptimizerUpdates):
     def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
         self._owner.prepare(self._trainer)
         self.updater = self._trainer._updaters[0]  # as it is now
-        with super().step(weights):
+        beside = [p for p in self._trainer._params if p.name not in weights and _is_fresh(p)]
+        arrays = {p.name: (p._data[0], p.list_grad()[0]) for p in beside}
+        with super().step({**weights, **{name: weight for name, (weight, _) in arrays.items()}}):
             yield
+            for name, (weight, gradient) in arrays.items():
+                weight._fresh_grad = False
+                self.update(name, weight, gradient)
+
+
+def _is_fresh(parameter: Parameter) -> bool:
+    """Has autograd, or a step, written its gradient since the trainer last used it?"""
+    if parameter.grad_req == "null" or parameter._data is None:
+        return False
+    return bool(parameter._data[0]._fresh_grad)
 
 
 def _has_kvstore(trainer: gluon.Trainer) -> bool:

@@ -30,6 +30,7 @@ from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trai
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     FirstHalf,
+    arguments_of,
     check_mode,
     contexts_of_params,
     gradient_request,
@@ -294,7 +295,7 @@ class TrainStep:
             check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
-            bound.within = self._trainer.updates_within(bound.parameters, in_halves)
+            bound.within = self._trainer.updates_within(bound.arguments, in_halves)
         self._pools[ctx].serve(bound.gradients)
         self.changes.run()
         return bound
@@ -340,10 +341,14 @@ class TrainStep:
         cannot be bound are an error before the search.
         """
         realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
-        within = self._trainer.updates_within(params.values(), kind[1])
-        key = (kind, state_of(params), ctx.device_type, realisation, within)
+        asked = (kind, state_of(params), ctx.device_type, realisation)
+        made = [made for key, made in self._plans.items() if key[:-1] == asked]
+        network = made[0][1] if made else network or self._compose(kind, params=params)
+        # Of what the network does not read, the trainer may lack or have anything.
+        parameters = arguments_of(network, params)
+        within = self._trainer.updates_within(parameters, kind[1])
+        key = (*asked, within)
         if key not in self._plans:
-            network = network or self._compose(kind, params=params)
             arguments = network.symbol.list_arguments()
             if to_run:
                 for name in network.symbol.list_inputs():
@@ -353,7 +358,6 @@ class TrainStep:
                 n: gradient_request(params[n]) if n in params else "null" for n in arguments
             }
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            parameters = [params[name] for name in arguments if name in params]
             if all(parameter.grad_req == "null" for parameter in parameters):
                 raise ArgumentError(
                     f"there is nothing to train: no parameter that {self.block.name!r} reads wants "
@@ -361,7 +365,7 @@ class TrainStep:
                 )
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
-            plan = self._trainer.plan(planned, realisation, parameters, kind[1])
+            plan = self._trainer.plan(planned, realisation, within)
             self._plans[key] = (plan, network)
         return self._plans[key]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import mxnet as mx
 import numpy as np
@@ -144,13 +144,11 @@ class OptimizerUpdates:
         counts = optimizer._index_update_count
         first = [index for index in numbered if index not in counts]
         self.in_turn = _is_one_operator(optimizer, numbered.values())
-        scheduler = optimizer.lr_scheduler
-        if scheduler is not None:
-            optimizer.lr_scheduler = self._rates = _Rates(self.updater, numbered)
+        rates = None if optimizer.lr_scheduler is None else _Rates(self.updater, numbered)
         try:
-            yield
+            with rates or contextlib.nullcontext():
+                yield
         finally:
-            optimizer.lr_scheduler = scheduler
             for index in first:
                 if index in counts:
                     counts[index] = counts.pop(index)
@@ -160,7 +158,7 @@ class OptimizerUpdates:
         assert self.updater is not None
         index = self.indices[name]
         if isinstance(self.updater.optimizer.lr_scheduler, _Rates):
-            self.updater.optimizer.lr_scheduler.index = index
+            self.updater.optimizer.lr_scheduler.turn_to(index)
         self.updater([index], [gradient], [weight])
 
 
@@ -178,27 +176,89 @@ def _make_states(updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) 
 
 
 class _Rates:
-    """Stands in for the scheduler of an optimizer during a step.
+    """Within it stands in for the scheduler of an optimizer, for a step.
 
     A scheduler is asked with the largest number of updates that any parameter has had, so what it
     says depends on the order of the parameters where these differ, as after frozen ones were
-    freed. And one that has gone on does not go back. So it is asked before the step, as often and
-    in the order in which the updater would; ``index`` is the parameter that is updated.
+    freed. And one that has gone on does not go back. So the optimizer finds the number of its own
+    order, and when it first asks, the scheduler is asked for all parameters, as often and in the
+    order in which the updater would. That is right for optimizers that count an update before they
+    ask, as MXNet's do; of others it is a UsageError.
     """
 
     def __init__(self, updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) -> None:
-        optimizer = updater.optimizer
+        self._optimizer = optimizer = updater.optimizer
+        self._scheduler, self._number = optimizer.lr_scheduler, optimizer.num_update
         counts, begin = optimizer._index_update_count, optimizer.begin_num_update
-        self.index = -1
-        self._rates: dict[int, float] = {}
-        number = optimizer.num_update
+        self._index = -1
+        # The number of updates before that of each parameter, and after it.
+        self._numbers: dict[int, tuple[int, int]] = {}
+        self._groups: list[tuple[Sequence[int], int]] = []
+        number = self._number
         for group in _together(updater, weights):
-            number = max(number, *(counts.get(index, begin) + 1 for index in group))
-            self._rates |= dict.fromkeys(group, optimizer.lr_scheduler(number))
+            own = {index: max(number, counts.get(index, begin) + 1) for index in group}
+            self._numbers |= {index: (number, after) for index, after in own.items()}
+            number = max(own.values())
+            self._groups.append((group, number))
+        self._rates: dict[int, float] = {}
+        self._is_one_rate = len({number for _, number in self._groups}) == 1
+        self._asked: set[int] = set()
+        self._read: set[str] = set()
+        self._changed: set[str] = set()
+
+    def __enter__(self) -> None:
+        self._optimizer.lr_scheduler = self
+
+    def __exit__(self, *_: object) -> None:
+        self._optimizer.lr_scheduler = self._scheduler
+        counts = self._optimizer._index_update_count
+        numbers = [counts[index] for index in self._numbers if index in counts]
+        self._optimizer.num_update = max([self._number, *numbers])
+
+    def turn_to(self, index: int) -> None:
+        """The next to be updated is the parameter of this ``index``."""
+        self._index = index
+        self._optimizer.num_update = self._numbers[index][0]
 
     def __call__(self, num_update: int) -> float:
         """The learning rate of the parameter that is updated."""
-        return self._rates[self.index]
+        _, due = self._numbers[self._index]
+        if num_update != due:
+            self._refuse(
+                f"asks its lr_scheduler for the rate of update {num_update} in update {due}, and "
+                f"may get others in another order; let it call self._update_count(index) before"
+            )
+        if not self._rates:
+            before = settings(getattr(self._scheduler, "__dict__", {}))
+            for group, number in self._groups:
+                self._rates |= dict.fromkeys(group, self._scheduler(number))
+            now = settings(getattr(self._scheduler, "__dict__", {}))
+            self._changed = set(changed(now, before))
+            self._check_read()
+        self._asked.add(self._index)
+        return self._rates[self._index]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the scheduler has, where it does not depend on the order of the parameters."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not self._is_one_rate or self._index not in self._asked:
+            self._read.add(name)
+            self._check_read()
+        return getattr(self._scheduler, name)
+
+    def _check_read(self) -> None:
+        for name in sorted(self._read & self._changed):
+            self._refuse(
+                f"reads lr_scheduler.{name}, which changes within this step, and may get others in "
+                f"another order; let it ask for the rate before"
+            )
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise UsageError(
+            f"the optimizer {type(self._optimizer).__name__} {reason}. Or leave {ANY_ORDER} out of "
+            f"its class: then the parameters are updated behind the step"
+        )
 
 
 def _together(
