@@ -15,6 +15,12 @@ from memplan.mxnet.gluon import planned
 
 Read = Callable[[Any, Any, Any], Any]
 
+
+def numpy(op: Any, name: str, read: Any) -> Any:
+    call = getattr(mx.np if op is mx.nd else op.np, name)
+    return call(read.as_np_ndarray(), axis=1).as_nd_ndarray()
+
+
 # What the body computes of a state and of something that is the same in every iteration.
 READ: dict[str, Read] = {
     "a sum with it": lambda op, state, read: state + read,
@@ -23,6 +29,19 @@ READ: dict[str, Read] = {
     "reverse": lambda op, state, read: state * op.reverse(read, axis=0),
     "split_v2": lambda op, state, read: state * op.concat(*op.split_v2(read, 2, axis=1), dim=1),
     "amp_cast": lambda op, state, read: state * op.amp_cast(read, dtype="float32"),
+    "cumsum": lambda op, state, read: state * op.cumsum(read, axis=0),
+    "mean": lambda op, state, read: op.broadcast_mul(state, op.mean(read, axis=1, keepdims=True)),
+    "np.flip": lambda op, state, read: state * numpy(op, "flip", read),
+    "np.diff": lambda op, state, read: op.broadcast_mul(
+        state, op.sum(numpy(op, "diff", read), axis=1, keepdims=True)
+    ),
+    "gemm2": lambda op, state, read: op.linalg_gemm2(
+        op.linalg_gemm2(state, read, transpose_b=True), state
+    ),
+    "a straight-through sign of": lambda op, state, read: (
+        state * op.clip(op.contrib.sign_ste(read), -9, 9)
+    ),
+    "indices": lambda op, state, read: op.broadcast_add(state, op.sum(op.take(state, read))),
     "an operator that adds": lambda op, state, read: state * op.relu(read),
     "twice": lambda op, state, read: (state + read) * read,
 }

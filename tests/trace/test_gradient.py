@@ -350,6 +350,21 @@ def test_unknown_shapes_are_refused(network: Callable[[], mx.sym.Symbol], node: 
         trace(symbol, shapes=shapes)
 
 
+def norm() -> mx.sym.Symbol:
+    rows = mx.sym.np.linalg.norm(dense().as_np_ndarray(), axis=1).as_nd_ndarray()
+    return mx.sym.MakeLoss(mx.sym.sum(rows))
+
+
+def test_a_hidden_output_of_a_shape_that_only_numpy_has() -> None:
+    """A norm has two of shape (), which to MXNet is an unknown one without NumPy semantics."""
+    symbol = norm()
+    with pytest.raises(TraceError, match=r"_npi_norm.* not known before it runs.*npx\.set_np\(\)"):
+        trace(symbol, shapes={"data": (8, 64)})
+    with mx.util.np_shape(True):  # which set_np() turns on
+        trace(norm(), shapes={"data": (8, 64)})
+        trace(symbol, shapes={"data": (8, 64)})
+
+
 def test_a_zero_gradient_waits_for_its_operator() -> None:
     graph = traced_as_mxnet(*zero_gradient_of_an_operator_without()).graph
     zeros = [op for op in graph.ops if op.kind == "zeros_like"]

@@ -18,13 +18,35 @@ from memplan.mxnet.trace.sizes import Attributes
 
 Json = Any
 
-# Of some fifty operators that were tried in a loop those with other gradients than without a graph,
-# and those of losses, of which the same is known with grad_req="add". Loops within are not known to
-# be among them, and read copies for safety.
+# Those that do not add, by what they did with grad_req="add" and some number in the array of the
+# gradient: each operator in tests/helpers, and others with a gradient. They overwrite it, leave it
+# as it was, scale it, or raise. A few that run on a GPU only are here for safety.
 _DO_NOT_ADD = frozenset(
-    """elemwise_add clip reverse _split_v2 amp_cast SoftmaxOutput LinearRegressionOutput
-    LogisticRegressionOutput MAERegressionOutput _contrib_box_nms""".split()
-) | {FOREACH, WHILE_LOOP, COND}
+    """Crop LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
+    SoftmaxOutput SpatialTransformer _contrib_DeformableConvolution
+    _contrib_ModulatedDeformableConvolution _contrib_MultiBoxDetection _contrib_MultiBoxPrior
+    _contrib_MultiBoxTarget _contrib_box_iou _contrib_box_nms _contrib_count_sketch _contrib_fft
+    _contrib_hawkesll _contrib_ifft _linalg_gelqf _linalg_gemm _linalg_gemm2 _linalg_inverse
+    _linalg_syevd _linalg_trmm _linalg_trsm _np_cumsum _np_moveaxis _npi_diff _npi_dsplit
+    _npi_einsum _npi_flip _npi_hsplit _npi_mean _npi_norm _npi_polyval _npi_rot90 _npi_solve
+    _npi_tensordot _npi_tensorinv _split_v2 amp_cast amp_multicast clip mean moments
+    reverse""".split()
+)
+
+# Those that do not add the gradient of one of their inputs, and which: of a gamma that is fixed, of
+# an array that is read for its shape, of indices.
+_DO_NOT_ADD_ONE = {
+    "BatchNorm": 1,
+    "_contrib_BatchNormWithReLU": 1,
+    "_contrib_BilinearResize2D": 1,
+    "take": 1,
+}
+
+# Those that hand on the gradient of their output as that of what they read.
+_HAND_ON = frozenset({"elemwise_add", "_contrib_round_ste", "_contrib_sign_ste"})
+
+# Loops within are not known to add, and read copies for safety.
+_READ_COPIES = _DO_NOT_ADD | _HAND_ON | {FOREACH, WHILE_LOOP, COND}
 
 # Which subgraph of a loop runs in every iteration.
 _BODY = {FOREACH: 0, WHILE_LOOP: 1}
@@ -65,8 +87,8 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
     copied = {
         source
         for node in graph["nodes"]
-        for source, *_ in node["inputs"]
-        if node["op"] in _DO_NOT_ADD and source in added_up
+        for place, (source, *_) in enumerate(node["inputs"])
+        if _reads_copy(node["op"], place) and source in added_up
     }
     if not copied:
         return graph
@@ -74,8 +96,10 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
     place_of: dict[int, int] = {}
     copy_of: dict[int, int] = {}
     for number, node in enumerate(graph["nodes"]):
-        copies = copy_of if node["op"] in _DO_NOT_ADD else {}
-        inputs = [[copies.get(source, place_of[source]), *rest] for source, *rest in node["inputs"]]
+        inputs = []
+        for place, (source, *rest) in enumerate(node["inputs"]):
+            copies = copy_of if _reads_copy(node["op"], place) else {}
+            inputs.append([copies.get(source, place_of[source]), *rest])
         place_of[number] = len(nodes)
         nodes.append(copy.deepcopy(node) | {"inputs": inputs})
         if number in copied:
@@ -89,6 +113,10 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
         "heads": [[place_of[source], *rest] for source, *rest in graph["heads"]],
         "node_row_ptr": rows,
     }
+
+
+def _reads_copy(op: str, place: int) -> bool:
+    return op in _READ_COPIES or _DO_NOT_ADD_ONE.get(op) == place
 
 
 def _rows(graph: Json, place_of: Mapping[int, int], count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
@@ -12,7 +11,7 @@ from memplan.mxnet.trace.operators import (
     is_random,
     is_true,
 )
-from memplan.mxnet.trace.probe import changed_inputs, handovers
+from memplan.mxnet.trace.probe import changed_inputs
 from memplan.mxnet.trace.states import reads_states, states_touched, states_written
 from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import Op
@@ -36,7 +35,7 @@ _UNWRITTEN: dict[str, tuple[int, ...]] = {
     "_backward_ctc_loss": (1, 2, 3),
 }
 
-_SUMS = frozenset({"elemwise_add", "_grad_add", FALLBACK_SUM})
+_SUMS = frozenset({"elemwise_add", FALLBACK_SUM})
 
 
 def runnable(full: Sequence[Entry]) -> list[Entry]:
@@ -122,23 +121,15 @@ def _awaited(node: Node) -> dict[Node, None]:
 
 
 def _make_sums_safe(order: Sequence[Node]) -> None:
-    """Start a chain of _grad_add with a plain sum where its first term has other readers.
+    """Make plain sums of those by _grad_add, into which MXNet's executor has ops add their term.
 
-    MXNet lets the op of the second term add into the buffer of the first, long before the sum
-    itself runs: another reader in between would see the sum.
+    Many write it over what is there instead, and in a layout of oneDNN's most leave garbage. Nor
+    does another reader of the first term know that it holds a sum by then. A plain sum has the same
+    buffers, and the bits of a block, for which MXNet calls _grad_add.
     """
-    readers = Counter(entry for node in order for entry in node.inputs)
     for node in order:
         if node.op == "_grad_add":
-            source, k = node.inputs[0]
-            while source.op != "_grad_add":
-                if readers[source, k] > 1:
-                    node.op = "elemwise_add"
-                    break
-                shared = [i for i, output, alias in handovers(source) if alias and output == k]
-                if not shared:
-                    break
-                source, k = source.inputs[shared[0]]
+            node.op = "elemwise_add"
 
 
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:

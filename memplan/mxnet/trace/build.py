@@ -189,6 +189,17 @@ def _infer_step(
         raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
 
 
+def _advice(node: Node) -> str:
+    """What to do about an op of whose outputs some shape is unknown."""
+    leave_out = "leave it out of the training network"
+    if not node.op.startswith("_np") or mx.util.is_np_shape():
+        return leave_out
+    return (
+        f"without NumPy semantics MXNet takes the shape () for an unknown one, and an op of mx.np "
+        f"may have it in an output that nobody reads: call mx.npx.set_np() first, or {leave_out}"
+    )
+
+
 def _checked(full: Sequence[Entry]) -> list[Node]:
     """The ops of the step, in the order of MXNet; an error for those that cannot be planned."""
     order = [node for node in depth_first(full) if not node.is_variable]
@@ -196,7 +207,7 @@ def _checked(full: Sequence[Entry]) -> list[Node]:
         if None in node.infos.outputs:
             raise TraceError(
                 f"the shape of {node.name!r} ({node.op}) is not known before it runs, "
-                f"so its memory cannot be planned; leave it out of the training network"
+                f"so its memory cannot be planned; {_advice(node)}"
             )
         if any(info and info.dtype not in _DTYPES for info in node.infos.outputs):
             raise TraceError(
