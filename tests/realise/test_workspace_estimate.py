@@ -10,7 +10,7 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
-from memplan.mxnet.realise import onednn_kernels, scratchpads, workspace_estimate
+from memplan.mxnet.realise import columns, onednn_kernels, scratchpads, workspace_estimate
 from memplan.mxnet.realise.layout_copies import Copies, copies
 from memplan.mxnet.realise.workspace_estimate import (
     executor_nbytes,
@@ -28,7 +28,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Code, which is counted beside all that is counted here, is left out.
     """
-    for module in (onednn_kernels, workspace_estimate):
+    for module in (columns, onednn_kernels, workspace_estimate):
         monkeypatch.setattr(module, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
     monkeypatch.setattr(workspace_estimate, "further_calls", lambda graph, _: [0] * len(graph.ops))
@@ -160,8 +160,11 @@ def test_executors_keep_the_columns_of_convolutions_as_matrices(
     for nthreads in (1, 2, 8):  # there are two pictures
         monkeypatch.setattr(scratchpads, "threads", lambda n=nthreads: n)
         beside.append(_beside_copies(net, leaves_holes=False, shape=(2, channels, 8, 8)))
-    columns = 4 * channels * 9 * 64
-    assert [nbytes - beside[0] for nbytes in beside] == [0, matrices * columns, matrices * columns]
+    rolled, is_all = 4 * channels * 9 * 64, matrices == 3
+    # No more than two threads compute gradients, each one of the weight; but eight a convolution.
+    by_two = matrices * rolled + 2 * 4 * 12 * 12 * 9 * is_all
+    by_eight = by_two + 6 * rolled * is_all
+    assert [nbytes - beside[0] for nbytes in beside] == [0, by_two, by_eight]
 
 
 def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
