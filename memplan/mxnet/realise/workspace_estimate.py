@@ -19,7 +19,7 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
-from memplan.mxnet.realise.dense_buffers import buffers_nbytes
+from memplan.mxnet.realise.dense_buffers import buffers_nbytes, threads_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.processor import has_avx512
@@ -34,9 +34,10 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which the
 # two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
 # cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
-# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn.
+# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn. What
+# the threads take was seen once in packed steps, and about twice in other executors.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
-BUFFERS, BUFFERS_WITH_HOLES = 2, 5
+BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
@@ -89,7 +90,7 @@ def executor_nbytes(
     if leaves_holes:
         holes = min(nbytes, MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
-    nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
+    nbytes += _of_dense_layers(nodes, leaves_holes=leaves_holes)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(graph, nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
@@ -123,7 +124,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
-    nbytes += _of_dense_layers(nodes, BUFFERS)
+    nbytes += _of_dense_layers(nodes, leaves_holes=False)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
 
@@ -193,11 +194,17 @@ def _nproducts(call: Node) -> int:
     return max(1, math.prod(out.shape[:-2])) if call.op in _BATCHED else 1
 
 
-def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
-    """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
+def _of_dense_layers(nodes: Iterable[Node], *, leaves_holes: bool) -> int:
+    """Some buffers of dense layers, the largest, and what threads keep of the largest product.
+
+    Of buffers that are too large to be kept there is one.
+    """
+    nbuffers, times = (BUFFERS_WITH_HOLES, TIMES_WITH_HOLES) if leaves_holes else (BUFFERS, 1)
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
+    if not sizes:
+        return 0
     small = [size for size in sizes if size <= MOST_KEPT]
-    return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
+    return max(sizes[0], sum(small[:nbuffers])) + times * threads_nbytes(sizes[0])
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
