@@ -52,6 +52,9 @@ _BATCHED = frozenset({"_linalg_gemm", "_linalg_gemm2", "_npi_matmul", "batch_dot
 # mallopt): 65 MB of copies of one weight leave no holes.
 MOST_KEPT = 32 << 20
 
+# One byte in so many counts of copies of every size: some lie in holes, where these count.
+ONE_IN, ONE_IN_WITH_HOLES = 5, 10
+
 # How much counts in packed steps of what a second operator without oneDNN copies. With AVX-512 the
 # memory in which these copies lie was seen to grow by 4 to 6 MB more than with AVX2, of `dilated`
 # and of `shuffled` on one machine (malloc_info behind the third step; DNNL_MAX_CPU_ISA=AVX2).
@@ -73,22 +76,24 @@ def executor_nbytes(
     (:mod:`memplan.mxnet.realise.layout_copies`), and what an explicit call takes. Beside these and
     scratchpads it has one temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and
     the C library keeps some of what comes and goes: some of every size, at least as much as one op
-    copies, and as much again where it ``leaves_holes``, because nobody tells it to give memory
-    back, and no copies that are kept fill them, which leave a quarter of that; of large arrays it
-    keeps nothing.
+    takes, and as much again where it ``leaves_holes``, because nobody tells it to give memory back,
+    and no copies that are kept fill them, which leave a quarter of that; of large arrays it keeps
+    nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
     GluonCV's, at AVX-512, and the holes on 26 networks of benchmarks/, at AVX2, by what an
-    unplanned step takes more than an explicit one that recomputes nothing.
+    unplanned step takes more than an explicit one that recomputes nothing, and on 35 further ones,
+    at AVX-512, for which those of copies of many sizes had been too large.
     """
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    for_copies = max(sizes, default=0) + sum(size for size in sizes if size <= MOST_KEPT) // 5
     copied_back = max(copied_back_nbytes(graph, nodes), default=0)
-    copied_first = max(kept, default=0)
-    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
+    for_copies, copied_first = max(sizes, default=0), max(kept, default=0)
+    of_one = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
+    one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
+    nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
-        holes = min(nbytes, MOST_KEPT)
+        holes = min(of_one, MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, leaves_holes=leaves_holes)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
