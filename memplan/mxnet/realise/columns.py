@@ -49,7 +49,7 @@ class Columns:
         if self.conv.ndim < 3:
             nbytes = self.nthreads * self._nbytes_that_fit_a_cache
         else:
-            nbytes = self._nbytes * (self.nthreads if self._splits_volume() else 1)
+            nbytes = self.of_picture_nbytes * (self.nthreads if self._splits_volume() else 1)
         return nbytes if nbytes <= self._most_nbytes else 0
 
     @property
@@ -70,13 +70,13 @@ class Columns:
 
     def _nbytes_of(self, nthreads: int, nused: int, part: int) -> int:
         """Those of a gradient of which so many threads have columns, and ``nused`` use them."""
-        nbytes = nthreads * self._nbytes
+        nbytes = nthreads * self.of_picture_nbytes
         if nbytes > self._most_nbytes:
             nbytes = self._most_nbytes // part
         return nbytes * min(nthreads, nused) // nthreads
 
     @property
-    def _nbytes(self) -> int:
+    def of_picture_nbytes(self) -> int:
         """The columns of a picture, or of a slice of a volume, of a group."""
         conv = self.conv
         if self._kernel == 1 and all(axis.data == axis.out for axis in conv.axes):
@@ -93,14 +93,14 @@ class Columns:
         """
         conv, room = self.conv, cache_nbytes_of_onednn()
         strides = conv.height.stride * conv.width.stride
-        if self._nbytes * (strides + self._kernel) <= room * self._kernel:
-            return self._nbytes
+        if self.of_picture_nbytes * (strides + self._kernel) <= room * self._kernel:
+            return self.of_picture_nbytes
         of_group = conv.noutputs * conv.ninputs * self._kernel * self.itemsize
         of_place = ((strides + self._kernel) * conv.ninputs + conv.noutputs) * self.itemsize
         nplaces = (room - of_group) // of_place
         if nplaces < _PLACES_AT_ONCE:
-            return min(self._nbytes, room)
-        return self._nbytes * min(nplaces, self._nplaces) // self._nplaces
+            return min(self.of_picture_nbytes, room)
+        return self.of_picture_nbytes * min(nplaces, self._nplaces) // self._nplaces
 
     def _splits_volume(self) -> bool:
         """Does each thread multiply slices of its own?"""

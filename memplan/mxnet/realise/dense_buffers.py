@@ -61,9 +61,10 @@ def buffers_nbytes(node: Node) -> list[int]:
 
 
 def threads_nbytes(nbytes: int) -> int:
-    """What threads take, if there are several, for a product whose buffers take ``nbytes``.
+    """What threads take, if there are several, for products of which parts of ``nbytes`` are made.
 
-    It stays with them, as the C library gives every thread memory of its own.
+    It stays with them, as the C library gives every thread memory of its own. No thread takes more
+    than half as much again as one that is alone.
     """
     return 0 if threads() == 1 else threads() * min(MOST_BY_THREAD, 3 * nbytes // 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memplan.mxnet.realise.columns import Columns
@@ -71,18 +71,39 @@ def _scratchpad(node: Node, *, is_read: bool) -> int:
     return columns + (total_nbytes(call.infos.outputs) if has_copy else 0)
 
 
+def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
+    """The columns of a picture, the largest of which ``nodes`` make a product of matrices."""
+    calls = {node if node.forward is None else node.forward for node in nodes}
+    return max(
+        (
+            columns.of_picture_nbytes
+            for call in calls
+            if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(call)
+            if (columns := _columns(call)) and any(each.has_columns for each in kernels(call))
+        ),
+        default=0,
+    )
+
+
 def _of_products(call: Node) -> tuple[int, int, int]:
     """The columns for a convolution, for the gradient of its data, and for that of its weight."""
-    data, weight = call.infos.inputs[:2]
-    out = call.infos.outputs[0]
-    if data is None or weight is None or out is None or len(data.shape) < 3:
+    columns = _columns(call)
+    if columns is None:
         return 0, 0, 0
-    arrays_nbytes = data.nbytes + weight.nbytes + out.nbytes
-    columns = Columns(convolution(call, data, out), threads(), arrays_nbytes, weight.itemsize)
     forward, of_data = columns.forward_nbytes, columns.of_data_nbytes
     if call.op == "Deconvolution":  # it is the gradient of the data of a convolution
         forward, of_data = of_data, forward
     return forward, of_data, columns.of_weight_nbytes
+
+
+def _columns(call: Node) -> Columns | None:
+    """Those for a convolution or deconvolution, if its shapes are known."""
+    data, weight = call.infos.inputs[:2]
+    out = call.infos.outputs[0]
+    if data is None or weight is None or out is None or len(data.shape) < 3:
+        return None
+    arrays_nbytes = data.nbytes + weight.nbytes + out.nbytes
+    return Columns(convolution(call, data, out), threads(), arrays_nbytes, weight.itemsize)
 
 
 def threads() -> int:

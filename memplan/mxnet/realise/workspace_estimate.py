@@ -24,7 +24,7 @@ from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
-from memplan.mxnet.realise.scratchpads import scratchpads
+from memplan.mxnet.realise.scratchpads import largest_columns_nbytes, scratchpads
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -95,7 +95,8 @@ def executor_nbytes(
     if leaves_holes:
         holes = min(of_one, MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
-    nbytes += _of_dense_layers(nodes, leaves_holes=leaves_holes)
+    nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
+    nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(graph, nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
@@ -129,7 +130,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
-    nbytes += _of_dense_layers(nodes, leaves_holes=False)
+    nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
 
@@ -199,17 +200,17 @@ def _nproducts(call: Node) -> int:
     return max(1, math.prod(out.shape[:-2])) if call.op in _BATCHED else 1
 
 
-def _of_dense_layers(nodes: Iterable[Node], *, leaves_holes: bool) -> int:
-    """Some buffers of dense layers, the largest, and what threads keep of the largest product.
-
-    Of buffers that are too large to be kept there is one.
-    """
-    nbuffers, times = (BUFFERS_WITH_HOLES, TIMES_WITH_HOLES) if leaves_holes else (BUFFERS, 1)
+def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
+    """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
-    if not sizes:
-        return 0
     small = [size for size in sizes if size <= MOST_KEPT]
-    return max(sizes[0], sum(small[:nbuffers])) + times * threads_nbytes(sizes[0])
+    return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
+
+
+def _of_threads(nodes: Sequence[Node]) -> int:
+    """What threads keep of the largest product, of a dense layer or of a convolution."""
+    dense = max((size for node in nodes for size in buffers_nbytes(node)), default=0)
+    return threads_nbytes(max(dense, largest_columns_nbytes(nodes)))
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
