@@ -20,6 +20,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """What oneDNN does depends on the processor: that of another machine is imagined."""
     for module in (columns, onednn_kernels):
         monkeypatch.setattr(module, "has_avx512", lambda: True)
+    monkeypatch.setattr(columns, "cache_nbytes", {2: 1 << 20}.get)
     monkeypatch.setattr(columns, "cache_nbytes_of_onednn", lambda: 512 << 10)
 
 
@@ -152,10 +153,7 @@ def test_columns_of_a_gigabyte_are_made_a_few_at_a_time(monkeypatch: pytest.Monk
     net = convolved(activated(pictures()), 12)
     shape = (1, 12, 2048, 2048)
     assert 4 * 12 * 9 * 2048 * 2048 > 1 << 30
-    # Those of the convolution itself fit a cache, beside what is read and written for each place.
-    nplaces = (131072 - 12 * 12 * 9) // (12 * (1 + 9) + 12)
-    forward = 4 * 12 * 9 * nplaces
-    assert _estimated(net, shape) == forward + (1 << 30) // 10 + (1 << 30) // 20
+    assert _estimated(net, shape) == (1 << 20) + (1 << 30) // 10 + (1 << 30) // 20
 
 
 # Beyond some padding the convolution itself is a product of matrices, too.
@@ -173,7 +171,8 @@ def test_what_is_prepared_for_dilated_convolutions(
 
 def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
-    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", lambda: 1000)
+    monkeypatch.setattr(columns, "cache_nbytes", {2: 1000}.get)
+    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", lambda: 500)
     net = activated(convolved(activated(pictures()), 12))
     assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
 
@@ -214,26 +213,27 @@ def _found(
 
 
 # What a process was seen to touch, with 16 threads, of oneDNN's scratchpads (a malloc that prints,
-# and mincore), but for what a convolution of pictures takes more than the best places by 2.5%.
+# and mincore). Of a convolution of pictures there were 4.94, 5.81, 6.14 and 4.81 MB for the last
+# four, and 0.3 with one thread, for whose columns more counts.
 @pytest.mark.parametrize(
     ("shape", "options", "with_many", "with_one"),
     [
         ((1, 24, 32, 64, 64), {"num_filter": 12}, [169.87, 10.62, 10.62], [10.62] * 3),
-        ((4, 48, 192, 192), {"num_filter": 3}, [7.41, 63.7, 63.7], [0.46, 63.7, 63.7]),
+        ((4, 48, 192, 192), {"num_filter": 3}, [8.0, 63.7, 63.7], [1.05, 63.7, 63.7]),
         (
             (8, 36, 96, 96),
             {"num_filter": 35, "stride": (2, 2)},
-            [4.94, 2.99, 24.25],
-            [0.31, 2.99, 2.99],
+            [5.68, 2.99, 24.25],
+            [1.05, 2.99, 2.99],
         ),
-        ((8, 7, 96, 96), {"num_filter": 18}, [5.95, 2.32, 2.32], [0.37, 2.32, 2.32]),
+        ((8, 7, 96, 96), {"num_filter": 18}, [6.63, 2.32, 2.32], [1.05, 2.32, 2.32]),
         (
             (8, 18, 96, 96),
             {"num_filter": 36, "num_group": 3},
-            [6.26, 31.85, 1.99],
-            [0.39, 1.99, 1.99],
+            [6.92, 31.85, 1.99],
+            [1.05, 1.99, 1.99],
         ),
-        ((8, 3, 192, 192), {"num_filter": 7, "stride": (2, 2)}, [4.92, 7.96, 1.0], [0.31, 1, 1]),
+        ((8, 3, 192, 192), {"num_filter": 7, "stride": (2, 2)}, [5.6, 7.96, 1.0], [1.0, 1.0, 1.0]),
     ],
 )
 def test_threads_have_columns_of_their_own_where_each_makes_products_of_its_own(
@@ -265,6 +265,6 @@ def test_points_have_columns_only_where_some_are_left_out(monkeypatch: pytest.Mo
     # Seen were 92,288, 123,008 and 128,896 bytes, and with four threads 16,441,344 of the gradients
     # of a weight that each of them has.
     strided = _found(monkeypatch, 1, (2, 30, 64, 64), stride=(2, 2), **points)
-    assert strided == [0.1, 0.12, 0.12]
+    assert strided == [0.12, 0.12, 0.12]
     points["num_filter"] = 500
     assert _found(monkeypatch, 4, (16, 2055, 8, 8), **points) == [0, 0, 16.44]

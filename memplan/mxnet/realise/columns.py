@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from memplan.mxnet.realise.onednn_geometry import Convolution
-from memplan.mxnet.realise.processor import cache_nbytes_of_onednn, has_avx512
+from memplan.mxnet.realise.processor import cache_nbytes, cache_nbytes_of_onednn, has_avx512
 
 # Columns that would take more than this many times what a convolution reads and writes, or more
 # than a gigabyte, are made a few at a time: for the gradient of the data in a tenth of that, and
@@ -44,13 +44,18 @@ class Columns:
     def forward_nbytes(self) -> int:
         """Those for a convolution itself: none where they would be too many, and oneDNN has none.
 
-        Of volumes a thread has those of a slice, and fills them with zeros before anything else.
+        Of volumes a thread has those of a slice, and fills them with zeros before anything else. Of
+        pictures the first thread counts as many as the cache could hold: processes grow by more
+        than the columns that are there (of eight convolutions of odd channels by 13 MB).
         """
-        if self.conv.ndim < 3:
-            nbytes = self.nthreads * self._nbytes_that_fit_a_cache
-        else:
+        if self.conv.ndim > 2:
             nbytes = self.of_picture_nbytes * (self.nthreads if self._splits_volume() else 1)
-        return nbytes if nbytes <= self._most_nbytes else 0
+            return nbytes if nbytes <= self._most_nbytes else 0
+        of_thread = self._nbytes_that_fit_a_cache
+        if self.nthreads * of_thread > self._most_nbytes:
+            return 0
+        first = max(of_thread, min(self.of_picture_nbytes, cache_nbytes(2)))
+        return first + (self.nthreads - 1) * of_thread
 
     @property
     def of_data_nbytes(self) -> int:
