@@ -187,6 +187,17 @@ def test_the_cache_is_as_large_as_linux_says(
     assert processor.cache_nbytes.__wrapped__(2) == nbytes
 
 
+@pytest.mark.parametrize(
+    ("vendor", "nbytes"), [("GenuineIntel", 2 << 20), ("AuthenticAMD", 512 << 10)]
+)
+def test_onednn_asks_intels_processors_for_their_cache_and_no_others(
+    vendor: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _say(monkeypatch, f"vendor_id : {vendor}\n")
+    monkeypatch.setattr(processor, "cache_nbytes", {2: 2 << 20}.get)
+    assert processor.cache_nbytes_of_onednn.__wrapped__() == nbytes
+
+
 def _say(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     """Have Linux say ``text`` of the processor; None: nothing."""
 

@@ -15,6 +15,9 @@ _WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2")
 # Where the size of a core's first cache for data, and of its second one, stands; what is usual.
 _CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20)}
 
+# What oneDNN takes for the second cache where it does not know it.
+_GUESSED_CACHE = 512 << 10
+
 
 @functools.cache
 def has_avx512() -> bool:
@@ -32,6 +35,16 @@ def cache_nbytes(level: int) -> int:
     text = _read(Path(f"/sys/devices/system/cpu/cpu0/cache/{folder}/size"))
     kibibytes = re.fullmatch(r"(\d+)K\s*", text)
     return int(kibibytes[1]) << 10 if kibibytes else usual_nbytes
+
+
+@functools.cache
+def cache_nbytes_of_onednn() -> int:
+    """What oneDNN takes for a core's second cache: it asks Intel's processors, and none else.
+
+    (get_per_core_cache_size of its src/cpu/platform.cpp, and setCacheHierarchy of Xbyak.)
+    """
+    is_intel = "GenuineIntel" in _read(Path("/proc/cpuinfo"))
+    return cache_nbytes(2) if is_intel else _GUESSED_CACHE
 
 
 def _read(path: Path) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memplan.mxnet.realise.columns import Columns
+from memplan.mxnet.realise.onednn_geometry import convolution
 from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.realise.operator_space import is_convolution_of_mxnet
-from memplan.mxnet.realise.processor import cache_nbytes
-from memplan.mxnet.trace.nnvm import EntryInfo, Node, total_nbytes
+from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.step.graph import TrainingGraph
 
 # A convolution is prepared anew for every combination of layouts that it meets: no more than this
@@ -18,24 +18,16 @@ from memplan.step.graph import TrainingGraph
 # that read arrays in the usual layout only, which is one, were prepared once (DNNL_VERBOSE=2).
 LAYOUTS = 3
 
-# Columns that would take more than this many times what a convolution reads and writes, or more
-# than a gigabyte, are made a few at a time: for the gradient of the data in a tenth of that, for
-# that of the weight in a twentieth, and for the convolution itself in what fits a cache
-# (gemm_convolution_utils.cpp of oneDNN 2.4: scratchpad_limit, and _coef).
-MOST_COLUMNS, MOST_COLUMNS_NBYTES = 15, 1 << 30
-OF_DATA, OF_WEIGHT = 10, 20
-
 
 def scratchpads(
     graph: TrainingGraph, nodes: Sequence[Node], are_own: Sequence[bool] | None = None
 ) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
-    Products of matrices take the columns of a picture for each thread
-    (jit_gemm_convolution_utils.cpp: im2col). oneDNN's own kernels were seen to take none, with 1, 4
-    and 8 threads. A gradient of the data that nobody reads is not computed. The ops of ``graph``
-    are ``nodes``; ``are_own`` tells which of them read an array in a layout of oneDNN's, where that
-    is known. Executors were seen to hold more than that tells.
+    Products of matrices take columns (:mod:`memplan.mxnet.realise.columns`). oneDNN's own kernels
+    were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody reads is not
+    computed. The ops of ``graph`` are ``nodes``; ``are_own`` tells which of them read an array in a
+    layout of oneDNN's, where that is known. Executors were seen to hold more than that tells.
     """
     kinds: dict[Any, list[bool]] = {}
     node_of: dict[Any, Node] = {}
@@ -79,37 +71,39 @@ def _scratchpad(node: Node, *, is_read: bool) -> int:
     return columns + (total_nbytes(call.infos.outputs) if has_copy else 0)
 
 
-def _of_products(call: Node) -> tuple[int, int, int]:
-    """The columns for a convolution, for the gradient of its data, and for that of its weight.
+def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
+    """The columns of a picture, the largest of which ``nodes`` make a product of matrices."""
+    calls = {node if node.forward is None else node.forward for node in nodes}
+    return max(
+        (
+            columns.of_picture_nbytes
+            for call in calls
+            if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(call)
+            if (columns := _columns(call)) and any(each.has_columns for each in kernels(call))
+        ),
+        default=0,
+    )
 
-    Those of a convolution itself are made as many at a time as a core's cache holds, but for
-    volumes.
-    """
+
+def _of_products(call: Node) -> tuple[int, int, int]:
+    """The columns for a convolution, for the gradient of its data, and for that of its weight."""
+    columns = _columns(call)
+    if columns is None:
+        return 0, 0, 0
+    forward, of_data = columns.forward_nbytes, columns.of_data_nbytes
+    if call.op == "Deconvolution":  # it is the gradient of the data of a convolution
+        forward, of_data = of_data, forward
+    return forward, of_data, columns.of_weight_nbytes
+
+
+def _columns(call: Node) -> Columns | None:
+    """Those for a convolution or deconvolution, if its shapes are known."""
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]
-    if data is None or weight is None or out is None or math.prod(weight.shape[2:]) == 1:
-        return 0, 0, 0
-    is_turned_round = call.op == "Deconvolution"
-    if is_turned_round:
-        data, out = out, data
-    groups = int(call.attrs.get("num_group", "1"))
-    nthreads = min(threads(), data.shape[0] * groups)
-    columns = _columns_nbytes(weight, out)
-    forward = columns if len(data.shape) > 4 else min(columns, cache_nbytes(2))
-    forward, of_data, of_weight = (nthreads * size for size in (forward, columns, columns))
-    read_and_written = data.nbytes + weight.nbytes + out.nbytes
-    most = min(MOST_COLUMNS * threads() * read_and_written, MOST_COLUMNS_NBYTES)
-    if of_data > most:
-        forward, of_data, of_weight = 0, most // OF_DATA, most // OF_WEIGHT
-    return (of_data, forward, of_weight) if is_turned_round else (forward, of_data, of_weight)
-
-
-def _columns_nbytes(weight: EntryInfo, out: EntryInfo) -> int:
-    """The columns of a picture of which ``out`` has that many places, or of a slice of a volume.
-
-    oneDNN multiplies volumes slice by slice (jit_gemm_convolution_utils.cpp: os, im2col_sz).
-    """
-    return math.prod((*weight.shape[1:], *out.shape[2:][-2:])) * weight.itemsize
+    if data is None or weight is None or out is None or len(data.shape) < 3:
+        return None
+    arrays_nbytes = data.nbytes + weight.nbytes + out.nbytes
+    return Columns(convolution(call, data, out), threads(), arrays_nbytes, weight.itemsize)
 
 
 def threads() -> int:

@@ -19,12 +19,12 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
-from memplan.mxnet.realise.dense_buffers import buffers_nbytes
+from memplan.mxnet.realise.dense_buffers import buffers_nbytes, threads_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
-from memplan.mxnet.realise.scratchpads import scratchpads
+from memplan.mxnet.realise.scratchpads import largest_columns_nbytes, scratchpads
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -34,9 +34,10 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which the
 # two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
 # cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
-# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn.
+# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn. What
+# the threads take was seen once in packed steps, and about twice in other executors.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
-BUFFERS, BUFFERS_WITH_HOLES = 2, 5
+BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
@@ -50,6 +51,9 @@ _BATCHED = frozenset({"_linalg_gemm", "_linalg_gemm2", "_npi_matmul", "batch_dot
 # What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
 # mallopt): 65 MB of copies of one weight leave no holes.
 MOST_KEPT = 32 << 20
+
+# One byte in so many counts of copies of every size: some lie in holes, where these count.
+ONE_IN, ONE_IN_WITH_HOLES = 5, 10
 
 # How much counts in packed steps of what a second operator without oneDNN copies. With AVX-512 the
 # memory in which these copies lie was seen to grow by 4 to 6 MB more than with AVX2, of `dilated`
@@ -72,24 +76,27 @@ def executor_nbytes(
     (:mod:`memplan.mxnet.realise.layout_copies`), and what an explicit call takes. Beside these and
     scratchpads it has one temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and
     the C library keeps some of what comes and goes: some of every size, at least as much as one op
-    copies, and as much again where it ``leaves_holes``, because nobody tells it to give memory
-    back, and no copies that are kept fill them, which leave a quarter of that; of large arrays it
-    keeps nothing.
+    takes, and as much again where it ``leaves_holes``, because nobody tells it to give memory back,
+    and no copies that are kept fill them, which leave a quarter of that; of large arrays it keeps
+    nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
     GluonCV's, at AVX-512, and the holes on 26 networks of benchmarks/, at AVX2, by what an
-    unplanned step takes more than an explicit one that recomputes nothing.
+    unplanned step takes more than an explicit one that recomputes nothing, and on 35 further ones,
+    at AVX-512, for which those of copies of many sizes had been too large.
     """
     all_copies = copies(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    for_copies = max(sizes, default=0) + sum(size for size in sizes if size <= MOST_KEPT) // 5
     copied_back = max(copied_back_nbytes(graph, nodes), default=0)
-    copied_first = max(kept, default=0)
-    nbytes = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
+    for_copies, copied_first = max(sizes, default=0), max(kept, default=0)
+    of_one = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
+    one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
+    nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
-        holes = min(nbytes, MOST_KEPT)
+        holes = min(of_one, MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
+    nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(graph, nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
@@ -123,7 +130,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies += max(map(space_nbytes, nodes), default=0)
     nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
-    nbytes += _of_dense_layers(nodes, BUFFERS)
+    nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
 
 
@@ -198,6 +205,12 @@ def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
     small = [size for size in sizes if size <= MOST_KEPT]
     return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
+
+
+def _of_threads(nodes: Sequence[Node]) -> int:
+    """What threads keep of the largest product, of a dense layer or of a convolution."""
+    dense = max((size for node in nodes for size in buffers_nbytes(node)), default=0)
+    return threads_nbytes(max(dense, largest_columns_nbytes(nodes)))
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
