@@ -28,8 +28,9 @@ TOLERANCE_NBYTES = 16 << 20
 
 _NOT_REPEATABLE = (
     "Two runs of MXNet's own, without a plan, differ from one another as well, so that this says "
-    "nothing of the plan. On a GPU set MXNET_ENFORCE_DETERMINISM=1 and "
-    "MXNET_CUDNN_AUTOTUNE_DEFAULT=0, with which cuDNN computes the same twice, and check again."
+    "nothing of the plan. Check again with MXNET_ENFORCE_DETERMINISM=1 and "
+    "MXNET_CUDNN_AUTOTUNE_DEFAULT=0 on a GPU, with which cuDNN computes the same twice, or with "
+    "OMP_NUM_THREADS=1 on a CPU."
 )
 
 # What is compared, by the first word of its name.

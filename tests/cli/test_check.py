@@ -113,7 +113,7 @@ def test_what_mxnet_does_not_repeat_is_not_held_against_a_plan(
     assert not said["equal"]
     assert not said["repeatable"]
     assert cli.run(["check", *NET, *QUICK]) == 8
-    assert "set MXNET_ENFORCE_DETERMINISM=1" in capsys.readouterr().out
+    assert "with MXNET_ENFORCE_DETERMINISM=1" in capsys.readouterr().out
 
 
 def test_a_plan_is_checked_where_its_tensors_lie() -> None:
