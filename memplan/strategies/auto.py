@@ -51,8 +51,8 @@ BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
 MOST_ANEW, AGAIN_SHARE = 1000, 0.5
 
 # Graphs of at most so many ops are searched from nothing so many times, each with this part of
-# what is left: a search may end far from the best there, however long it is. Set on random networks
-# of 10 to 95 ops.
+# what is left: a search may end far from the best there, however long it is. And those of at most
+# FEW are searched as the strategy `search` does it. Set on random networks of 10 to 95 ops.
 FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
@@ -298,8 +298,8 @@ class _Search:
     def _search_as_alone(self) -> None:
         """What the strategy `search` does, with other orders of ops and without.
 
-        So what it finds with the same work is never better. The work is not taken from what comes
-        before: in blocks that would make plans dearer in the mean.
+        So what it finds with the same work is never better. It has this work beside that of the
+        other searches: where they got less, plans in blocks had more overhead on average.
         """
         work = self.problem.stop(None, effort=self.options._search_effort).work_left
         orders = {self.moves.reorder, False}

@@ -342,8 +342,8 @@ class TrainStep:
         """
         realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
         asked = (kind, state_of(params), ctx.device_type, realisation)
-        made = [made for key, made in self._plans.items() if key[:-1] == asked]
-        network = made[0][1] if made else network or self._compose(kind, params=params)
+        kept = [known for key, (_, known) in self._plans.items() if key[:-1] == asked]
+        network = kept[0] if kept else network or self._compose(kind, params=params)
         # Of what the network does not read, the trainer may lack or have anything.
         parameters = arguments_of(network, params)
         within = self._trainer.updates_within(parameters, kind[1])
