@@ -1,4 +1,4 @@
-"""What another realisation makes of a budget that mirroring cannot keep, or at a high price."""
+"""What a mirror plan, or the lack of one, says of other realisations: that they cost less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memplan.planning.apart import apart
 from memplan.planning.attempt import try_strategy
 from memplan.planning.job import STOCK, Job
 from memplan.planning.plan import Attempt
-from memplan.planning.realisation import AUTO, Symbol
+from memplan.planning.realisation import AUTO, Symbol, taken_from_cudnn
 from memplan.strategies.evict import Evict
 
 # The other plan is a quick one: it may take this part of the time limit, and gives up after as many
@@ -23,10 +23,27 @@ TIMES = 2.0
 
 
 def alternative(job: Job, attempt: Attempt, net: Symbol, /, **options: Any) -> str:
-    """A sentence with the figures, if MXNet can run another kind of plan that is far better.
+    """Sentences with the figures, where another kind of plan costs far less, or does on a GPU.
 
     ``options`` are those of the ``job`` that made ``attempt``.
     """
+    sentences = (_other_kind(job, attempt, net, options), _without_cudnn(job, attempt))
+    return ". ".join(filter(None, sentences))
+
+
+def _without_cudnn(job: Job, attempt: Attempt) -> str:
+    """On a GPU mirrored BatchNorms run by MXNet's own kernel, the time of which nobody measures."""
+    count = taken_from_cudnn(attempt.plan.symbol) if attempt.plan and job.on_gpu else 0
+    if not count:
+        return ""
+    return (
+        f"It takes more time on a GPU: the BatchNorms that are recomputed ({count}) run by MXNet's "
+        f"own kernel, and what is promised is the time of cuDNN's. Explicit and packed plans stay "
+        f"with cuDNN"
+    )
+
+
+def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]) -> str:
     budget_nbytes, plan = attempt.budget_nbytes, attempt.plan
     measures = options["costs"] is None and job.on_gpu
     if job.realisation.name != STOCK or budget_nbytes is None or measures:

@@ -84,7 +84,8 @@ class Plan:
     first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit ended a
     search: in more time, or on another machine, the plan may be another; else equal calls give
     equal plans. ``trace`` is the traced network, ``packing`` where tensors lie in a packed plan.
-    ``alternative`` says which other kind of plan would cost far less, if that is known.
+    ``alternative`` says which other kind of plan would cost far less, if that is known, or costs
+    less on a GPU, where mirrored BatchNorms run without cuDNN.
     ``unplanned`` holds the same figures for the step without a plan.
     """
 

@@ -116,7 +116,7 @@ def plan(
       checked and measured as a new one.
 
     Where mirroring cannot keep the budget, or costs twice as much as a quick packed plan, the error
-    or the plan (``plan.alternative``) says so.
+    or the plan (``plan.alternative``) says so; the plan, too, where BatchNorms leave cuDNN for it.
 
     The search runs in a process of its own, which waits a minute for the next plan, then ends; a
     strategy that your script itself defines runs in this one. An interrupt (Ctrl-C) ends the search

@@ -212,6 +212,13 @@ def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, A
     return measured(net, shapes, type_dict)
 
 
+def taken_from_cudnn(net: Symbol) -> int:
+    """How many BatchNorms of a mirrored network MXNet's own kernel computes on a GPU, too."""
+    from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE
+
+    return sum(CUDNN_OFF_BEFORE in attributes for attributes in net.attr_dict().values())
+
+
 def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) -> CostTable:
     """Seconds of ops measured on ``ctx``; CostError where that is not possible."""
     from memplan.mxnet.profile import profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mxnet as mx
 import pytest
 
 import memplan
@@ -43,3 +44,14 @@ def test_a_cheap_plan_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memplan.plan(net, strategy="store_all", budget="100%", data=SHAPE).alternative == ""
     monkeypatch.setattr(alternative, "TIMES", 1e9)
     assert memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE).alternative == ""
+
+
+def test_on_a_gpu_a_mirror_plan_says_that_batch_norms_run_without_cudnn() -> None:
+    net, _ = residual_net(units=2)
+    quick = {"strategy": "chen_greedy", "budget": "90%", "data": SHAPE, "costs": "roofline:v100"}
+    on_gpu = memplan.plan(net, ctx=mx.gpu(0), **quick)
+    assert "the BatchNorms that are recomputed (" in on_gpu.alternative
+    assert on_gpu.alternative in str(on_gpu)
+    assert "cuDNN" not in memplan.plan(net, **quick).alternative
+    kept = memplan.plan(net, ctx=mx.gpu(0), **quick | {"strategy": "store_all", "budget": "100%"})
+    assert kept.alternative == ""
