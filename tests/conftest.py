@@ -9,6 +9,8 @@ import mxnet as mx
 import pytest
 from hypothesis import settings
 
+from memplan.planning import known
+
 pytest.register_assert_rewrite("helpers", "oracles")
 
 # make test tries the same examples in every run: a failure is a change's fault, never chance.
@@ -39,3 +41,9 @@ def _names_begin_anew() -> Iterator[None]:
     """MXNet counts the names that it gives; a test sees the same ones in any order of tests."""
     with mx.name.NameManager():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_plans_are_known() -> None:
+    """A refusal knows of earlier plans of its process, which may be another test's."""
+    known.forget()

@@ -9,6 +9,7 @@ import time
 from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.apart import Do
 from memplan.planning.job import Job, Realised, realise
+from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.refusal import refusal
 from memplan.programs.moment_program import moment_bound
@@ -112,16 +113,21 @@ def refused(
 ) -> BudgetError:
     """As :func:`budget_error`, by ``do``; a plan for the bytes that it names is known then."""
     error: BudgetError = do(budget_error, attempt, strategy, better)
-    least = do(_lucky_least)
-    if least is not None:
-        job.remember(least)
+    lucky: tuple[Schedule, int] | None = do(_lucky_least, strategy)
+    if lucky is not None:
+        remember(*lucky)
     return error
 
 
-def _lucky_least(job: Job) -> Schedule | None:
-    """The schedule of least memory if the clock has cut its search; else it is found again."""
-    schedule, _ = job.least
-    return schedule if job.least_stop.cut_by_clock else None
+def _lucky_least(job: Job, strategy: str | Strategy) -> tuple[Schedule, int] | None:
+    """The schedule of least memory, and its bytes, if the clock has cut its search.
+
+    Else it is found again.
+    """
+    least = job.least_by(create(strategy, realisation=job.realisation.name))
+    if not least.cut_by_clock:
+        return None
+    return least.schedule, least.footprint.allocated_nbytes
 
 
 def budget_error(
@@ -131,8 +137,8 @@ def budget_error(
 
     ``better`` is a sentence on another realisation.
     """
-    floor = moments_of(job, create(strategy, realisation=job.realisation.name)).floor
-    return refusal(job, attempt, floor, better)
+    solver = create(strategy, realisation=job.realisation.name)
+    return refusal(job, attempt, moments_of(job, solver).floor, job.least_by(solver), better)
 
 
 def moments_of(job: Job, solver: Strategy) -> Moments:
@@ -267,9 +273,10 @@ class _Trial:
         is a plan at every larger one.
         """
         schedules = [] if self.problem.start is None else [self.problem.start]
-        if not self.interrupt.has_come or self.job.knows_least:
-            schedules.append(self.job.least[0])
-            if self.job.least_stop.cut_by_clock:
+        if not self.interrupt.has_come or self.job.knows_least_by(self.solver):
+            least = self.job.least_by(self.solver)
+            schedules += [least.searched, least.schedule]
+            if least.cut_by_clock:
                 self.stop.cut()
         for schedule in schedules:
             if (

@@ -7,14 +7,15 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import ArgumentError, ScheduleError
 from memplan.memory.memory import Memory, WithRuns
 from memplan.memory.packing import Packing
 from memplan.planning.beside import Beside
+from memplan.planning.known import known
 from memplan.planning.plan import Footprint
 from memplan.planning.realisation import (
     AUTO,
@@ -30,18 +31,21 @@ from memplan.planning.realisation import (
     suited,
     trace_by,
 )
+from memplan.planning.without_budget import schedule_without_budget, solvers_of_least
 from memplan.search.eviction import lowest
 from memplan.step.costs import Costs, table_of, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import first_violation
-from memplan.strategies import REALISATIONS, Problem
+from memplan.strategies import REALISATIONS, Problem, Strategy
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Sequences, Space
 from memplan.util.garbage import no_collections
+from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.numbers import is_amount, shown
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
@@ -53,8 +57,8 @@ if TYPE_CHECKING:
 # The realisation whose graph is that of MXNet's own executor, and so of the unplanned step.
 STOCK = next(iter(REALISATIONS))
 
-# What part of the time limit the search for the least memory that can be reached takes at most,
-# and how many seconds.
+# What part of the time limit the first search for the least memory that can be reached takes at
+# most, before the one that a plan without a budget makes, and how many seconds.
 LEAST_SHARE = 0.5
 LOWEST_SECONDS = 30.0
 
@@ -63,15 +67,11 @@ LOWEST_SECONDS = 30.0
 # 14% lower then. In one array nothing lower was found.
 REPEATED_UP_TO, MOST_SEARCHES = 300, 6
 
-# Of graphs with more ops, whose steps MXNet gets as a whole, the least memory is looked for by
-# eviction, with so much work. On an LSTM of 2,000 ops that takes seconds; a round of annealing
+# Of graphs with more ops, whose steps MXNet gets as a whole, the first search for the least memory
+# is eviction, with so much work. On an LSTM of 2,000 ops that takes seconds; a round of annealing
 # takes a minute and found nothing lower.
 LARGE, LARGE_WORK = 1000, 20e3
 
-
-# The schedule of least memory that the last refusal named, by its graph without names, if the clock
-# has cut the search for it: a plan for its bytes is asked for next, and may not be found again.
-_NAMED: dict[Any, Schedule] = {}
 
 # What the unplanned step holds, until it is realised.
 _UNKNOWN = Footprint(0, 0, 0, 0, 0.0, 0)
@@ -84,6 +84,25 @@ class Realised:
     symbol: Symbol
     footprint: Footprint
     packing: Packing | None
+
+
+class Least(NamedTuple):
+    """The schedule of the fewest bytes that is known of a job, and what it holds.
+
+    ``searched`` is what searches have found, if another schedule was known; ``solver`` plans within
+    its bytes. With ``cut_by_clock`` another process may find another one.
+    """
+
+    schedule: Schedule
+    footprint: Footprint
+    searched: Schedule
+    solver: Strategy
+    cut_by_clock: bool
+
+    @property
+    def is_remembered(self) -> bool:
+        """Has no search found it now, but a plan that the process made before?"""
+        return self.schedule is not self.searched
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ class Job:
     realising_seconds: float = 0.0
     max_overhead: float | None = None
     effort: float = 1.0
-    known: Schedule | None = None
+    known: tuple[Schedule, ...] = ()
 
     @classmethod
     def prepare(cls, net: Symbol, /, **options: Any) -> Job:
@@ -159,16 +178,9 @@ class Job:
             return traced(realisation)._compared_with(stock)._with_known()
 
     def _with_known(self) -> Job:
-        """With the schedule that the last refusal named, if that was one of this graph."""
-        known = _NAMED.get(_unnamed(self.graph)) if _NAMED else None
-        if known is None:
-            return self
-        return dataclasses.replace(self, known=dataclasses.replace(known, graph=self.graph))
-
-    def remember(self, schedule: Schedule) -> None:
-        """A refusal has named it: it is :attr:`known` to the next job of such a graph."""
-        _NAMED.clear()
-        _NAMED[_unnamed(self.graph)] = schedule
+        """With the schedules of this graph that this process remembers."""
+        schedules = known(self.graph)
+        return dataclasses.replace(self, known=schedules) if schedules else self
 
     def _with_unplanned(self) -> Job:
         """With the figures of the step that MXNet runs without a plan, and how long that took."""
@@ -251,46 +263,71 @@ class Job:
 
     @property
     def _is_large(self) -> bool:
-        """Is the least memory looked for by eviction only?"""
+        """Is the least memory looked for by eviction first, and then without a budget only?"""
         return isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
 
+    def knows_least_by(self, strategy: Strategy) -> bool:
+        """Is :meth:`least_by` this ``strategy`` known already?"""
+        return solvers_of_least(strategy) in self._leasts
+
+    @functools.cached_property
+    def _leasts(self) -> dict[tuple[Strategy, ...], Least]:
+        return {}
+
     @property
-    def knows_least(self) -> bool:
-        """Is :attr:`least` known already?"""
-        return "least" in self.__dict__
+    def least(self) -> Least:
+        """The schedule with the fewest bytes that memplan reaches by `auto`, and what it holds."""
+        return self.least_by(Auto())
 
-    @functools.cached_property
-    def least_stop(self) -> Stop:
-        """How long the search for :attr:`least` may take, from when it begins."""
-        return Stop.after(LEAST_SHARE * self.time_limit)
-
-    @functools.cached_property
-    def least(self) -> tuple[Schedule, Footprint]:
+    def least_by(self, strategy: Strategy) -> Least:
         """The schedule with the fewest bytes that memplan reaches, and what it holds.
 
-        It takes as long as a plan for a budget may. It is found once for a job, by searches that
-        end after a number of moves where they can: only where they take too much of the time limit
-        does it depend on the clock.
+        It holds no more than a plan of ``strategy`` without a budget, nor than what the process
+        knows. It takes as long as such a plan, and is found once for a job, by searches that end
+        after a number of moves where they can: only where they take the time limit, or the first
+        of them too much of it, does it depend on the clock.
         """
+        solvers = solvers_of_least(strategy)
+        if solvers not in self._leasts:
+            with noticing() as interrupt:
+                self._leasts[solvers] = self._least_of(solvers, interrupt)
+        return self._leasts[solvers]
+
+    def _least_of(self, solvers: Sequence[Strategy], interrupt: Interrupt) -> Least:
         tell("least memory")
-        stop = self.least_stop
+        stop = Stop.after(self.time_limit)
         limited = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
         # At whatever cost one round is enough, where less memory for less time takes many searches.
         open_ended = math.inf if self.max_overhead is None else self.max_overhead
         problem = dataclasses.replace(limited, max_overhead=open_ended)
+        first = stop.share(LEAST_SHARE)
+        best, by = self._quick_least(problem, limited, first), solvers[0]
+        if not self._is_large:
+            best = self._lowest_from(best, problem, limited, first)
+        for solver in solvers:
+            if interrupt.has_come:
+                break
+            schedule = schedule_without_budget(self.problem(None), solver, stop)
+            lower = limited.cheapest([best, schedule])
+            if lower is None or lower is best:
+                continue
+            best, by = lower, solver
+            if not (self._is_large or interrupt.has_come):
+                best = self._lowest_from(best, problem, limited, stop)
+        is_cut = stop.cut_by_clock or interrupt.has_come
+        lowest = limited.cheapest([best, *self.known]) or best
+        return Least(lowest, realise(self, lowest).footprint, best, by, is_cut)
+
+    def _quick_least(self, problem: Problem, limited: Problem, stop: Stop) -> Schedule:
+        """The schedule of quick strategies that takes the fewest bytes."""
         schedules = list(candidates(problem, stop.share(0.5)))
         is_large, most_seconds = self._is_large, limited.most_seconds
         if is_large:
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
             schedules.append(lowest(self.graph, until, most_seconds=most_seconds))
-        quick = fewest_bytes(
+        return fewest_bytes(
             problem, [s for s in schedules if s.seconds <= most_seconds], by_live=is_large
         )
-        quick = limited.cheapest([quick, self.known]) or quick
-        if is_large:
-            return quick, realise(self, quick).footprint
-        schedule = self._lowest_from(quick, problem, limited, stop)
-        return schedule, realise(self, schedule).footprint
 
     def _lowest_from(
         self, schedule: Schedule, problem: Problem, limited: Problem, stop: Stop
@@ -317,15 +354,6 @@ def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Rea
         if reason is not None:
             raise ScheduleError(f"the strategy's schedule is invalid: {reason}")
         return job.realised(schedule, packing)
-
-
-def _unnamed(graph: TrainingGraph) -> Any:
-    """What a schedule of ``graph`` depends on."""
-    ops = (
-        (op.kind, op.inputs, op.outputs, op.after, op.handovers, op.recomputable)
-        for op in graph.ops
-    )
-    return (*ops, *(tensor.nbytes for tensor in graph.tensors), *graph.heads, graph.nforward)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

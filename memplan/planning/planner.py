@@ -15,6 +15,7 @@ from memplan.planning.attempt import refused
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
 from memplan.planning.job import Job
+from memplan.planning.known import remember
 from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
@@ -161,6 +162,7 @@ def _plan(
         better = alternative(job, attempt, net, **options)
         if attempt.plan is None:
             raise refused(job, do, attempt, task.solver, better)
+        remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
     return dataclasses.replace(attempt.plan, alternative=better)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from memplan.errors import BudgetError
 from memplan.planning.beside import Beside
-from memplan.planning.job import Job
+from memplan.planning.job import Job, Least
 from memplan.planning.plan import Attempt, Footprint
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import at_peak
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Status
 from memplan.util.nbytes import format_nbytes
 
@@ -18,11 +19,11 @@ from memplan.util.nbytes import format_nbytes
 NAMED = 3
 
 
-def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetError:
+def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str) -> BudgetError:
     """The error for an ``attempt`` without a plan of ``job``.
 
-    ``floor`` is what none of its schedules goes below. ``better`` is a sentence on another
-    realisation, or empty.
+    ``floor`` is what none of its schedules goes below, ``least`` what memplan reaches. ``better``
+    is a sentence on another realisation, or empty.
     """
     graph, max_overhead = job.graph, job.max_overhead
     is_proved = attempt.status is Status.INFEASIBLE
@@ -41,21 +42,27 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, better: str) -> BudgetErro
     sentences.append(_beside(graph, job.beside))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
-    sentences.append(_reached(*job.least, max_overhead))
-    if job.least_stop.cut_by_clock:
+    sentences.append(_reached(least.schedule, least.footprint, max_overhead))
+    if least.is_remembered:
+        sentences.append(
+            "An earlier plan of this process takes these bytes; another process may find a little "
+            "more"
+        )
+    elif least.cut_by_clock:
         sentences.append(
             "The time limit has cut the search for it, so that another process may find a little "
             "more, or less; this one knows a plan for these bytes"
         )
     sentences += [better] if better else []
-    lowest = job.least[1].total_nbytes
+    lowest = least.footprint.total_nbytes
     if budget_nbytes is None:
         sentences.append("Raise max_overhead, or take strategy='auto'")
     elif lowest <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:
         sentences.append("Raise the budget, or lower the batch size")
-        if attempt.strategy.partition(":")[0] not in ("auto", "Auto"):
+        is_auto = attempt.strategy.partition(":")[0] in ("auto", "Auto")
+        if isinstance(least.solver, Auto) and not is_auto:
             sentences.append("At that lowest strategy='auto' plans; others may not")
     return BudgetError(". ".join(sentences), proved=is_proved, lowest_nbytes=lowest)
 

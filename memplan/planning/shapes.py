@@ -14,6 +14,7 @@ from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
 from memplan.planning.job import Job, realise
+from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.transfer import mended, transferred
@@ -171,6 +172,7 @@ class ShapePlanner:
         if attempt.plan is None:
             raise refused(job, do, attempt, solver)
         plan: Plan = attempt.plan
+        remember(plan.schedule, plan.allocated_nbytes)
         return plan
 
     def _at_once(self, job: Job, do: Do, limit: int | None, nearest: Plan) -> Plan | None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import mxnet as mx
+import pytest
 
+import memplan
 from helpers.planning import NEVER_SECONDS
+from memplan.errors import BudgetError
+from memplan.planning import job as planning_job
+from memplan.planning import known
 from memplan.planning.job import Job
 from memplan.strategies.search import Search
 
@@ -30,7 +36,7 @@ def test_the_least_counts_the_copies_of_further_runs() -> None:
         data=(4, 8, 32, 32),
     )
     # Every relu that runs again keeps copies: the fewest blocks are no less than 0.95 with them.
-    _, footprint = job.least
+    footprint = job.least.footprint
     assert footprint.total_nbytes < 0.9 * job.unplanned.total_nbytes
 
 
@@ -49,8 +55,61 @@ def test_searches_go_on_from_the_least_until_they_find_no_less() -> None:
         time_limit=NEVER_SECONDS,
         data=(2, 3, 32, 32),
     )
-    schedule, _ = job.least
+    schedule = job.least.schedule
     problem = dataclasses.replace(job.problem(None), max_overhead=math.inf)
     again = Search(rounds=1, seed=1, start=schedule).solve(problem).schedule
     assert again is not None
     assert job.memory.nbytes(again) >= job.memory.nbytes(schedule)
+
+
+def _broad_end() -> mx.sym.Symbol:
+    """Of which a round of search, packed, is seen to end 2.5% above a plan without a budget."""
+    out = mx.sym.Variable("data")
+    for n in range(3):
+        out = mx.sym.Convolution(out, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{n}")
+        out = mx.sym.relu(out, name=f"relu{n}")
+    out = mx.sym.Pooling(out, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+    out = mx.sym.FullyConnected(out, num_hidden=4000, name="dense")
+    return mx.sym.SoftmaxOutput(out, name="softmax")
+
+
+BROAD_END: Any = {
+    "realisation": "packed",
+    "costs": "roofline:v100",
+    "time_limit": NEVER_SECONDS,
+    "data": (2, 3, 40, 40),
+}
+
+
+def _lowest_of_refusal(budget_nbytes: int = 1, **options: Any) -> tuple[int, str]:
+    with pytest.raises(BudgetError) as caught:
+        memplan.plan(_broad_end(), budget=budget_nbytes, **BROAD_END, **options)
+    assert caught.value.lowest_nbytes is not None
+    return caught.value.lowest_nbytes, str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", ["auto:effort=0.3", "search:effort=0.3"])
+def test_a_refusal_names_no_more_than_a_plan_without_a_budget_takes(strategy: str) -> None:
+    lowest, text = _lowest_of_refusal(strategy=strategy)
+    assert "another process" not in text
+    assert memplan.plan(_broad_end(), strategy=strategy, budget=lowest, **BROAD_END)
+    known.forget()
+    assert memplan.plan(_broad_end(), strategy=strategy, **BROAD_END).total_nbytes >= lowest
+    known.forget()
+    assert _lowest_of_refusal(strategy=strategy) == (lowest, text)
+
+
+def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = memplan.plan(_broad_end(), strategy="auto:effort=0.3", **BROAD_END)
+    monkeypatch.setattr(planning_job, "schedule_without_budget", lambda *_: None)
+    lowest, text = _lowest_of_refusal()
+    assert lowest == plan.total_nbytes
+    assert "An earlier plan of this process takes these bytes" in text
+    again = memplan.plan(_broad_end(), strategy="auto:effort=0.02", budget=lowest, **BROAD_END)
+    assert again.total_nbytes <= lowest
+    # What takes longer than is allowed is nothing, though it is known.
+    lowest, text = _lowest_of_refusal(max_overhead=0.9 * plan.overhead)
+    assert lowest > plan.total_nbytes
+    assert "An earlier plan" not in text
