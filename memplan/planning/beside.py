@@ -12,6 +12,7 @@ from memplan.planning.realisation import Context, Optimizer, Realisation, optimi
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import parse_budget
+from memplan.util.numbers import shown
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.build import Trace
@@ -77,12 +78,12 @@ class Beside:
 
 
 def _parse_reserve(reserve: int | str | None) -> int:
-    if reserve in (0, None):
+    if reserve is None or (isinstance(reserve, int | float) and reserve == 0):
         return 0
     try:
         return parse_budget(reserve, 0) or 0
     except ArgumentError:
         raise ArgumentError(
-            f"the reserve {reserve!r} cannot be used; it is a whole number of bytes "
+            f"the reserve {shown(reserve)} cannot be used; it is a whole number of bytes "
             f"or a string with a unit of bytes ('200MiB')"
         ) from None

@@ -34,6 +34,8 @@ class Cache:
     def open(cls, folder: str | os.PathLike[str]) -> Cache:
         """The cache in ``folder`` ("~" is the home), made if missing; ArgumentError if it fails."""
         try:
+            if folder == "":
+                raise ValueError("no name is the current folder's, which is '.'")
             path = Path(folder).expanduser()
             path.mkdir(parents=True, exist_ok=True)
         except (TypeError, ValueError, OSError, RuntimeError) as error:

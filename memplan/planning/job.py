@@ -357,7 +357,7 @@ def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Rea
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:
-    if not time_limit or not is_amount(time_limit):
+    if not is_amount(time_limit) or not time_limit:
         raise ArgumentError(
             f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
         )

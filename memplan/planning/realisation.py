@@ -125,10 +125,8 @@ def usable(name: str) -> str | None:
 
     ArgumentError if there is none of this name.
     """
-    if name == AUTO:
-        return None
-    check_realisation(name)
-    return name
+    check_realisation(name, besides=(AUTO,))
+    return None if name == AUTO else name
 
 
 def trace(net: Symbol, *, realisation: str = "mirror", **options: Any) -> Trace:

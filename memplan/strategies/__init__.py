@@ -18,6 +18,7 @@ from typing import Any
 from memplan.errors import ArgumentError
 from memplan.strategies.base import Outcome, Problem, Status, Strategy
 from memplan.strategies.spaces import Flags, Sequences, Space
+from memplan.util.numbers import shown
 
 __all__ = [
     "GROUP",
@@ -202,11 +203,16 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def check_realisation(realisation: str | None) -> None:
-    """ArgumentError unless ``realisation`` is None or one of :data:`REALISATIONS`."""
-    if realisation is not None and realisation not in REALISATIONS:
-        choices = ", ".join(map(repr, REALISATIONS))
-        raise ArgumentError(f"there is no realisation {realisation!r}; choose from {choices}")
+def check_realisation(realisation: str | None, *, besides: tuple[str, ...] = ()) -> None:
+    """ArgumentError unless ``realisation`` is None or one of :data:`REALISATIONS`.
+
+    The error names what is allowed ``besides``; where that is something, None is not.
+    """
+    if realisation is None and not besides:
+        return
+    if not isinstance(realisation, str) or realisation not in (*REALISATIONS, *besides):
+        choices = ", ".join(map(repr, (*REALISATIONS, *besides)))
+        raise ArgumentError(f"there is no realisation {shown(realisation)}; choose from {choices}")
 
 
 def options_of(strategy: Strategy) -> frozenset[str]:

@@ -21,7 +21,7 @@ def is_finite(value: Any) -> TypeGuard[float]:
 
 def is_amount(value: Any) -> TypeGuard[float]:
     """Is ``value`` a number from 0, which may be infinite?"""
-    return is_finite(value) or value == math.inf
+    return is_finite(value) or (isinstance(value, float) and value == math.inf)
 
 
 def shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 import memplan
@@ -188,7 +189,16 @@ def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
         ({"budget": "4 potatoes"}, "potatoes"),
         ({"budget": 0}, "less than one byte"),
         ({"budget": 1.5}, "share"),
-        ({"realisation": "wish"}, "'mirror'"),
+        ({"realisation": "wish"}, "'mirror', .*'auto'"),
+        ({"realisation": None}, "there is no realisation None"),
+        ({"realisation": []}, r"there is no realisation \[\]"),
+        ({"realisation": {}}, "there is no realisation {}"),
+        ({"realisation": np.array(0.9)}, "there is no realisation array"),
+        ({"realisation": slice(1)}, "there is no realisation slice"),
+        ({"reserve": np.array([1, 2])}, "the reserve array.* cannot be used"),
+        ({"max_overhead": np.array([1, 2])}, "max_overhead must be"),
+        ({"time_limit": np.array([1, 2])}, "time_limit must be"),
+        ({"cache": ""}, "cache must be a folder"),
         ({"time_limit": 0}, "time_limit"),
         ({"time_limit": 10**400}, "time_limit"),
         ({"max_overhead": 10**400}, "max_overhead"),
@@ -216,6 +226,8 @@ def test_missing_and_inconsistent_shapes_name_the_argument() -> None:
     net, _ = two_headed_net()
     with pytest.raises(ArgumentError, match="'data' must be a tuple"):
         memplan.plan(net, strategy="store_all", data=5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="'data' must be a tuple of integers"):
+        memplan.plan(net, strategy="store_all", data=(True, 3, 8, 8))
     with pytest.raises(ArgumentError, match="'data'"):
         memplan.plan(net, strategy="store_all")
     with pytest.raises(ArgumentError, match="do not fit"):

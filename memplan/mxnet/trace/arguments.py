@@ -175,7 +175,10 @@ def wanted(requests: Mapping[str, str]) -> list[str]:
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(size) for size in shape)
+        sizes = tuple(shape)
+        if any(isinstance(size, bool) for size in sizes):
+            raise TypeError  # they are integers for Python, and a slip of a script's here
+        return tuple(map(operator.index, sizes))
     except TypeError:
         raise ArgumentError(
             f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
