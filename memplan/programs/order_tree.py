@@ -151,7 +151,8 @@ class OrderTree:
 
     def _rank(self, gain: float, orders: Sequence[tuple[int, ...]]) -> tuple[float, int]:
         """By which the best moment is chosen: what it gains, and of as much the fewest places."""
-        nalike = gain if math.isinf(gain) else math.floor(gain / (ALIKE * self.graph.seconds))
+        unit = ALIKE * self.graph.seconds  # none where no op takes any time, and nothing is gained
+        nalike = math.floor(gain / unit) if unit and math.isfinite(gain) else gain
         return nalike, -len(orders)
 
     def _candidates(self, bound: Bound) -> Iterator[int]:

@@ -184,6 +184,23 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
     assert len(tree.leaves) == nleaves
 
 
+def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:
+    ops = [
+        Op("s", "op", (), (0,), 0.0),
+        Op("a", "op", (0,), (1,), 0.0),
+        Op("b", "op", (0,), (2,), 0.0),
+        Op("c", "op", (1, 2), (3,), 0.0),
+        Op("last", "op", (0, 3), (4,), 0.0),
+    ]
+    tensors = tuple(Tensor(f"t{a}", 2, 1) for a in range(len(ops)))
+    tree = OrderTree(
+        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving(), math.inf
+    )
+    while tree.grow():
+        pass
+    assert tree.seconds == 0.0
+
+
 @pytest.mark.parametrize("is_read_between", [False, True])
 def test_what_two_full_moments_leave_no_room_for_runs_again_before_each_read(
     *, is_read_between: bool
