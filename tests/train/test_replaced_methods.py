@@ -15,6 +15,8 @@ from mxnet import autograd, gluon
 from helpers.block_runs import differences
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.gluon import planned as by_plan
+from memplan.mxnet.trace.op_gradient import _gradient
 
 BEHIND = "behind the step, .*{} of the {} was replaced"
 
@@ -94,3 +96,44 @@ def test_steps_call_methods_that_were_replaced(of: str, name: str, first: int) -
     assert not differences(*found)
     # Two of a trainer's methods are not what its step calls.
     assert bool(found[0][-1]) is (name not in TRAINERS[-2:] or "rainer" not in of)
+
+
+class Pair(gluon.HybridBlock):
+    """An array and its norm, which is an output twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = gluon.nn.Dense(5, in_units=6), gluon.nn.BatchNorm(in_channels=5)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.dense(x)
+        norm = self.norm(x)
+        return x, norm, norm
+
+
+@pytest.mark.parametrize("is_hybridized", [False, True])
+def test_an_index_of_symbols_that_a_script_has_replaced_is_not_asked(
+    is_hybridized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As UGATIT's does, by which an index takes a row."""
+    _gradient.cache_clear()
+
+    def take(symbol: Any, index: int) -> Any:
+        return mx.sym.take(symbol, mx.sym.full(val=index, shape=(1,)), 0)
+
+    monkeypatch.setattr(mx.sym.Symbol, "__getitem__", take)
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = Pair()
+        net.initialize(mx.init.Xavier())
+        if is_hybridized:
+            net.hybridize()
+        run = by_plan(net, strategy="store_all", realisation="packed") if is_planned else net
+        with autograd.record():
+            outputs = run(mx.nd.arange(12).reshape((2, 6)))
+            loss = sum((n + 1) * (output**2).sum() for n, output in enumerate(outputs))
+        loss.backward()
+        found.append([loss.asnumpy(), net.dense.weight.grad().asnumpy()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import mxnet as mx
+from mxnet.base import _LIB, SymbolHandle, check_call
 
 from memplan.mxnet.trace import symbol_json
 
@@ -182,6 +184,13 @@ def to_symbol(heads: Sequence[Entry]) -> mx.sym.Symbol:
         "attrs": VERSION,
     }
     return symbol_json.load(data)
+
+
+def output_of(symbol: mx.sym.Symbol, place: int) -> mx.sym.Symbol:
+    """The output of ``symbol`` at this place, whatever a script makes of ``Symbol.__getitem__``."""
+    handle = SymbolHandle()
+    check_call(_LIB.MXSymbolGetOutput(symbol.handle, place, ctypes.byref(handle)))
+    return type(symbol)(handle)
 
 
 def call_of(node: Node, name: str, inputs: list[Entry]) -> Node:

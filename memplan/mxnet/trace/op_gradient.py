@@ -24,6 +24,7 @@ from memplan.mxnet.trace.nnvm import (
     Node,
     from_json,
     is_hidden,
+    output_of,
     to_symbol,
     variables,
 )
@@ -108,7 +109,7 @@ def _gradient(
     inputs, graphs = variables("in", ninputs), json.loads(subgraphs)
     call = Node(op, CALL, dict(attrs), inputs, noutputs=noutputs, subgraphs=graphs)
     ys = to_symbol([(call, k) for k in range(noutputs)])
-    xs = (ys[0] if noutputs > 1 else ys).get_children()  # in the op's order, repeated ones as well
+    xs = output_of(ys, 0).get_children()  # in the op's order, repeated ones as well
     # A zero needs a shape attribute only to be parsed; the placeholder is replaced later.
     # By JSON: AMP puts its own functions in the place of mx.sym's.
     zeros = {"shape": "(1,)"}

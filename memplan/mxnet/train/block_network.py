@@ -18,7 +18,7 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
 from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
@@ -230,7 +230,7 @@ def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     heads = [tuple(head) for head in symbol_json.parse(symbol)["heads"]]
     if len(set(heads)) == len(heads):
         return symbol
-    outputs = [symbol[k] for k in range(len(heads))]
+    outputs = [output_of(symbol, k) for k in range(len(heads))]
     repeated = [head in heads[:k] for k, head in enumerate(heads)]
     copies = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
     return mx.sym.Group(copies)

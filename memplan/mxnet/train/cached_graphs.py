@@ -16,7 +16,7 @@ import mxnet as mx
 from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.nnvm import VARIABLE
+from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.kept_by_cells import has_cells
 from memplan.mxnet.train.nesting import leaves, mapped, of_semantics
@@ -79,7 +79,7 @@ def outputs_of_graph(block: Block, *inputs: Any) -> Any:
 
 def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
     count = len(outputs.list_outputs())
-    return _regroup([of_semantics(outputs[k]) for k in range(count)], block._out_format)
+    return _regroup([of_semantics(output_of(outputs, k)) for k in range(count)], block._out_format)
 
 
 @contextmanager
@@ -115,7 +115,6 @@ def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) 
     read = {name: params[name].var() for name in graph.list_inputs() if name in params}
     given = zip(variables, leaves(args), strict=True)
     given_of = {variable.name: symbol for variable, symbol in given}
-    # An index into a Symbol of mx.np with one output would be a slice of that.
     return _nested(root, graph.as_nd_ndarray()(**read | given_of))
 
 
