@@ -81,6 +81,23 @@ def test_a_block_that_has_no_graph(fails_late: bool, error: Any, message: str) -
     assert not net._cached_graph
 
 
+def test_a_block_that_is_no_child_is_to_be_registered() -> None:
+    class Grows(nn.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.grown = nn.Dense(4, in_units=4), {"last": nn.Dense(2, in_units=4)}
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            return self.grown["last"](self.first(x))
+
+    net = planned(Grows(), **QUICKLY)
+    net.initialize()
+    net.grown["last"].initialize()
+    with autograd.record(), pytest.raises(ArgumentError, match=r"register_child\(\)") as caught:
+        net(mx.nd.ones((2, 4)))
+    assert "loss" not in str(caught.value)
+
+
 def test_a_hybridized_block_can_be_exported_after_training(tmp_path: Path) -> None:
     """As without a plan: a call of the block in training is enough."""
     net, (x, y) = started()

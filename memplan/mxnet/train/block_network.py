@@ -111,7 +111,7 @@ def compose(
     symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
     names = [variable.name for variable in given]
     inputs = symbol.list_inputs()
-    _check_known(inputs, {*params, *names})
+    _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     waiting = [name for name in inputs if name in params and params[name]._deferred_init]
     graph = symbol_json.parse(symbol)
     warn_of_order(block, noted, graph["nodes"], waiting)
@@ -175,13 +175,15 @@ def _composed(
         ) from error
 
 
-def _check_known(inputs: Sequence[str], available: Collection[str]) -> None:
+def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:
     """ArgumentError where the network reads anything else than what is ``available``."""
     unknown = [name for name in inputs if name not in available]
     if unknown:
         raise ArgumentError(
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
-            f"block; if the loss has parameters, give it as a Block, not as a function"
+            f"block{' or the loss' if has_loss else ''}; register the blocks that it calls, by "
+            f"register_child() or as its attributes: those in a list, tuple or dict are not"
+            + ("; if the loss has parameters, give it as a Block, not as a function" * has_loss)
         )
 
 
