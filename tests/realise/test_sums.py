@@ -90,6 +90,31 @@ def test_a_batchnorm_behind_a_sum_without_onednn_meets_the_usual_layout() -> Non
     assert identical(traced, Schedule.unplanned(traced.graph))
 
 
+def of_a_far_dilated_convolution() -> Network:
+    """What segments pictures, as DeepLab's head: a pooling of all places, and convolutions.
+
+    The gradient of the pooling comes first in the sum, in a layout of oneDNN's. oneDNN computes
+    that of the dilated convolution as a product of matrices, which is in the usual layout.
+    """
+    data = mx.sym.Variable("data")
+    whole = mx.sym.Convolution(data, num_filter=32, kernel=(3, 3), pad=(1, 1), no_bias=True)
+    whole = mx.sym.BatchNorm(whole, fix_gamma=False)
+    far = mx.sym.Convolution(
+        whole, num_filter=16, kernel=(3, 3), dilate=(18, 18), pad=(18, 18), no_bias=True
+    )
+    means = mx.sym.Pooling(whole, global_pool=True, pool_type="avg", kernel=(1, 1))
+    near = [convolution(whole) for _ in range(3)]
+    wide = mx.sym.broadcast_like(convolution(means), far, lhs_axes=(2, 3), rhs_axes=(2, 3))
+    return joined(*near, far, wide)[0], {"data": (1, 3, 48, 48)}
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_chain_of_sums_leaves_the_layout_of_one_sum(realisation: str) -> None:
+    symbol, shapes = of_a_far_dilated_convolution()
+    traced = trace(symbol, shapes=shapes, realisation=realisation)
+    assert identical(traced, Schedule.unplanned(traced.graph))
+
+
 @pytest.mark.parametrize(
     ("name", "device_type", "kinds"),
     [

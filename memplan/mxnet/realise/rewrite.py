@@ -13,7 +13,7 @@ from memplan.mxnet.trace.operators import (
 )
 from memplan.mxnet.trace.probe import changed_inputs
 from memplan.mxnet.trace.states import reads_states, states_touched, states_written
-from memplan.mxnet.trace.sums import FALLBACK_SUM
+from memplan.mxnet.trace.sums import is_link
 from memplan.step.graph import Op
 
 # Forward operators whose backward op reads through raw pointers what the forward call read: the
@@ -34,8 +34,6 @@ _UNWRITTEN: dict[str, tuple[int, ...]] = {
     ),
     "_backward_ctc_loss": (1, 2, 3),
 }
-
-_SUMS = frozenset({"elemwise_add", FALLBACK_SUM})
 
 
 def runnable(full: Sequence[Entry]) -> list[Entry]:
@@ -89,7 +87,7 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     nmissing = {
         node: len(_awaited(node))
         for node in order
-        if node in rank_of or (node.op in _SUMS and node.forward is None)
+        if node in rank_of or is_link(node) or _is_plain_sum(node)
     }
     waiters: dict[Node, list[Node]] = {}
     for node in order:
@@ -114,6 +112,10 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
                 if not nmissing[other]:
                     stack.append(other)
     return result
+
+
+def _is_plain_sum(node: Node) -> bool:
+    return node.op == "elemwise_add" and node.forward is None
 
 
 def _awaited(node: Node) -> dict[Node, None]:

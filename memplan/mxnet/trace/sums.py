@@ -9,16 +9,28 @@ does not add, the sum is in the usual layout (FallBackCompute, src/operator/nn/m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Infos, Node, depth_first
 from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
 from memplan.mxnet.trace.probe import handovers
 
+# Tells the sums of two of which a chain consists from those that MXNet has written.
+_IS_LINK = "__memplan_link__"
+
+# Adds two arrays, in the place of either.
+_PLAIN = ("elemwise_add", {_IS_LINK: "True"})
+
+# Adds two arrays with oneDNN only where both are in layouts of its own, and _PLAIN always. So a
+# chain of these ends in the usual layout if any of its terms is in it, as MXNet's one sum does. (A
+# term may be so by the processor, too: a gradient that oneDNN computes as a product of matrices.)
+_LIKE_ONE_SUM = ("add_n", {"num_args": "2", _IS_LINK: "True"})
+
 # Adds two arrays without oneDNN. This is broadcast_add by its other name, which is in no network
 # that MXNet has written.
 FALLBACK_SUM = "broadcast_plus"
+_FALLBACK = (FALLBACK_SUM, {_IS_LINK: "True"})
 
 # add_n adds from left to right from this many terms on.
 _LEFT_TO_RIGHT = 5
@@ -49,24 +61,31 @@ def chain_sums(
     many = [node for node in sums if len(node.inputs) >= _LEFT_TO_RIGHT]
     from_right: set[Node] = set()
     without_onednn: set[Node] = set()
-    if (few or many) and device_type == "cpu" and onednn_is_enabled():
+    has_layouts = device_type == "cpu" and onednn_is_enabled()
+    link_elsewhere = _LIKE_ONE_SUM if has_layouts else _PLAIN
+    if (few or many) and has_layouts:
         in_stock, in_any = _Usual(order, heads), _Usual(order)
         without_onednn = {node for node in few + many if in_stock.any_of(node)}
         from_right = {node for node in without_onednn.intersection(few) if not in_any.any_of(node)}
     for node in sums:
         if node in many or node in from_right:
-            op = FALLBACK_SUM if in_one_array and node in without_onednn else "elemwise_add"
-            _chain(node, op, from_right=node in from_right)
+            link = _FALLBACK if in_one_array and node in without_onednn else link_elsewhere
+            _chain(node, *link, from_right=node in from_right)
 
 
-def _chain(node: Node, op: str, *, from_right: bool) -> None:
+def is_link(node: Node) -> bool:
+    """Is ``node`` one of the sums of two that a sum of gradients became?"""
+    return _IS_LINK in node.attrs
+
+
+def _chain(node: Node, op: str, attrs: Mapping[str, str], *, from_right: bool) -> None:
     """Make ``node`` the last of sums of two by ``op``, from its first term on, or its last."""
     info = node.infos.outputs[0]
     infos = Infos((info, info), (info,))
     total, *terms = reversed(node.inputs) if from_right else node.inputs
     for i, term in enumerate(terms[:-1], 1):
-        total = (Node(op, f"sum_grad_{i}", inputs=[total, term], infos=infos), 0)
-    node.op, node.name, node.attrs = op, f"sum_grad_{len(terms)}", {}
+        total = (Node(op, f"sum_grad_{i}", dict(attrs), [total, term], infos=infos), 0)
+    node.op, node.name, node.attrs = op, f"sum_grad_{len(terms)}", dict(attrs)
     node.inputs, node.infos = [total, terms[-1]], infos
 
 
@@ -100,8 +119,7 @@ class _Usual:
         if node.op in _LIKE_FIRST:
             return usual[0]
         if node.op == "add_n":
-            # Chains of many terms are sums of two, and so may this be in a step of memplan's.
-            return any(usual) if self.is_stock or len(usual) < _LEFT_TO_RIGHT else all(usual)
+            return any(usual)
         if node.op in _COPIES or not reads_any_layout(node):
             # A fallback writes where it is told, in the layout of what lay there.
             return all(usual[place] for place in self._places(index, node, output))
