@@ -18,7 +18,7 @@ from helpers.blocks import CASES, CPU, SOFTMAX, conv_net, dropout_net, images
 from helpers.halves import by_planned
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import planned
-from memplan.mxnet.train.bound_step import FirstHalf
+from memplan.mxnet.train.first_half import FirstHalf
 
 QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 

@@ -24,8 +24,8 @@ from mxnet import autograd
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
-from memplan.mxnet.train.bound_step import FirstHalf, overwriting
 from memplan.mxnet.train.cached_graphs import make_graph
+from memplan.mxnet.train.first_half import FirstHalf, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, mapped, one_context

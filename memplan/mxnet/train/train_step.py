@@ -29,15 +29,14 @@ from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blo
 from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trainable
 from memplan.mxnet.train.bound_step import (
     BoundStep,
-    FirstHalf,
     arguments_of,
     check_mode,
     contexts_of_params,
     gradient_request,
-    overwriting,
     place_of,
 )
 from memplan.mxnet.train.computed import Computed, state_of
+from memplan.mxnet.train.first_half import FirstHalf, overwriting
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,

@@ -1,0 +1,132 @@
+"""A step of which the first half has run, until the caller's loss is differentiated."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mxnet import autograd
+
+from memplan.errors import UsageError
+from memplan.mxnet.train.gradients import Late
+from memplan.mxnet.train.nesting import Arrays
+from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read
+from memplan.mxnet.train.writes import Writes, warn_of_inputs
+
+if TYPE_CHECKING:
+    from memplan.mxnet.train.bound_step import BoundStep
+
+NDArray = Any
+
+
+@dataclass
+class FirstHalf:
+    """A step whose first half has run: its outputs, nested as the block returns them.
+
+    ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
+    of loss operators, which need none. ``inputs`` are those that it was given, by name, ``thread``
+    is that in which it has run.
+    """
+
+    bound: BoundStep
+    outputs: Arrays
+    pairs: list[tuple[NDArray, NDArray]]
+    losses: list[NDArray]
+    inputs: InitVar[dict[str, NDArray]]
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    is_finished: bool = False
+    late: Late | None = None
+
+    def __post_init__(self, inputs: dict[str, NDArray]) -> None:
+        self._nupdates = self.bound.nupdates()
+        self._inputs = set(inputs)
+        self.writes = Writes(self.bound.read_again | inputs)  # those of the script's
+
+    def is_reached(self) -> bool:
+        """Has autograd written the gradient of an output, since the first half or the second?"""
+        return any(array._fresh_grad for array in self._variables())
+
+    def is_read(self, read: ReadByLoss) -> bool:
+        """Will autograd go through it?"""
+        return any(is_read(array, read) for array in self._variables())
+
+    def check(self, read: ReadByLoss) -> None:
+        """UsageError for a loss that reads it and parameters as no step can serve them."""
+        bound = self.bound
+        bound.gradients.check(read)
+        if not self.is_read(read):
+            return
+        self._check_parameters()
+        bound.gradients.check_marks()
+        if not bound.gradients.reads(read):
+            return
+        bound.gradients.warn_of_sums(read)
+        for parameter in bound.statistics():
+            if is_read(parameter.data(bound.executor.ctx), read):
+                raise UsageError(
+                    f"the loss calls a layer of a planned block past the block, too, and MXNet "
+                    f"would update {parameter.name!r} in the order in which the graph of the loss "
+                    f"has both calls, which memplan does not know; record and differentiate the "
+                    f"two one after the other, with grad_req='add', or train the block unplanned"
+                )
+
+    def _check_parameters(self) -> None:
+        """UsageError where what is recomputed would read parameters that were written since."""
+        now, again = self.bound.nupdates(), self.bound.read_again
+        updated = {name for name in again if now[name] != self._nupdates[name]}
+        written = self.writes.written()
+        if written & self._inputs:
+            warn_of_inputs()
+        for name in updated | (written - self._inputs):
+            how = "was updated by a trainer" if name in updated else "was written"
+            raise UsageError(
+                f"parameter {name!r} {how} between the call of a planned block and backward, "
+                f"which would recompute by the new values what was computed by the old ones; "
+                f"finish the step before that, or take strategy='store_all', which recomputes "
+                f"nothing"
+            )
+
+    def belongs_elsewhere(self) -> bool:
+        """Has it run in another thread, which may still differentiate it?"""
+        return self.thread is not threading.current_thread() and self.thread.is_alive()
+
+    def forget(self) -> None:
+        """Let it be as if autograd had written nothing."""
+        for array in self._variables():
+            array._fresh_grad = False
+
+    def _variables(self) -> list[NDArray]:
+        return [array for array, _ in self.pairs] + self.losses
+
+    def finish(self) -> None:
+        """Run the second half; what autograd has not written is zeros."""
+        self.is_finished = True
+        with autograd.pause():
+            for array, gradient in self.pairs:
+                if not array._fresh_grad:
+                    gradient[:] = 0
+            self.forget()
+            self.late = self.bound.second_half()
+        self.writes.end()
+
+
+@contextlib.contextmanager
+def overwriting(halves: Iterable[FirstHalf]) -> Iterator[None]:
+    """Around a ``backward``: where it finishes steps it overwrites gradients, as MXNet's does.
+
+    Whatever autograd wrote before, of a penalty or of another block, is not added to theirs.
+    """
+    written = [(half, half.bound.gradients.written()) for half in halves]
+    for _, arrays in written:
+        for array in arrays:
+            array._fresh_grad = False
+    try:
+        yield
+    finally:
+        for half, arrays in written:
+            for array in [] if half.is_finished else arrays:
+                array._fresh_grad = True
+            half.bound.gradients.show_written()
