@@ -17,8 +17,10 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.constants import mark_constants
 from memplan.mxnet.train.first_half import FirstHalf
 from memplan.mxnet.train.gradients import (
     Gradients,
@@ -101,6 +103,7 @@ class BoundStep:
             node in differentiated and place not in self._head_grad_of
             for place, (node, _) in enumerate(outputs)
         ]
+        self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
@@ -149,31 +152,33 @@ class BoundStep:
         losses, outputs = regrouped(self.network.form, iter(copies))
         return losses, outputs
 
-    def first_half(self, batch: Arrays) -> FirstHalf:
+    def first_half(self, batch: Arrays, *, as_graph: bool) -> FirstHalf:
         """Run the first half of a step; the outputs, of which autograd can take the gradients.
 
         Until the second half the parameters have gradients that are not there yet: what autograd
-        writes into them comes from elsewhere than through the outputs, and is added.
+        writes into them comes from elsewhere than through the outputs, and is added. Where MXNet
+        would run the block ``as_graph``, backward goes into the block through any output, else
+        through those that depend on a parameter that is trained, be it through BlockGrad.
         """
         self.gradients.lend()
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
         head_grads = self.executor.head_grads
-        # Of an output without any, nothing that is trained depends on it, or it is a loss.
-        names = self._head_grad_of.items()
-        pairs = [(arrays[i], head_grads[name]) for i, name in names if name in head_grads]
-        # Where all are such, backward must find them still: a loss operator may be further within.
-        are_losses = self._are_losses if pairs or any(self._are_losses) else [True] * len(arrays)
-        losses = [array for array, is_loss in zip(arrays, are_losses, strict=True) if is_loss]
-        marked = pairs + [(array, without_memory(array)) for array in losses]
-        if marked:
+        # Of an output without any, nothing that is trained has a gradient by it, or it is a loss.
+        names = {i: name for i, name in self._head_grad_of.items() if name in head_grads}
+        pairs = [(arrays[i], head_grads[name]) for i, name in names.items()]
+        losses = [arrays[i] for i, is_loss in enumerate(self._are_losses) if is_loss]
+        others = [i for i in range(len(arrays)) if i not in names and not self._are_losses[i]]
+        mark_constants([arrays[i] for i in others])
+        constants = [arrays[i] for i in others if as_graph or self._depend_on_trained[i]]
+        if marked := pairs + [(array, without_memory(array)) for array in losses]:
             mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
-        others = (of_semantics(other_handle(array)) for array in arrays)
-        outputs, _ = regrouped(self.network.form, others)
+        handles = (of_semantics(other_handle(array)) for array in arrays)
+        outputs, _ = regrouped(self.network.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        return FirstHalf(self, outputs, pairs, losses, inputs)
+        return FirstHalf(self, outputs, pairs, losses, constants, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -208,6 +213,12 @@ class BoundStep:
             for parameter, _, _ in self.places:
                 give_up_gradient(parameter, self.executor.ctx)
         return self.gradients.hand_over()
+
+
+def _depends_on_trained(output: Node, trace: Trace) -> bool:
+    """Does the ``output`` depend on a parameter of which the step computes the gradient?"""
+    variables = (node for node in depth_first([(output, 0)]) if node.is_variable)
+    return any(trace.grad_req.get(node.name, "null") != "null" for node in variables)
 
 
 def _held(

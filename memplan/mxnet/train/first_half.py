@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mxnet import autograd
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
 from memplan.mxnet.train.nesting import Arrays
 from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read
@@ -27,17 +28,21 @@ class FirstHalf:
     """A step whose first half has run: its outputs, nested as the block returns them.
 
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
-    of loss operators, which need none. ``inputs`` are those that it was given, by name, ``thread``
-    is that in which it has run.
+    of loss operators, which need none, and ``constants`` those by which no parameter gets a
+    gradient, though MXNet goes through them into the block. ``inputs`` are those that it was given,
+    by name, ``thread`` is that in which it has run.
     """
 
     bound: BoundStep
     outputs: Arrays
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
+    constants: list[NDArray]
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
+    #: Has a loss that was differentiated read a constant? MXNet goes into the block there, too.
+    is_reached_by_constants: bool = False
     late: Late | None = None
 
     def __post_init__(self, inputs: dict[str, NDArray]) -> None:
@@ -47,11 +52,12 @@ class FirstHalf:
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
-        return any(array._fresh_grad for array in self._variables())
+        by_gradients = any(array._fresh_grad for array in self._variables())
+        return by_gradients or self.is_reached_by_constants
 
     def is_read(self, read: ReadByLoss) -> bool:
         """Will autograd go through it?"""
-        return any(is_read(array, read) for array in self._variables())
+        return self.reads_constants(read) or any(is_read(a, read) for a in self._variables())
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads it and parameters as no step can serve them."""
@@ -93,10 +99,15 @@ class FirstHalf:
         """Has it run in another thread, which may still differentiate it?"""
         return self.thread is not threading.current_thread() and self.thread.is_alive()
 
+    def reads_constants(self, read: ReadByLoss) -> bool:
+        """Does a loss read outputs by which no parameter gets a gradient?"""
+        return any(is_read(array, read) for array in self.constants)
+
     def forget(self) -> None:
         """Let it be as if autograd had written nothing."""
         for array in self._variables():
             array._fresh_grad = False
+        self.is_reached_by_constants = False
 
     def _variables(self) -> list[NDArray]:
         return [array for array, _ in self.pairs] + self.losses
@@ -111,6 +122,17 @@ class FirstHalf:
             self.forget()
             self.late = self.bound.second_half()
         self.writes.end()
+
+
+def differentiate(
+    backward: Callable[[], None], read: ReadByLoss, halves: Iterable[FirstHalf]
+) -> None:
+    """Call ``backward`` of the losses that were ``read``, which may reach any of the ``halves``."""
+    by_constants = [half for half in halves if half.reads_constants(read)]
+    if not (by_constants and reads_only_constants(read)):  # MXNet would find nothing to do
+        backward()
+    for half in by_constants:
+        half.is_reached_by_constants = True
 
 
 @contextlib.contextmanager

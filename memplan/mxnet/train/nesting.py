@@ -12,6 +12,7 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.train.constants import is_of_constants
 
 NDArray = Any
 
@@ -84,18 +85,20 @@ def _check_array(array: NDArray) -> None:
         )
     if array.stype != "default":
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
+    is_known = is_recorded(array) or array.grad is not None
+    if not is_known or is_of_constants(array):
+        return
     if is_recorded(array):
         raise ArgumentError(
             "an input was computed under autograd.record() from what has a gradient, but a planned "
             "step computes those of parameters only; detach() it, or make one block of both"
         )
-    if array.grad is not None:
-        raise ArgumentError(
-            "an input has a gradient attached (attach_grad), or is what a planned block has "
-            "returned, but a planned step computes gradients of parameters only; make one block of "
-            "both, detach() the input if nobody needs its gradient, or look for adversarial "
-            "examples under autograd.record(train_mode=False), where planned(block) runs unplanned"
-        )
+    raise ArgumentError(
+        "an input has a gradient attached (attach_grad), or is what a planned block has returned, "
+        "but a planned step computes gradients of parameters only; make one block of both, "
+        "detach() the input if nobody needs its gradient, or look for adversarial examples under "
+        "autograd.record(train_mode=False), where planned(block) runs unplanned"
+    )
 
 
 def is_recorded(array: NDArray) -> bool:

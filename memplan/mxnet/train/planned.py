@@ -25,7 +25,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.block_network import is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.cached_graphs import make_graph
-from memplan.mxnet.train.first_half import FirstHalf, overwriting
+from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, mapped, one_context
@@ -304,7 +304,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                     half.bound.gradients.check(read)
                 with overwriting(begun):
                     with passed_on([half.late for half in finished if half.late], read):
-                        backward(*args, **options)
+                        differentiate(lambda: backward(*args, **options), read, begun)
                     halves = [half for block in blocks for half in block.after_backward()]
                     _check_statistics(halves)
                     for half in halves:

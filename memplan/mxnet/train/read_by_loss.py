@@ -18,8 +18,10 @@ class ReadByLoss:
 
     def __init__(self, heads: Iterable[NDArray]) -> None:
         self._heads = list(heads)
-        names = [name for head in self._heads for name in _inputs(head)]
-        self.names = frozenset(names)
+        names = list(map(_inputs, self._heads))
+        #: Has every head a graph? MXNet refuses those that have none.
+        self.is_complete = all(names)
+        self.names = frozenset(name for names_of_head in names for name in names_of_head)
         self.variables = [int(name[3:]) for name in self.names if name.startswith("var")]
 
     def times(self) -> Counter[int]:

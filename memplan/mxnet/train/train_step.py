@@ -24,7 +24,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
-from memplan.mxnet.train.block_changes import BlockChanges
+from memplan.mxnet.train.block_changes import BlockChanges, is_graph
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
 from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trainable
 from memplan.mxnet.train.bound_step import (
@@ -36,7 +36,7 @@ from memplan.mxnet.train.bound_step import (
     place_of,
 )
 from memplan.mxnet.train.computed import Computed, state_of
-from memplan.mxnet.train.first_half import FirstHalf, overwriting
+from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -232,7 +232,7 @@ class TrainStep:
         """Run the first half of a step on the block's ``inputs``, which are on one context."""
         with autograd.pause():
             bound = self._ready((inputs, None), in_halves=True)
-            half = bound.first_half((inputs, None))
+            half = bound.first_half((inputs, None), as_graph=is_graph(self.block))
         self.unfinished[bound.executor.ctx] = half
         return half
 
@@ -254,9 +254,11 @@ class TrainStep:
         for half in self.unfinished.values():
             half.check(read)
         grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
-        with overwriting(self.unfinished.values()):
+        grads = [grads] if isinstance(grads, mx.nd.NDArray) else grads
+        halves = self.unfinished.values()
+        with overwriting(halves):
             try:
-                autograd.backward(heads, [grads] if isinstance(grads, mx.nd.NDArray) else grads)
+                differentiate(lambda: autograd.backward(heads, grads), read, halves)
             except mx.MXNetError as error:
                 raise ArgumentError(
                     "the loss cannot be differentiated; compute it under autograd.record() from "
@@ -268,7 +270,7 @@ class TrainStep:
                     f"the loss does not depend on what the last forward() returned on "
                     f"{', '.join(unread)}"
                 )
-            for half in self.unfinished.values():
+            for half in halves:
                 half.finish()
         self.unfinished.clear()
         self._trainer.finish()
