@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,13 @@ _TAKEN_NAMES = ("self", "partial")
 _TO_BROADCAST = (
     "; + - * / of Symbols, and of a hybridized block, take equal shapes only, where those of "
     "arrays broadcast: write F.broadcast_mul(a, b), broadcast_add and the like"
+)
+
+_TO_GIVE_STATES = (
+    "is made with a 0 in its shape, as recurrent cells make their first states, which stands for a "
+    "size that is not known yet, but under mx.util.np_shape(True), as here, for none at all; call "
+    "the block outside of that, or give the cells states that have their sizes, as inputs of the "
+    "block: unroll(..., begin_state=states)"
 )
 
 
@@ -78,9 +86,9 @@ def _infer_shapes(
         arrays, _, states = symbol.infer_shape_partial(**inputs)
     except MXNetError as error:
         check_uninferred(symbol, inputs)
-        hint = _TO_BROADCAST if "elemwise_op_common" in str(error) else ""
         raise ArgumentError(
-            f"the shapes {inputs} do not fit the network: {_first_line(error)}{hint}"
+            f"the shapes {inputs} do not fit the network: {_first_line(error)}"
+            f"{_advice(symbol, error)}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     result = dict(zip(names, map(tuple, [*arrays, *states]), strict=True))
@@ -94,6 +102,16 @@ def _infer_shapes(
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)
     return result
+
+
+def _advice(symbol: mx.sym.Symbol, error: MXNetError) -> str:
+    """What can be done where MXNet found shapes that do not fit, if that is known."""
+    if mx.util.is_np_shape():
+        for node in symbol_json.parse(symbol)["nodes"]:
+            shape = node.get("attrs", {}).get("shape", "")
+            if not node["inputs"] and "0" in re.findall(r"\d+", shape):
+                return f"; {node['name']!r} {_TO_GIVE_STATES}"
+    return _TO_BROADCAST if "elemwise_op_common" in str(error) else ""
 
 
 def _infer_dtypes(
