@@ -33,6 +33,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool, view
+from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
 from memplan.planning.plan import Plan
@@ -98,11 +99,16 @@ class BoundStep:
         self.scale = 1.0
         differentiated = {node.forward for node in trace.nodes}
         outputs = trace.heads[: len(self.executor.outputs)]
-        self._head_grad_of = {place: node.name for place, node in trace.head_grads.items()}
+        head_grads = self.executor.head_grads
+        names = {place: node.name for place, node in trace.head_grads.items()}
+        #: The outputs of whose gradients those of parameters are computed, by their places.
+        self.paired = {place: name for place, name in names.items() if name in head_grads}
         self._are_losses = [
-            node in differentiated and place not in self._head_grad_of
-            for place, (node, _) in enumerate(outputs)
+            node in differentiated and place not in names for place, (node, _) in enumerate(outputs)
         ]
+        self.reads = Reads.of(network.symbol)
+        #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
+        self.are_warned_of: set[bool] = set()
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
 
     def is_current(self) -> bool:
@@ -152,23 +158,24 @@ class BoundStep:
         losses, outputs = regrouped(self.network.form, iter(copies))
         return losses, outputs
 
-    def first_half(self, batch: Arrays, *, as_graph: bool) -> FirstHalf:
+    def first_half(self, batch: Arrays, block: Any) -> FirstHalf:
         """Run the first half of a step; the outputs, of which autograd can take the gradients.
 
         Until the second half the parameters have gradients that are not there yet: what autograd
         writes into them comes from elsewhere than through the outputs, and is added. Where MXNet
-        would run the block ``as_graph``, backward goes into the block through any output, else
+        would run the ``block`` as a graph, backward goes into the block through any output, else
         through those that depend on a parameter that is trained, be it through BlockGrad.
         """
         self.gradients.lend()
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
-        head_grads = self.executor.head_grads
+        as_graph = adds_as_graph(block, self.reads)
         # Of an output without any, nothing that is trained has a gradient by it, or it is a loss.
-        names = {i: name for i, name in self._head_grad_of.items() if name in head_grads}
-        pairs = [(arrays[i], head_grads[name]) for i, name in names.items()]
+        head_grads = self.executor.head_grads
+        pairs = [(arrays[i], head_grads[name]) for i, name in self.paired.items()]
         losses = [arrays[i] for i, is_loss in enumerate(self._are_losses) if is_loss]
-        others = [i for i in range(len(arrays)) if i not in names and not self._are_losses[i]]
+        others = [i for i, is_loss in enumerate(self._are_losses) if not is_loss]
+        others = [i for i in others if i not in self.paired]
         mark_constants([arrays[i] for i in others])
         constants = [arrays[i] for i in others if as_graph or self._depend_on_trained[i]]
         if marked := pairs + [(array, without_memory(array)) for array in losses]:
@@ -178,7 +185,7 @@ class BoundStep:
         outputs, _ = regrouped(self.network.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        return FirstHalf(self, outputs, pairs, losses, constants, inputs)
+        return FirstHalf(self, outputs, pairs, losses, constants, as_graph, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""

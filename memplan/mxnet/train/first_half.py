@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from memplan.errors import UsageError
 from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
 from memplan.mxnet.train.nesting import Arrays
-from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read
+from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
+from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
 from memplan.mxnet.train.writes import Writes, warn_of_inputs
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class FirstHalf:
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
     gradient, though MXNet goes through them into the block. ``inputs`` are those that it was given,
-    by name, ``thread`` is that in which it has run.
+    by name, ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
     """
 
     bound: BoundStep
@@ -38,6 +39,7 @@ class FirstHalf:
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
     constants: list[NDArray]
+    as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
@@ -67,10 +69,9 @@ class FirstHalf:
             return
         self._check_parameters()
         bound.gradients.check_marks()
-        if not bound.gradients.reads(read):
-            return
-        bound.gradients.warn_of_sums(read)
-        for parameter in bound.statistics():
+        reads_parameters = bound.gradients.reads(read)
+        self._warn_of_sums(read, reads_parameters)
+        for parameter in bound.statistics() if reads_parameters else []:
             if is_read(parameter.data(bound.executor.ctx), read):
                 raise UsageError(
                     f"the loss calls a layer of a planned block past the block, too, and MXNet "
@@ -78,6 +79,33 @@ class FirstHalf:
                     f"has both calls, which memplan does not know; record and differentiate the "
                     f"two one after the other, with grad_req='add', or train the block unplanned"
                 )
+
+    def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
+        """Warn, once, where MXNet adds up gradients in another order.
+
+        It does with those of outputs only where it does not run the block as a graph.
+        """
+        bound = self.bound
+        reads_outputs = not self.as_graph and any(bound.reads.outputs)
+        kinds = ((True, reads_parameters), (False, reads_outputs))
+        asked = {of_parameters for of_parameters, is_asked in kinds if is_asked}
+        new = asked - bound.are_warned_of
+        if not new:
+            return
+        bound.are_warned_of |= new
+        numbers = [number_of(array) for array, _ in self.pairs]
+        items = [item for item in self._items(numbers) if item.is_parameter in new]
+        added = bound.gradients.names_added(read) if True in new else []
+        warn_of_sums(items, numbers, read.readers(), as_graph=self.as_graph, added=added)
+
+    def _items(self, numbers: Sequence[int]) -> Iterator[Item]:
+        """Parameters, and outputs of these ``numbers``, that block and loss may both read."""
+        reads, names = self.bound.reads, self.bound.network.symbol.list_outputs()
+        for number, held in self.bound.gradients.numbered():
+            name = held.parameter.name
+            yield Item(name, number, reads.parameters.get(name, 0), is_parameter=True)
+        for place, number in zip(self.bound.paired, numbers, strict=True):
+            yield Item(names[place], number, reads.outputs[place], is_parameter=False)
 
     def _check_parameters(self) -> None:
         """UsageError where what is recomputed would read parameters that were written since."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, wi
 
 NDArray = Any
 Parameter = Any
-
-# MXNet adds up gradients of one array from left to right where they are more than this many.
-NOT_IN_ORDER = 4
 
 # Numbers by which autograd knew parameters, of steps before: no loss must read them.
 Earlier = deque[Sequence[int]]
@@ -145,7 +141,6 @@ class Gradients:
         self._lent: Sequence[int] = []
         self._earlier = earlier
         self._is_lent = False
-        self._is_warned = False
 
     def are_current(self) -> bool:
         """Are those to which steps add still the parameters' own?"""
@@ -271,27 +266,14 @@ class Gradients:
         every = (self._numbers, self._numbers_added)
         return any(number in numbers for number in read.variables for numbers in every)
 
-    def warn_of_sums(self, read: ReadByLoss) -> None:
-        """Warn, once, where MXNet adds up the gradients of a parameter in another order.
+    def numbered(self) -> Iterator[tuple[int, Held]]:
+        """By which number autograd knows each parameter whose gradient is written now."""
+        return zip(self._numbers, self._written, strict=True)
 
-        Autograd has added up those that ``read`` has past the block before the step adds its own.
-        """
-        if self._is_warned:
-            return
-        self._is_warned = True
-        times = read.times()
+    def names_added(self, read: ReadByLoss) -> list[str]:
+        """The parameters that a loss reads and to whose gradients those of a step are added."""
         added = zip(self._numbers_added, self._added, strict=True)
-        written = zip(self._numbers, self._written, strict=True)
-        names = [held.parameter.name for number, held in added if times[number]]
-        names += [h.parameter.name for number, h in written if 1 < times[number] <= NOT_IN_ORDER]
-        if names:
-            warnings.warn(
-                f"the loss reads {', '.join(names[:3])}{' and others' if names[3:] else ''} past "
-                f"a planned block, too, and gradients of a parameter that come from there are "
-                f"added up before that of the block is, where MXNet adds all of them together: "
-                f"the last bits may differ. Move what reads it into the block to have them equal",
-                stacklevel=2,
-            )
+        return [held.parameter.name for number, held in added if number in read.variables]
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads parameters as they were before the step began."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
@@ -22,17 +22,39 @@ class ReadByLoss:
         #: Has every head a graph? MXNet refuses those that have none.
         self.is_complete = all(names)
         self.names = frozenset(name for names_of_head in names for name in names_of_head)
-        self.variables = [int(name[3:]) for name in self.names if name.startswith("var")]
+        self._variables = {name for name in self.names if name.startswith("var")}
+        self.variables = [int(name[3:]) for name in self._variables]
 
-    def times(self) -> Counter[int]:
-        """How often operators of the loss read each of the variables."""
+    def readers(self) -> Readers:
+        """Which operators of the loss read the variables."""
         try:
             symbol = mx.sym.Group(list(map(autograd.get_symbol, self._heads)))
             nodes = json.loads(symbol.tojson())["nodes"]
         except (mx.MXNetError, AssertionError):  # MXNet cannot write every operator
-            return Counter()
-        names = [nodes[entry[0]]["name"] for node in nodes for entry in node["inputs"]]
-        return Counter(int(name[3:]) for name in names if name in self.names and name[:3] == "var")
+            return Readers({}, {})
+        names = {place: node["name"] for place, node in enumerate(nodes)}
+        numbers = {place: int(n[3:]) for place, n in names.items() if n in self._variables}
+        by: dict[int, list[int]] = {}
+        for place, node in enumerate(nodes):
+            for source, *_ in node["inputs"]:
+                if source in numbers:
+                    by.setdefault(numbers[source], []).append(place)
+        return Readers({number: place for place, number in numbers.items()}, by)
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The operators of a loss, in MXNet's order: where variables stand, and those that read them.
+
+    By autograd's numbers of the variables.
+    """
+
+    place: Mapping[int, int]
+    by: Mapping[int, Sequence[int]]
+
+    def places_of(self, number: int) -> Sequence[int]:
+        """The places of the operators that read a variable, as often as they do."""
+        return self.by.get(number, ())
 
 
 def _inputs(head: NDArray) -> list[str]:

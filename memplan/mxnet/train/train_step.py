@@ -24,7 +24,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
-from memplan.mxnet.train.block_changes import BlockChanges, is_graph
+from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
 from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trainable
 from memplan.mxnet.train.bound_step import (
@@ -232,7 +232,7 @@ class TrainStep:
         """Run the first half of a step on the block's ``inputs``, which are on one context."""
         with autograd.pause():
             bound = self._ready((inputs, None), in_halves=True)
-            half = bound.first_half((inputs, None), as_graph=is_graph(self.block))
+            half = bound.first_half((inputs, None), self.block)
         self.unfinished[bound.executor.ctx] = half
         return half
 
