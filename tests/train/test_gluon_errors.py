@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import mxnet as mx
@@ -10,10 +11,11 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import train_step
+from helpers.block_runs import assert_equal, gradients, train_step, trained
 from helpers.blocks import CPU, SOFTMAX, conv_net, images, vectors
 from helpers.strategies import Counting
 from memplan.errors import ArgumentError, BudgetError, TraceError
+from memplan.mxnet.gluon import planned
 
 
 class Looks(gluon.HybridBlock):
@@ -142,3 +144,27 @@ def test_an_input_that_has_a_gradient_to_pass_on() -> None:
     for given in (x, recorded.detach()):
         step(given, y)
     assert len(step.plans) == 1
+
+
+@pytest.mark.parametrize("way", ["planned", "step"])
+def test_a_deep_copy_of_a_trained_block(way: str) -> None:
+    """MXNet cannot train one, either, until autograd is told of its parameters."""
+    net, step, (x, y) = trained()
+    step(x, y)
+    copied = copy.deepcopy(net)
+
+    def run() -> None:
+        if way == "step":
+            train_step(copied)(x, y)
+            return
+        block = copied if hasattr(copied, "planned_step") else planned(copied, strategy="evict")
+        with autograd.record():
+            loss = SOFTMAX(block(x), y)
+        loss.backward()
+
+    with pytest.raises(ArgumentError, match=r"autograd does not know.*copy\.deepcopy"):
+        run()
+    for request in ("null", "write"):
+        copied.collect_params().setattr("grad_req", request)
+    run()
+    assert_equal(gradients(net), gradients(copied))

@@ -42,7 +42,7 @@ def trainable(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
 
 
 def check_arrays(parameters: Iterable[Parameter]) -> None:
-    """ArgumentError for a parameter whose array hands its gradient on."""
+    """ArgumentError for a parameter whose array hands its gradient on, or cannot have one."""
     for parameter in parameters:
         if any(_hands_on(parameter, array) for array in parameter._data or ()):
             raise ArgumentError(
@@ -51,6 +51,21 @@ def check_arrays(parameters: Iterable[Parameter]) -> None:
                 f"on; compute it in hybrid_forward, or take planned(block), which leaves such "
                 f"steps to MXNet"
             )
+        if _is_unknown(parameter):
+            raise ArgumentError(
+                f"autograd does not know the array of parameter {parameter.name!r}, as after "
+                f"copy.deepcopy of its block, which MXNet cannot train, either; for each parameter "
+                f"set grad_req = 'null' and then what it was, which tells autograd of it"
+            )
+
+
+def _is_unknown(parameter: Parameter) -> bool:
+    """Has ``parameter`` a gradient that autograd does not know, nor a plan?"""
+    arrays = () if is_derived(parameter) or not parameter._grad else parameter._data
+    return any(
+        marked_gradient(array) is None and not is_of_plan(parameter, place)
+        for place, array in enumerate(arrays)
+    )
 
 
 class GivenArrays:
