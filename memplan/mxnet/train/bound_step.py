@@ -97,18 +97,22 @@ class BoundStep:
             pool.earlier,
         )
         self.scale = 1.0
-        differentiated = {node.forward for node in trace.nodes}
-        outputs = trace.heads[: len(self.executor.outputs)]
-        head_grads = self.executor.head_grads
-        names = {place: node.name for place, node in trace.head_grads.items()}
-        #: The outputs of whose gradients those of parameters are computed, by their places.
-        self.paired = {place: name for place, name in names.items() if name in head_grads}
-        self._are_losses = [
-            node in differentiated and place not in names for place, (node, _) in enumerate(outputs)
-        ]
         self.reads = Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
         self.are_warned_of: set[bool] = set()
+        self._tell_outputs_apart(trace)
+
+    def _tell_outputs_apart(self, trace: Trace) -> None:
+        """Note by which outputs parameters have gradients, and which are losses."""
+        names = {place: node.name for place, node in trace.head_grads.items()}
+        head_grads = self.executor.head_grads
+        #: The outputs of whose gradients those of parameters are computed, by their places.
+        self.paired = {place: name for place, name in names.items() if name in head_grads}
+        differentiated = {node.forward for node in trace.nodes}
+        outputs = trace.heads[: len(self.executor.outputs)]
+        self._are_losses = [
+            node in differentiated and place not in names for place, (node, _) in enumerate(outputs)
+        ]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
 
     def is_current(self) -> bool:
