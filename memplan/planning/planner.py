@@ -102,7 +102,8 @@ def plan(
     - ``costs`` are the seconds of ops (:func:`memplan.step.costs.with_costs`). None means measured
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
-      costs is not counted. A search ends after so much work, so that equal calls give equal plans,
+      costs is not counted, nor the search for the lowest total that a refusal names, which takes as
+      long again at most. A search ends after so much work, so that equal calls give equal plans,
       and a plan says if ``time_limit`` cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
