@@ -46,4 +46,4 @@ def _names_begin_anew() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_plans_are_known() -> None:
     """A refusal knows of earlier plans of its process, which may be another test's."""
-    known.forget()
+    known._KNOWN.clear()

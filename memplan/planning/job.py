@@ -39,7 +39,6 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import first_violation
 from memplan.strategies import REALISATIONS, Problem, Strategy
-from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
@@ -273,11 +272,6 @@ class Job:
     @functools.cached_property
     def _leasts(self) -> dict[tuple[Strategy, ...], Least]:
         return {}
-
-    @property
-    def least(self) -> Least:
-        """The schedule with the fewest bytes that memplan reaches by `auto`, and what it holds."""
-        return self.least_by(Auto())
 
     def least_by(self, strategy: Strategy) -> Least:
         """The schedule with the fewest bytes that memplan reaches, and what it holds.

@@ -7,7 +7,7 @@ ends with more bytes, and a refusal says so then.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -16,18 +16,30 @@ from memplan.step.schedule import Schedule
 # network of 10,000 ops each takes some megabytes.
 GRAPHS, SCHEDULES = 2, 3
 
-_KNOWN: dict[Any, tuple[tuple[int, float, Schedule], ...]] = {}
+
+class _Known(NamedTuple):
+    """A schedule without its graph, and what it takes."""
+
+    nbytes: int
+    seconds: float
+    ops: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    heads: tuple[int, ...]
+
+
+_KNOWN: dict[Any, list[_Known]] = {}
 _LOCK = threading.Lock()
 
 
 def remember(schedule: Schedule, nbytes: int) -> None:
     """``schedule`` is known to the next jobs of such a graph; MXNet allocates ``nbytes`` for it."""
-    key, seconds = _unnamed(schedule.graph), schedule.seconds
+    key = _unnamed(schedule.graph)
+    new = _Known(nbytes, schedule.seconds, schedule.ops, schedule.reads, schedule.heads)
     with _LOCK:
-        others = _KNOWN.pop(key, ())
-        if not any(n <= nbytes and s <= seconds for n, s, _ in others):
-            others = tuple(entry for entry in others if entry[0] < nbytes or entry[1] < seconds)
-            others = tuple(sorted((*others, (nbytes, seconds, schedule)), key=lambda e: e[:2]))
+        others = _KNOWN.pop(key, [])
+        if not any(old.nbytes <= nbytes and old.seconds <= new.seconds for old in others):
+            others = [old for old in others if old.nbytes < nbytes or old.seconds < new.seconds]
+            others = sorted([*others, new], key=lambda old: (old.nbytes, old.seconds))
         _KNOWN[key] = others[:SCHEDULES]  # the last key now
         if len(_KNOWN) > GRAPHS:
             del _KNOWN[next(iter(_KNOWN))]
@@ -38,14 +50,8 @@ def known(graph: TrainingGraph) -> tuple[Schedule, ...]:
     if not _KNOWN:
         return ()
     with _LOCK:
-        schedules = [schedule for _, _, schedule in _KNOWN.get(_unnamed(graph), ())]
-    return tuple(Schedule.trusted(graph, s.ops, s.reads, s.heads) for s in schedules)
-
-
-def forget() -> None:
-    """Forget all schedules, for tests that are not to depend on each other."""
-    with _LOCK:
-        _KNOWN.clear()
+        found = _KNOWN.get(_unnamed(graph), [])
+    return tuple(Schedule.trusted(graph, old.ops, old.reads, old.heads) for old in found)
 
 
 def _unnamed(graph: TrainingGraph) -> Any:

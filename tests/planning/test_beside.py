@@ -22,6 +22,7 @@ from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
+from memplan.strategies.auto import Auto
 
 NET, SHAPES = residual_net(batch=4)
 WORKSPACE = 3 << 20
@@ -132,8 +133,8 @@ def test_what_recomputation_adds_counts_in_the_search() -> None:
     """Its blocks would be smaller; but a further run of every op keeps more than it frees."""
     job = Job.prepare(_fallback_net(), ctx=mx.cpu(), time_limit=5, **PICTURES)
     blind = Job.prepare(_fallback_net(), time_limit=5, **PICTURES)
-    assert blind.least[1].allocated_nbytes < job.least[1].allocated_nbytes
-    assert job.holds(job.least[0]) <= job.holds(blind.least[0])
+    assert blind.least_by(Auto())[1].allocated_nbytes < job.least_by(Auto())[1].allocated_nbytes
+    assert job.holds(job.least_by(Auto())[0]) <= job.holds(blind.least_by(Auto())[0])
 
 
 @pytest.mark.parametrize(

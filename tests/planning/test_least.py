@@ -15,6 +15,7 @@ from memplan.errors import BudgetError
 from memplan.planning import job as planning_job
 from memplan.planning import known
 from memplan.planning.job import Job
+from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 
 
@@ -36,7 +37,7 @@ def test_the_least_counts_the_copies_of_further_runs() -> None:
         data=(4, 8, 32, 32),
     )
     # Every relu that runs again keeps copies: the fewest blocks are no less than 0.95 with them.
-    footprint = job.least.footprint
+    footprint = job.least_by(Auto()).footprint
     assert footprint.total_nbytes < 0.9 * job.unplanned.total_nbytes
 
 
@@ -55,7 +56,7 @@ def test_searches_go_on_from_the_least_until_they_find_no_less() -> None:
         time_limit=NEVER_SECONDS,
         data=(2, 3, 32, 32),
     )
-    schedule = job.least.schedule
+    schedule = job.least_by(Auto()).schedule
     problem = dataclasses.replace(job.problem(None), max_overhead=math.inf)
     again = Search(rounds=1, seed=1, start=schedule).solve(problem).schedule
     assert again is not None
@@ -93,9 +94,9 @@ def test_a_refusal_names_no_more_than_a_plan_without_a_budget_takes(strategy: st
     lowest, text = _lowest_of_refusal(strategy=strategy)
     assert "another process" not in text
     assert memplan.plan(_broad_end(), strategy=strategy, budget=lowest, **BROAD_END)
-    known.forget()
+    known._KNOWN.clear()
     assert memplan.plan(_broad_end(), strategy=strategy, **BROAD_END).total_nbytes >= lowest
-    known.forget()
+    known._KNOWN.clear()
     assert _lowest_of_refusal(strategy=strategy) == (lowest, text)
 
 

@@ -19,6 +19,7 @@ from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.quick import candidates
 from memplan.strategies.search import Search
@@ -65,7 +66,7 @@ class Unlucky:
 @pytest.mark.parametrize("realisation", REALISATIONS)
 def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None:
     job = _job(0, realisation)
-    lowest = job.least[1].total_nbytes
+    lowest = job.least_by(Auto())[1].total_nbytes
     assert lowest < job.unplanned.total_nbytes
     for budget_nbytes in (lowest, lowest + 1, lowest + 5000):
         plan = try_strategy(job, Unlucky(), budget_nbytes).plan
@@ -138,7 +139,7 @@ def _check_budgets(job: Job) -> None:
 
 def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None:
     job = _job(1, "packed")
-    budget_nbytes = job.least[1].total_nbytes
+    budget_nbytes = job.least_by(Auto())[1].total_nbytes
     attempt = try_strategy(job, "store_all", budget_nbytes)
     error: BudgetError = budget_error(job, attempt, "store_all")
     assert "strategy='auto' plans within this budget" in str(error)

@@ -26,6 +26,7 @@ from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import create
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status
 from memplan.strategies.search import Search
 from memplan.util.nbytes import format_nbytes
@@ -287,7 +288,7 @@ def test_a_large_graph_is_refused_without_annealing(monkeypatch: pytest.MonkeyPa
     assert len(job.graph.ops) > planning_job.LARGE
     monkeypatch.setattr(Search, "solve", None)
     monkeypatch.setattr(planning_job, "schedule_without_budget", lambda *_: None)
-    schedule, footprint, *_ = job.least
+    schedule, footprint, *_ = job.least_by(Auto())
     assert schedule.overhead <= MOST_OVERHEAD
     assert footprint.total_nbytes < 0.5 * job.unplanned.total_nbytes
     assert try_strategy(job, "evict:patience=0", footprint.total_nbytes).plan is not None

@@ -110,9 +110,10 @@ class BoundStep:
         self.paired = {place: name for place, name in names.items() if name in head_grads}
         differentiated = {node.forward for node in trace.nodes}
         outputs = trace.heads[: len(self.executor.outputs)]
-        self._are_losses = [
-            node in differentiated and place not in names for place, (node, _) in enumerate(outputs)
-        ]
+        others = [place for place in range(len(outputs)) if place not in self.paired]
+        # By the others no parameter has a gradient, or they are losses, which need none.
+        self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
+        self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
 
     def is_current(self) -> bool:
@@ -174,14 +175,11 @@ class BoundStep:
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
         as_graph = adds_as_graph(block, self.reads)
-        # Of an output without any, nothing that is trained has a gradient by it, or it is a loss.
         head_grads = self.executor.head_grads
         pairs = [(arrays[i], head_grads[name]) for i, name in self.paired.items()]
-        losses = [arrays[i] for i, is_loss in enumerate(self._are_losses) if is_loss]
-        others = [i for i, is_loss in enumerate(self._are_losses) if not is_loss]
-        others = [i for i in others if i not in self.paired]
-        mark_constants([arrays[i] for i in others])
-        constants = [arrays[i] for i in others if as_graph or self._depend_on_trained[i]]
+        losses = [arrays[i] for i in self._losses]
+        mark_constants([arrays[i] for i in self._constants])
+        constants = [arrays[i] for i in self._constants if as_graph or self._depend_on_trained[i]]
         if marked := pairs + [(array, without_memory(array)) for array in losses]:
             mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
