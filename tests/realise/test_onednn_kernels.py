@@ -188,14 +188,16 @@ def test_the_cache_is_as_large_as_linux_says(
 
 
 @pytest.mark.parametrize(
-    ("vendor", "nbytes"), [("GenuineIntel", 2 << 20), ("AuthenticAMD", 512 << 10)]
+    ("vendor", "first", "second"),
+    [("GenuineIntel", 48 << 10, 2 << 20), ("AuthenticAMD", 32 << 10, 512 << 10)],
 )
-def test_onednn_asks_intels_processors_for_their_cache_and_no_others(
-    vendor: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
+def test_onednn_asks_intels_processors_for_their_caches_and_no_others(
+    vendor: str, first: int, second: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _say(monkeypatch, f"vendor_id : {vendor}\n")
-    monkeypatch.setattr(processor, "cache_nbytes", {2: 2 << 20}.get)
-    assert processor.cache_nbytes_of_onednn.__wrapped__() == nbytes
+    monkeypatch.setattr(processor, "cache_nbytes", {1: 48 << 10, 2: 2 << 20}.get)
+    told = [processor.cache_nbytes_of_onednn.__wrapped__(level) for level in (1, 2)]
+    assert told == [first, second]
 
 
 def _say(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:

@@ -21,7 +21,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (columns, onednn_kernels):
         monkeypatch.setattr(module, "has_avx512", lambda: True)
     monkeypatch.setattr(columns, "cache_nbytes", {2: 1 << 20}.get)
-    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", lambda: 512 << 10)
+    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", {2: 512 << 10}.get)
 
 
 def _loss(data: Symbol) -> Symbol:
@@ -172,7 +172,7 @@ def test_what_is_prepared_for_dilated_convolutions(
 def test_a_convolution_itself_has_columns_that_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     monkeypatch.setattr(columns, "cache_nbytes", {2: 1000}.get)
-    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", lambda: 500)
+    monkeypatch.setattr(columns, "cache_nbytes_of_onednn", {2: 500}.get)
     net = activated(convolved(activated(pictures()), 12))
     assert _estimated(net, (2, 12, 8, 8)) == 2 * 4 * 12 * 9 * 64 + 1000
 

@@ -96,7 +96,7 @@ class Columns:
         as fit beside what is read and written, or all of them if the columns fit. A weight for
         which there is no room is multiplied in parts, of whatever fits.
         """
-        conv, room = self.conv, cache_nbytes_of_onednn()
+        conv, room = self.conv, cache_nbytes_of_onednn(2)
         strides = conv.height.stride * conv.width.stride
         if self.of_picture_nbytes * (strides + self._kernel) <= room * self._kernel:
             return self.of_picture_nbytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from memplan.mxnet.realise import onednn_avx2
 from memplan.mxnet.realise.onednn_geometry import Convolution
-from memplan.mxnet.realise.processor import cache_nbytes
+from memplan.mxnet.realise.processor import cache_nbytes_of_onednn
 
 BLOCK = 16
 _BLOCKS_OF_GROUPS = (16, 8, 4)
@@ -50,7 +50,7 @@ def _is_narrow(conv: Convolution) -> bool:
     read = -(-width.data // width.stride) * BLOCK * height.kernel * conv.depth.kernel
     weight = height.kernel * width.kernel * BLOCK * 2 * BLOCK * conv.depth.kernel
     nbytes = 4 * (read + width.out * 2 * BLOCK + weight)
-    is_small = width.kernel == 3 and width.out <= _PLACES and nbytes < cache_nbytes(1)
+    is_small = width.kernel == 3 and width.out <= _PLACES and nbytes < cache_nbytes_of_onednn(1)
     if is_small and max(width.stride, height.stride) > 1:
         is_small = conv.batch <= 16 and (conv.noutputs <= 192 or height.out <= 10)
     is_wide = width.out <= 147 and conv.noutputs <= 96
@@ -81,7 +81,7 @@ def _places_for_data(conv: Convolution, block: int) -> tuple[int, int]:
     is_strided = max(height.stride, conv.depth.stride) > 1
     read = width.data * block * 2 * height.kernel
     weight = height.kernel * width.kernel * block * block * 2
-    fits = 4 * (read + width.out * block + weight) <= cache_nbytes(1)
+    fits = 4 * (read + width.out * block + weight) <= cache_nbytes_of_onednn(1)
     is_between = width.data <= 5 or 8 < width.data <= 13
     has_few = width.kernel == 1 or (width.kernel == 5 and width.data < 8)
     if is_strided or not (has_few or (width.kernel < 5 and (is_between or not fits))):

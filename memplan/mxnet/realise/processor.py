@@ -15,8 +15,8 @@ _WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2")
 # Where the size of a core's first cache for data, and of its second one, stands; what is usual.
 _CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20)}
 
-# What oneDNN takes for the second cache where it does not know it.
-_GUESSED_CACHE = 512 << 10
+# What oneDNN takes for them where it does not know them.
+_GUESSED_CACHES = {1: 32 << 10, 2: 512 << 10}
 
 
 @functools.cache
@@ -38,13 +38,15 @@ def cache_nbytes(level: int) -> int:
 
 
 @functools.cache
-def cache_nbytes_of_onednn() -> int:
-    """What oneDNN takes for a core's second cache: it asks Intel's processors, and none else.
+def cache_nbytes_of_onednn(level: int) -> int:
+    """What oneDNN takes for a core's first cache for data, or for its second one.
+
+    It asks Intel's processors, and none else.
 
     (get_per_core_cache_size of its src/cpu/platform.cpp, and setCacheHierarchy of Xbyak.)
     """
     is_intel = "GenuineIntel" in _read(Path("/proc/cpuinfo"))
-    return cache_nbytes(2) if is_intel else _GUESSED_CACHE
+    return cache_nbytes(level) if is_intel else _GUESSED_CACHES[level]
 
 
 def _read(path: Path) -> str:
