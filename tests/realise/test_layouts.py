@@ -17,6 +17,7 @@ import pytest
 
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem
 from memplan.strategies.chen import ChenSqrt
 from memplan.strategies.evict import Evict
@@ -71,6 +72,25 @@ def test_a_batchnorm_meets_the_layouts_of_the_unplanned_step(name: str, is_resid
 @pytest.mark.parametrize("name", ["swish", "hard swish", "gates", "PReLU, as in ArcFace's ResNets"])
 def test_a_sum_is_written_over_the_term_of_the_unplanned_step(name: str) -> None:
     assert not different(before_sums(OPERATORS[name]))
+
+
+def test_gradients_may_be_read_in_another_order_than_mxnets() -> None:
+    """By a softsign last, which leaves another layout if it writes over what it reads."""
+    read = mx.sym.BatchNorm(convolution(mx.sym.Variable("data")), fix_gamma=False)
+    terms = [
+        mx.sym.LeakyReLU(read, act_type="leaky", name="leaky"),
+        mx.sym.Activation(read, act_type="softsign", name="softsign"),
+    ]
+    heads = [convolution(terms[0] + terms[1]), mx.sym.BatchNorm(read, fix_gamma=False)]
+    symbol = mx.sym.Group([mx.sym.MakeLoss(mx.sym.square(head)) for head in heads])
+    traced = trace(symbol, shapes={"data": (2, 3, 6, 6)}, realisation="packed")
+    names = [op.name for op in traced.graph.ops]
+    order = list(range(len(names)))
+    first, second = sorted(names.index(f"{name}_backward") for name in ("leaky", "softsign"))
+    order[first], order[second] = second, first
+    values = random_values(traced)
+    planned = bound(traced, Schedule.sequence(traced.graph, order), values)
+    assert not differences(stock_steps(traced, values, 2), planned_steps(planned, 2))
 
 
 def test_where_there_is_one_layout_sums_take_over_any_term() -> None:

@@ -46,6 +46,22 @@ def test_packed_steps_write_over_what_mxnet_writes_over(first: bool) -> None:
         assert not differences(stock, planned), seed
 
 
+def test_what_is_read_last_is_so_in_mxnets_order() -> None:
+    """A sum of several gradients is taken apart: the ops of a plan come in another order."""
+    read = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6)
+    summed = _prelu(read, "slopes") + _prelu(mx.sym.sin(read), "more")
+    network = mx.sym.Group(
+        [mx.sym.MakeLoss(out) for out in (mx.sym.square(summed), mx.sym.cos(read))]
+    )
+    traced = trace(network, shapes={"data": (4, 5)}, realisation="packed")
+    assert traced.stock_order != tuple(range(len(traced.nodes)))
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 2)
+    for seed in range(4):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 2)
+        assert not differences(stock, planned), seed
+
+
 def test_explicit_steps_refuse_what_a_schedule_would_decide() -> None:
     network = _network(first=True)
     with pytest.raises(TraceError, match=r"act_type='prelu'.*slopes.*realisation='packed'"):

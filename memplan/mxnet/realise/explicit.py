@@ -99,7 +99,11 @@ class Explicit(Form):
         return repeatable_nodes(forward)
 
     def finished(
-        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+        self,
+        graph: TrainingGraph,
+        nodes: Sequence[Node],
+        stock_order: Sequence[int],
+        device_type: str,
     ) -> TrainingGraph:
         """Random ops keep their order, those on one state, and halves of a step theirs."""
         graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))

@@ -24,13 +24,18 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
 
 
-def overwritten(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, int]:
+def overwritten(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> dict[int, int]:
     """For each tensor that the unplanned step writes over one that it reads: which one that is.
+
+    That is MXNet's step, which runs the ops in ``stock_order``: the last that reads a tensor may
+    be another one there than in the order of ``graph``.
 
     What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
     argument is written over none: MXNet's executor has an array for it beside the step.
     """
-    schedule = Schedule.unplanned(graph)
+    schedule = Schedule.sequence(graph, stock_order)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
     gradients = _gradients(graph)
@@ -67,14 +72,16 @@ class _Overwritten(Arena):
         self.source_of[tensor] = next(t for t in inputs if self.buffer_of[t] == buffer)
 
 
-def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+def with_layouts_of_unplanned(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> TrainingGraph:
     """``graph``, whose ops, ``nodes``, write over what leaves the layouts of the unplanned step.
 
     That is the input over which they write there, if it dies, else one in the same layout.
     """
-    source_of = overwritten(graph, nodes)
-    ops = []
-    for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
+    source_of = overwritten(graph, nodes, stock_order)
+    all_own, ops = own_inputs(graph, nodes, stock_order), []
+    for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         first, second = [], []
         for handover in op.handovers:
             source, taken = op.inputs[handover.input], source_of.get(op.outputs[handover.output])
@@ -86,7 +93,9 @@ def with_layouts_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
     return dataclasses.replace(graph, ops=tuple(ops))
 
 
-def with_slopes_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+def with_slopes_of_unplanned(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> TrainingGraph:
     """``graph``, in which a PReLU's backward op writes over no input if it does not unplanned.
 
     Nor if it is one that keeps what it reads: autograd calls that by itself without a plan.
@@ -94,7 +103,7 @@ def with_slopes_of_unplanned(graph: TrainingGraph, nodes: Sequence[Node]) -> Tra
     of_slopes = [index for index, node in enumerate(nodes) if is_gradient_of_slopes(node)]
     if not of_slopes:
         return graph
-    source_of, ops = overwritten(graph, nodes), list(graph.ops)
+    source_of, ops = overwritten(graph, nodes, stock_order), list(graph.ops)
     for index in of_slopes:
         if keeps_gradient(nodes[index]) or source_of.keys().isdisjoint(ops[index].outputs):
             ops[index] = dataclasses.replace(ops[index], handovers=())
@@ -114,7 +123,10 @@ def _has_layout(node: Node, source: int, taken: int | None, own: Collection[int]
 
 
 def layouts_taken_over(
-    graph: TrainingGraph, nodes: Sequence[Node], source_of: Mapping[int, int]
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    stock_order: Sequence[int],
+    source_of: Mapping[int, int],
 ) -> set[int]:
     """The tensors that have another layout where they are written over an input than elsewhere.
 
@@ -122,7 +134,8 @@ def layouts_taken_over(
     one of its layouts if a term is, and what is none of oneDNN's in the usual one.
     """
     result: set[int] = set()
-    for op, node, own in zip(graph.ops, nodes, own_inputs(graph, nodes), strict=True):
+    all_own = own_inputs(graph, nodes, stock_order)
+    for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         is_own_elsewhere = node.op == SUM and bool(own)
         if node.op == SUM or not reads_any_layout(node):
             written = source_of.keys() & set(op.outputs)

@@ -42,7 +42,7 @@ class Copies:
 
 def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
-    layouts = _Layouts(graph, nodes)
+    layouts = _Layouts(graph, nodes, range(len(nodes)))
     pairs, are_own = [], []
     for index, op in enumerate(graph.ops):
         are_own.append(not layouts.own.isdisjoint(op.inputs))
@@ -51,21 +51,27 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     return Copies(kept, temporary, tuple(are_own))
 
 
-def own_inputs(graph: TrainingGraph, nodes: Sequence[Node]) -> list[frozenset[int]]:
-    """For each op of ``graph``, which ``nodes`` are: its inputs that are in layouts of oneDNN's."""
-    layouts = _Layouts(graph, nodes)
-    result = []
-    for index, op in enumerate(graph.ops):
-        result.append(frozenset(layouts.own.intersection(op.inputs)))
+def own_inputs(
+    graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]
+) -> list[frozenset[int]]:
+    """For each op of ``graph``, which ``nodes`` are: its inputs that are in layouts of oneDNN's.
+
+    As the ops are run in this ``order``.
+    """
+    layouts = _Layouts(graph, nodes, order)
+    result = [frozenset[int]()] * len(nodes)
+    for index in order:
+        result[index] = frozenset(layouts.own.intersection(graph.ops[index].inputs))
         layouts.run(index)
     return result
 
 
 class _Layouts:
-    """Which tensors are in a layout of oneDNN's."""
+    """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
-    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node]) -> None:
+    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]) -> None:
         self.graph, self.nodes = graph, nodes
+        self.place_of = {index: place for place, index in enumerate(order)}
         self.own: set[int] = set()
 
     def run(self, index: int) -> tuple[int, int]:
@@ -156,7 +162,8 @@ class _Layouts:
         op, inputs_of = self.graph.ops[index], dict[int, int]()
         for place, output, _ in op.handovers:
             tensor = op.inputs[place]
-            dies = self.graph.readers[tensor][-1] == index and tensor not in self.graph.heads
+            last = max(self.graph.readers[tensor], key=self.place_of.__getitem__)
+            dies = last == index and tensor not in self.graph.heads
             if dies and tensor not in inputs_of.values():
                 inputs_of.setdefault(op.outputs[output], tensor)
         return inputs_of

@@ -77,17 +77,21 @@ class Packed(Explicit):
         return gradients_outside(heads, noutputs, requests)
 
     def finished(
-        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+        self,
+        graph: TrainingGraph,
+        nodes: Sequence[Node],
+        stock_order: Sequence[int],
+        device_type: str,
     ) -> TrainingGraph:
         """Fewer ops may run twice, and fewer inputs be written over, on a CPU above all.
 
         Gradients that nobody reads are left out.
         TraceError for an op that cannot be called by itself.
         """
-        graph = packable(super().finished(graph, nodes, device_type), nodes)
-        graph = with_slopes_of_unplanned(graph, nodes)
+        graph = packable(super().finished(graph, nodes, stock_order, device_type), nodes)
+        graph = with_slopes_of_unplanned(graph, nodes, stock_order)
         if device_type == "cpu" and onednn_is_enabled():
-            graph = with_layouts_of_unplanned(graph, nodes)
+            graph = with_layouts_of_unplanned(graph, nodes, stock_order)
         return without_unread(graph, nodes, device_type)
 
     def check_context(self, ctx: mx.Context | None) -> None:
@@ -301,10 +305,10 @@ def _in_place(
     trace: Trace, lowered: Lowered, ctx: mx.Context
 ) -> dict[tuple[int, int], Overwritten]:
     """What the unplanned step writes over, by the op that does so, and by which output."""
-    graph, nodes = trace.graph, trace.nodes
-    sources = overwritten(graph, nodes)
+    graph, nodes, order = trace.graph, trace.nodes, trace.stock_order
+    sources = overwritten(graph, nodes, order)
     on_cpu = ctx.device_type == "cpu"  # elsewhere all arrays have one layout
-    taking_layouts = layouts_taken_over(graph, nodes, sources) if on_cpu else ()
+    taking_layouts = layouts_taken_over(graph, nodes, order, sources) if on_cpu else ()
     result = {}
     for tensor, source in sources.items():
         node = nodes[graph.producer[tensor]]

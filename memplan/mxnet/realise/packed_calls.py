@@ -169,7 +169,7 @@ class Calls:
             place = _Place(offset, info.shape, info.dtype)
             taken, sources = in_place.get((op, k)), read.intersection((place, place.other))
             for source in sources:
-                keeps_layout = node.forward is not None or reads_any_layout(node)
+                keeps_layout = reads_any_layout(node)
                 place = source if keeps_layout or taken is not None else source.other
             if not sources and taken is not None and taken.is_needed:
                 self._copied[step] = node.inputs.index(taken.source), k

@@ -37,6 +37,7 @@ from memplan.mxnet.trace.operators import (
 )
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.sizes import check_op
+from memplan.mxnet.trace.stock_order import stock_order
 from memplan.mxnet.trace.sums import chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
@@ -53,9 +54,10 @@ class Trace:
     equal ones). ``symbol`` is the user's network without any force_mirroring attribute.
     ``shapes``, ``dtypes`` and ``grad_req`` are complete: one entry per argument (and auxiliary
     state, for the first two). ``heads`` are the entries of the network's outputs, then of the
-    gradients in the order of the arguments, or of the updates by them; ``form`` is that of the
-    realisation traced for. With ``numpy_shapes`` it was traced with NumPy's shapes, where () is
-    that of a scalar.
+    gradients in the order of the arguments, or of the updates by them. ``stock_order`` are the ops
+    in the order in which MXNet's own executor would run them. ``form`` is that of the realisation
+    traced for. With ``numpy_shapes`` it was traced with NumPy's shapes, where () is that of a
+    scalar.
     """
 
     symbol: mx.sym.Symbol
@@ -66,6 +68,7 @@ class Trace:
     dtypes: Mapping[str, str]
     grad_req: Mapping[str, str]
     heads: tuple[Entry, ...]
+    stock_order: tuple[int, ...]
     form: Form = STOCK
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
 
@@ -114,14 +117,17 @@ def trace(
     for node in depth_first(heads):
         check_op(node)
     outputs = merge_equal_nodes(list(heads))
-    full = form.rewritten(training_graph(outputs, heads, wanted(requests)), device_type)
+    full = training_graph(outputs, heads, wanted(requests))
+    stock = depth_first(full)
+    full = form.rewritten(full, device_type)
     _infer_step(full, known_shapes, known_dtypes)
     if form.spells_out_backward:
         chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array)
     full = form.ended(full, len(outputs), requests)
     order = form.ordered(_checked(full))
     graph = _build(order, full, len(outputs), form, requests)
-    graph = form.finished(graph, order, device_type)
+    in_stock_order = stock_order(graph, order, stock)
+    graph = form.finished(graph, order, in_stock_order, device_type)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -131,6 +137,7 @@ def trace(
         dtypes=known_dtypes,
         grad_req=requests,
         heads=tuple(full),
+        stock_order=in_stock_order,
         form=form,
     )
 

@@ -94,9 +94,16 @@ class Form:
         }
 
     def finished(
-        self, graph: TrainingGraph, nodes: Sequence[Node], device_type: str
+        self,
+        graph: TrainingGraph,
+        nodes: Sequence[Node],
+        stock_order: Sequence[int],
+        device_type: str,
     ) -> TrainingGraph:
-        """``graph``, whose ops are ``nodes``, with what else must hold for it on such a device."""
+        """``graph``, whose ops are ``nodes``, with what else must hold for it on such a device.
+
+        MXNet's own executor would run the ops in ``stock_order``.
+        """
         return graph
 
 
