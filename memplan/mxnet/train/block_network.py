@@ -31,7 +31,7 @@ from memplan.mxnet.train.initial_order import (
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
-from memplan.mxnet.train.symbols_seen import warn_of_symbols
+from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
 
 Parameter = Any
 
@@ -94,7 +94,8 @@ def compose(
         by_their_graphs(block, params) if has_been_called else nullcontext(),
     ):
         run = _as_called(block, inputs) if has_been_called else block
-        losses, outputs = recorded(lambda: _composed(block, run, loss, inputs, labels))
+        composed = functools.partial(_composed, block, run, loss, inputs, labels)
+        losses, outputs = recorded(lambda: refusing_rows(composed))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None

@@ -6,17 +6,22 @@ A hybridized block shows it Symbols, too, when MXNet makes its graph, and then n
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
+import sys
+import types
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import mxnet as mx
 
+from memplan.errors import TraceError
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
-from memplan.mxnet.train.read_by import package_of
+from memplan.mxnet.train.read_by import is_mxnets, package_of
 
 Block = Any
+T = TypeVar("T")
 
 # How a script writes what F is, and of which class an input is: with arrays, and with Symbols.
 _MODULES = frozenset({"nd", "ndarray", "sym", "symbol"})
@@ -24,6 +29,9 @@ _CLASSES = frozenset({"NDArray", "Symbol"})
 
 # Their blocks are written to be hybridized, and return the same for both.
 _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
+
+# What gives rows of an array, and outputs of a Symbol, by the methods that do.
+_ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
 
 
 def warn_of_symbols(block: Block, in_attributes: bool) -> None:
@@ -98,3 +106,77 @@ def _has_symbols(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_has_symbols, value))
     return isinstance(value, mx.sym.Symbol)
+
+
+def refusing_rows(compute: Callable[[], T]) -> T:
+    """What ``compute`` returns; TraceError where it asks a Symbol for what an array has of rows.
+
+    A Symbol of one output has it of that output, ``for row in x`` runs once, and the step would
+    train another network. A Symbol of several stands for a list of arrays, and has what that has.
+    """
+    methods = {name: getattr(mx.sym.Symbol, name) for name in _ROWS}
+    # A script that puts others in their place has them do what arrays do.
+    own = {name: method for name, method in methods.items() if is_mxnets(method)}
+    refused: list[TraceError] = []
+    try:
+        for name, method in own.items():
+            setattr(mx.sym.Symbol, name, _refusing(method, refused))
+        result = compute()
+    finally:
+        for name, method in own.items():
+            setattr(mx.sym.Symbol, name, method)
+    if refused:  # the script has caught it, and done what it would not do with arrays
+        raise refused[0]
+    return result
+
+
+def _refusing(method: Any, refused: list[TraceError]) -> Callable[..., Any]:
+    """This ``method`` of Symbols, but TraceError, one more of ``refused``, for whose are arrays."""
+
+    @functools.wraps(method)
+    def refusing(symbol: Any, *keys: Any) -> Any:
+        caller = sys._getframe(1)
+        # An array, too, is itself for x[:], and has nothing by a name.
+        is_of_rows = all(isinstance(key, int | slice) and key != slice(None) for key in keys)
+        if is_of_rows and _has_arrays(caller) and len(symbol.list_outputs()) == 1:
+            code = caller.f_code
+            refused.append(
+                TraceError(
+                    f"{code.co_name} ({code.co_filename}:{caller.f_lineno}) asks for "
+                    f"{_ROWS[method.__name__]} of {symbol.name!r}: MXNet calls it with arrays, and "
+                    f"a planned step with Symbols, which have no rows, and whose len(), index and "
+                    f"iteration are those of outputs. For rows write F.slice_axis(x, axis=0, "
+                    f"begin=k, end=k + 1) or F.split(x, num_outputs=n, axis=0, squeeze_axis=True), "
+                    f"and make their number an attribute of the block; or call hybridize() if "
+                    f"outputs are meant, which MXNet takes then, too"
+                )
+            )
+            raise refused[-1]
+        return method(symbol, *keys)
+
+    return refusing
+
+
+def _has_arrays(frame: types.FrameType | None) -> bool:
+    """Is it the script's code, run by :func:`refusing_rows` and in no graph of MXNet's?
+
+    Other threads may ask Symbols at the same time, for what they like.
+    """
+    if _package(frame) in (*_LIBRARIES, "memplan"):
+        return False
+    while frame is not None and frame.f_code is not refusing_rows.__code__:
+        if _makes_graph(frame):
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def _makes_graph(frame: types.FrameType) -> bool:
+    """Is it where a hybridized block calls its hybrid_forward, with Symbols without a plan, too?"""
+    if frame.f_code.co_name not in ("forward", "_get_graph") or _package(frame) != "mxnet":
+        return False
+    return is_graph(frame.f_locals.get("self"))
+
+
+def _package(frame: types.FrameType | None) -> str:
+    return "" if frame is None else str(frame.f_globals.get("__name__", "")).split(".")[0]
