@@ -228,3 +228,70 @@ def test_one_of_numpy_keeps_its_graph_within_another(
     finally:
         mx.npx.reset_np()
     assert results[0] == results[1]
+
+
+class InLoops(gluon.HybridBlock):
+    """Calls a hybridized block in loops, and in a branch, in which others read parameters, too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(prefix="loops_")
+        self.kind = kind
+        with self.name_scope():
+            self.inner = nn.HybridSequential()
+            self.inner.add(nn.Dense(6, activation="tanh"), nn.Dense(6))
+            self.head = nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def body(row: Any, state: Any) -> Any:
+            out = self.inner(row + state) * 2
+            return out, F.sigmoid(out)
+
+        def body_of_bodies(row: Any, state: Any) -> Any:
+            rows, state = F.contrib.foreach(body, F.stack(row, 2 * row), state)
+            return rows, self.inner(state)
+
+        def step(k: Any, state: Any) -> Any:
+            return state, [k + 1, self.inner(state)]
+
+        before = F.relu(x)
+        if self.kind == "foreach":
+            found = F.contrib.foreach(body, F.stack(x, x * x), before)[0]
+        elif self.kind == "foreach in foreach":
+            found = F.contrib.foreach(body_of_bodies, F.stack(x, x * x), before)[0]
+        elif self.kind == "while_loop":
+            begin = [F.zeros((1,)), self.inner(before)]
+            found = F.contrib.while_loop(lambda k, _: k < 3, step, begin, max_iterations=3)[1][1]
+        else:
+            found = F.contrib.cond(x.sum() < 99, lambda: self.inner(before), lambda: before)
+        return self.head(F.reshape(found, (-1, 6)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs its loop .* as an operator")
+@pytest.mark.parametrize("before", [nothing, inferred])
+@pytest.mark.parametrize("kind", ["foreach", "foreach in foreach", "while_loop", "cond"])
+def test_a_hybridized_block_is_called_in_a_loop_of_another(
+    kind: str, before: Callable[[Any], None]
+) -> None:
+    results, graphs = [], []
+    for plan in (False, True):
+        mx.random.seed(1)
+        net = InLoops(kind)
+        net.initialize(mx.init.Xavier())
+        net(X)
+        net.inner.hybridize()
+        before(net)
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        found = []
+        for _ in range(3):
+            with autograd.record():
+                loss = (net(X) ** 2).mean()
+            loss.backward()
+            trainer.step(4)
+            found += [loss, *(p.grad() for p in net.collect_params().values())]
+        results.append([array.asnumpy() for array in found])
+        graphs.append(net.inner._cached_graph[1].tojson())
+    assert graphs[0] == graphs[1]
+    for plain, by_plan in zip(*results, strict=True):
+        np.testing.assert_allclose(by_plan, plain, rtol=1e-5, atol=1e-6)

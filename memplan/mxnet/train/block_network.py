@@ -21,7 +21,7 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import hybridized, is_graph
-from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
+from memplan.mxnet.train.cached_graphs import LOOP, by_their_graphs, has_graph, outputs_of_graph
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -37,9 +37,6 @@ Parameter = Any
 
 # Names of the variables that stand for inputs and labels; parameters have others.
 INPUT, LABEL = "memplan_input", "memplan_label"
-
-# The attribute by which MXNet knows the ops of a loop while it is made.
-_LOOP = "__subgraph_name__"
 
 
 @dataclass(frozen=True)
@@ -300,7 +297,7 @@ def _unnamed(graph: Any) -> list[Any]:
     nodes = [
         {
             **node,
-            "attrs": {k: v for k, v in node.get("attrs", {}).items() if k != _LOOP},
+            "attrs": {k: v for k, v in node.get("attrs", {}).items() if k != LOOP},
             "name": node["name"] if node["op"] == VARIABLE else "",
             "inputs": [entry[:2] for entry in node["inputs"]],
             "subgraphs": list(map(_unnamed, node.get("subgraphs", []))),

@@ -24,6 +24,9 @@ from memplan.mxnet.train.nesting import leaves, mapped, of_semantics
 Block = Any
 Parameter = Any
 
+# The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
+LOOP = "__subgraph_name__"
+
 
 def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
     """Have MXNet make its graph, as a call with ``args`` would, unless there is one.
@@ -108,14 +111,42 @@ def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[N
 def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) -> Any:
     """What the graph of ``root`` computes of Symbols; MXNet would make it now, if there is none."""
     if not root._cached_graph:
-        root._get_graph(*_stand_ins(args))
+        with _out_of_scopes():
+            root._get_graph(*_stand_ins(args))
     if not root._cached_graph or not _takes(root, args):
         return type(root).forward(root, *args)
     variables, graph = root._cached_graph
     read = {name: params[name].var() for name in graph.list_inputs() if name in params}
     given = zip(variables, leaves(args), strict=True)
     given_of = {variable.name: symbol for variable, symbol in given}
-    return _nested(root, graph.as_nd_ndarray()(**read | given_of))
+    return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+
+
+@contextmanager
+def _out_of_scopes() -> Iterator[None]:
+    """Within, ops get no attributes of the loops around, of which a graph that is kept has none."""
+    current = mx.AttrScope._current
+    scope, current.value = current.value, mx.AttrScope()
+    try:
+        yield
+    finally:
+        current.value = scope
+
+
+def _in_loop(graph: mx.sym.Symbol) -> mx.sym.Symbol:
+    """``graph``, but its ops with the mark of the loop whose body calls it, if one does.
+
+    MXNet cuts a body out of all that is without.
+    """
+    scope = getattr(mx.AttrScope._current, "value", None)
+    mark = {} if scope is None else {k: v for k, v in scope._attr.items() if k == LOOP}
+    if not mark:
+        return graph
+    data = symbol_json.parse(graph)
+    for node in data["nodes"]:
+        if node["op"] != VARIABLE:
+            node["attrs"] = node.get("attrs", {}) | mark
+    return symbol_json.load(data)
 
 
 def _stand_ins(args: tuple[Any, ...]) -> Any:
