@@ -17,7 +17,8 @@ _IGNORED_INPUTS = {
     "_npi_full_like": (0,),
 }
 
-# An attribute of a PReLU whose backward op MXNet calls by itself, so that it writes over nothing.
+# An attribute of an op that MXNet calls by itself, in no graph: a PReLU's backward op writes over
+# nothing there. Its value is another for every op, for equal ones are not merged there.
 APART = "__memplan_apart__"
 
 _RANDOM = re.compile(

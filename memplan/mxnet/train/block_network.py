@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,8 +19,8 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.trace.operators import APART
-from memplan.mxnet.train.block_changes import hybridized, is_graph
 from memplan.mxnet.train.cached_graphs import LOOP, by_their_graphs, has_graph, outputs_of_graph
+from memplan.mxnet.train.called_apart import called_apart
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -101,7 +100,8 @@ def compose(
         what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
         raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
-    apart = _slopes_apart(mx.sym.Group(symbols), block, in_halves)
+    blocks = trained_blocks(block, loss)
+    apart = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([list(apart.values()), _structure(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
@@ -264,25 +264,6 @@ def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.BlockGrad(symbol.as_nd_ndarray())
 
 
-def _slopes_apart(symbol: mx.sym.Symbol, block: Any, in_halves: bool) -> dict[str, int]:
-    """The PReLUs of which MXNet writes over no gradient, and where they are among the nodes.
-
-    A hybridized block writes over those that die in its graph, so not over that of an output, which
-    autograd has, and one that is not hybridized over none. The slopes have other gradients then.
-    """
-    nodes, heads = operator.itemgetter("nodes", "heads")(symbol_json.parse(symbol))
-    read = {source for node in nodes for source, *_ in node["inputs"]}
-    outputs = {source for source, *_ in heads if in_halves} - read
-    in_graphs = {name for root in hybridized([block]) for name in root.collect_params()}
-    return {
-        node["name"]: place
-        for place, node in enumerate(nodes)
-        if node["op"] == "LeakyReLU" and node.get("attrs", {}).get("act_type") == "prelu"
-        if place in outputs
-        or not (is_graph(block) or nodes[node["inputs"][1][0]]["name"] in in_graphs)
-    }
-
-
 def _structure(symbol: mx.sym.Symbol) -> str:
     return json.dumps(_unnamed(symbol_json.parse(symbol)))
 
@@ -310,7 +291,7 @@ def _unnamed(graph: Any) -> list[Any]:
 def _declared(
     symbol: mx.sym.Symbol,
     params: Mapping[str, Parameter],
-    apart: Collection[str],
+    apart: Mapping[str, int],
     *,
     in_halves: bool,
 ) -> mx.sym.Symbol:
@@ -323,7 +304,7 @@ def _declared(
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
             if node["name"] in apart:
-                node.setdefault("attrs", {})[APART] = "True"
+                node.setdefault("attrs", {})[APART] = str(apart[node["name"]])
             continue
         attrs = node.setdefault("attrs", {})
         if in_halves:
