@@ -118,8 +118,9 @@ class TrainStep:
         self._blocks = trained_blocks(block, loss)
         if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
-                f"realisation must be 'auto', 'packed' or 'explicit' for TrainStep, "
-                f"got {realisation!r}; with a trainer packed steps update the parameters"
+                f"realisation must be 'auto', 'packed' or 'explicit' for a Gluon block, got "
+                f"{realisation!r}: Gluon ignores what mirroring marks, and packed steps of "
+                f"TrainStep(trainer=...) update the parameters as they are"
             )
         self._trainer = StepTrainer(trainer, may_pack(realisation), ignore_stale_grad)
         self.block, self.loss, self.keep_outputs = block, loss, keep_outputs
