@@ -21,6 +21,7 @@ from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
 from memplan.mxnet.trace.inference import infer
+from memplan.mxnet.trace.misinferred import check_flat_parts, check_operators
 from memplan.mxnet.trace.nnvm import (
     Attrs,
     Entry,
@@ -110,8 +111,9 @@ def trace(
     symbol = without_flags(net)
     nodes, heads = from_json(symbol_json.parse(symbol))
     check_unique_names(nodes)
-    _check_untouched(nodes)
+    check_operators(nodes)
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
+    check_flat_parts(nodes, shapes)
     requests = complete_grad_req(symbol, shapes, grad_req)
     infer(heads, known_shapes, known_dtypes)
     for node in depth_first(heads):
@@ -140,20 +142,6 @@ def trace(
         stock_order=in_stock_order,
         form=form,
     )
-
-
-def _check_untouched(nodes: Sequence[Node]) -> None:
-    """TraceError for an op that oneDNN's subgraph backend has made of others, for inference.
-
-    Its gradients are zeros in MXNet.
-    """
-    for node in nodes:
-        if node.op.startswith("_sg_"):
-            raise TraceError(
-                f"{node.name!r} ({node.op}) stands for ops that were fused for inference, and "
-                f"MXNet has no gradient of it; plan the network that get_backend_symbol() or "
-                f"optimize_for() was called on"
-            )
 
 
 def check_symbol(net: Any) -> None:
