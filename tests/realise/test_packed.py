@@ -61,6 +61,26 @@ def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
         trace(symbol, shapes=shapes, realisation="packed")
 
 
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float64", "float16")])
+def test_several_dtypes_for_amp_multicast_are_refused(
+    dtypes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = var()
+    parts = [mx.sym.Cast(dense(data, 3, name=dtype), dtype=dtype) for dtype in dtypes]
+    narrow = mx.sym.amp_multicast(*parts, num_outputs=2, cast_narrow=True)
+    terms = [mx.sym.Cast(narrow[place], dtype="float32") for place in range(2)]
+    symbol, shapes = mx.sym.MakeLoss(terms[0] * terms[1]), {"data": (2, 4)}
+    with pytest.raises(TraceError, match=r"amp_multicast.*several dtypes.*realisation='explicit'"):
+        trace(symbol, shapes=shapes, realisation="packed")
+    trace(symbol, shapes=shapes, realisation="packed", device_type="gpu")
+    traced = trace(symbol, shapes=shapes, realisation="explicit")
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values, 2), planned_steps(executor, 2))
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    trace(symbol, shapes=shapes, realisation="packed")
+
+
 OPTIONS: dict[str, Any] = {
     "realisation": "packed",
     "costs": "roofline:v100",

@@ -88,7 +88,8 @@ class Packed(Explicit):
         Gradients that nobody reads are left out.
         TraceError for an op that cannot be called by itself.
         """
-        graph = packable(super().finished(graph, nodes, stock_order, device_type), nodes)
+        graph = super().finished(graph, nodes, stock_order, device_type)
+        graph = packable(graph, nodes, device_type)
         graph = with_slopes_of_unplanned(graph, nodes, stock_order)
         if device_type == "cpu" and onednn_is_enabled():
             graph = with_layouts_of_unplanned(graph, nodes, stock_order)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from memplan.errors import TraceError
 from memplan.mxnet.realise.loops import check_gradients, check_loop
 from memplan.mxnet.trace.arguments import wanted
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
@@ -40,16 +41,21 @@ _RNN = frozenset({"RNN", "_npx_rnn"})
 
 # What MXNet does otherwise where it calls these operators by themselves: why they are refused.
 _SHAPE = "MXNet infers a wrong shape where the op is given an array to write into"
+# oneDNN knows one dtype of floating-point numbers only.
+_MIXED = (
+    "MXNet cannot read inputs of several dtypes there with oneDNN; cast each of them with Cast, "
+    "or set MXNET_MKLDNN_ENABLED=0"
+)
 _OTHERWISE_ALONE = {
-    "_npi_vstack": _SHAPE,
-    "_npi_column_stack": _SHAPE,
+    "_npi_vstack": f"{_SHAPE}; write np.concatenate",
+    "_npi_column_stack": f"{_SHAPE}; write np.concatenate",
     "_npi_insert_scalar": _SHAPE,
     # In three runs of the tests, after certain others; why is not known.
     "_npi_gamma": "it was seen to draw other numbers there than in MXNet's executor",
 }
 
 
-def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> TrainingGraph:
     """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
 
     No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
@@ -62,10 +68,10 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         keeps_state = has_state_or_user_code(node) and node.op not in _RNN
         if keeps_state and not is_made_of_symbol(node):
             raise TraceError(_refused(node))
-        if node.op in _OTHERWISE_ALONE:
+        if reason := _otherwise_alone(node, device_type):
             raise TraceError(
-                f"op {node.name!r} ({node.op}) cannot run in packed memory: "
-                f"{_OTHERWISE_ALONE[node.op]}. Use realisation='explicit'"
+                f"op {node.name!r} ({node.op}) cannot run in packed memory: {reason}. "
+                f"Use realisation='explicit'"
             )
         if needs_state(node):
             gradients_read(node)
@@ -89,6 +95,16 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def _otherwise_alone(node: Node, device_type: str) -> str | None:
+    """What MXNet does otherwise where it calls ``node`` by itself, if that is known."""
+    forward = node.forward or node
+    floats = {info.dtype for info in forward.infos.inputs if info and "float" in info.dtype}
+    by_onednn = device_type == "cpu" and onednn_is_enabled()
+    if by_onednn and forward.op == "amp_multicast" and len(floats) > 1:
+        return _MIXED
+    return _OTHERWISE_ALONE.get(node.op)
 
 
 def join_parts(heads: Sequence[Entry]) -> None:
