@@ -23,6 +23,7 @@ from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
+    check_written,
     explicit_order,
     keep_order,
     repeatable_nodes,
@@ -67,13 +68,16 @@ class Explicit(Form):
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as a Symbol can hold them.
 
-        TraceError for user code, loops, and a PReLU whose slopes the schedule would decide on.
+        TraceError for user code, loops, a PReLU whose slopes the schedule would decide on, and
+        gradients that MXNet does not write.
         """
+        by_onednn = device_type == "cpu" and onednn_is_enabled()
         order = depth_first(heads)
         nreaders = Counter(entry for node in order for entry in node.inputs)
         nreaders.update(heads)
         for node in order:
             forward = node.forward
+            check_written(node, nreaders, by_onednn=by_onednn)
             if is_gradient_of_slopes(node) and nreaders[node, 1]:
                 _check_slopes(node, nreaders, of_argument=(node, 0) in heads)
             if forward is not None and is_made_of_symbol(forward):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
 from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
@@ -23,16 +24,28 @@ _KEEPS_POINTERS = frozenset({"RNN", "_npx_rnn"})
 # Their mutable inputs, the moving statistics, are looked after.
 _STATISTICS = frozenset({"BatchNorm", "BatchNorm_v1"})
 
-# Backward operators that leave some gradients alone, and which: of labels, lengths and indices.
+# Backward operators that leave some gradients alone, and which: of labels, lengths, indices, and
+# the state before a Hawkes process.
 _UNWRITTEN: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
         """_backward_SoftmaxOutput _backward_SVMOutput _backward_linear_reg_out
         _backward_mae_reg_out _backward_logistic_reg_out _backward_SequenceMask
-        _backward_SequenceLast _backward_SequenceReverse _backward__contrib_MultiBoxTarget
-        _contrib_backward_index_copy""".split(),
+        _backward_SequenceLast _backward_SequenceReverse _contrib_backward_index_copy""".split(),
         (1,),
     ),
+    "_backward__contrib_MultiBoxTarget": (0, 1),
     "_backward_ctc_loss": (1, 2, 3),
+    "_contrib_backward_hawkesll": (3,),
+}
+
+# Backward operators that write some gradients only where one other is asked for: that one's place,
+# and theirs. Their kernels return early without it (FullyConnected: oneDNN's).
+_WRITTEN_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
+    "_backward_FullyConnected": (1, (2,)),
+    "_backward_interleaved_matmul_selfatt_valatt": (0, (1,)),
+    "_backward_interleaved_matmul_encdec_qk": (0, (1,)),
+    "_npi_backward_polyval": (0, (1,)),
+    "_npi_backward_ediff1d": (0, (1, 2)),
 }
 
 
@@ -49,15 +62,19 @@ def runnable(full: Sequence[Entry]) -> list[Entry]:
 
 
 def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> list[Entry]:
-    """``full`` with zeros for gradients that MXNet's kernels never write, those of labels.
+    """``full`` with zeros for gradients that MXNet's kernels do not write, those of labels.
 
     Its executor leaves the array that is given for one as it was, which is zeros if it made it.
+    TraceError for one of which they write a part.
     """
     zeros: dict[Entry, Node] = {}
 
     def written(entry: Entry) -> Entry:
         node, k = entry
-        if node.forward is None or k not in unwritten(node, node.forward):
+        if node.forward is None:
+            return entry
+        _check_diagonal(node.forward, k)
+        if k not in _taken_for_zeros(node, node.forward):
             return entry
         if entry not in zeros:
             name = f"{node.name}_zeros{k}"
@@ -74,6 +91,54 @@ def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
     if backward.op == "_backward_RNN" and is_true(forward.attrs.get("use_sequence_length")):
         return (len(forward.inputs) - 1,)
     return _UNWRITTEN.get(backward.op, ())
+
+
+def _taken_for_zeros(backward: Node, forward: Node) -> tuple[int, ...]:
+    """The gradients that are zeros, or never written: a resize's of what it takes the size of.
+
+    MXNet writes those zeros only where the sizes differ (contrib/bilinear_resize-inl.h).
+    """
+    if backward.op == "_backward_contrib_BilinearResize2D" and forward.attrs.get("mode") == "like":
+        return (1,)
+    return unwritten(backward, forward)
+
+
+def _check_diagonal(forward: Node, place: int) -> None:
+    """TraceError where an einsum takes a diagonal of the input at this ``place``.
+
+    MXNet leaves the gradient beside the diagonal as memory was before.
+    """
+    if forward.op != "_npi_einsum":
+        return
+    parts = forward.attrs["subscripts"].partition("->")[0].split(",")
+    letters = [letter for letter in parts[place] if letter.isalpha()]
+    if len(set(letters)) < len(letters):
+        raise TraceError(
+            f"op {forward.name!r} (einsum {forward.attrs['subscripts']!r}) takes a diagonal, and "
+            f"MXNet does not write the gradient of what is beside it; take np.diagonal(...) of "
+            f"that array first, or np.trace(...) for the sum of a diagonal"
+        )
+
+
+def check_written(node: Node, nreaders: Mapping[Entry, int], *, by_onednn: bool) -> None:
+    """TraceError where MXNet's executor does not write a gradient of ``node`` that is read.
+
+    It asks the operator only for those that are read. ``by_onednn``: does oneDNN compute?
+    """
+    forward, (needed, others) = node.forward, _WRITTEN_WITH.get(node.op, (0, ()))
+    if forward is None or nreaders.get((node, needed)):
+        return
+    data = forward.infos.inputs[0]
+    if node.op == "_backward_FullyConnected" and not (
+        by_onednn and data is not None and data.dtype == "float32"
+    ):
+        return
+    if any(nreaders.get((node, k)) for k in others):
+        raise TraceError(
+            f"op {forward.name!r} ({forward.op}) has no gradient in MXNet's executor where that of "
+            f"its input {needed} is not wanted: it is what memory was before. Use "
+            f"realisation='packed'"
+        )
 
 
 def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = None) -> list[Node]:
