@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 
 from memplan.step.graph import TrainingGraph
@@ -38,11 +40,22 @@ def threshold_cut(
     The sweep of Chen et al. 2016, algorithm 3. Points that carry the same ``mirror_stage`` other
     than "True" are one cut line and are kept or dropped together.
     """
+    return _cut_and_next(graph, points, threshold_nbytes)[0]
+
+
+def _cut_and_next(
+    graph: TrainingGraph, points: Sequence[int], threshold_nbytes: int
+) -> tuple[tuple[int, ...], int | None]:
+    """:func:`threshold_cut`, and the least threshold above with another cut; None if there is none.
+
+    That is the least that a segment holds which ends: a smaller one decides all as this one.
+    """
     candidates = frozenset(points)
     cut = []
     nbytes = 0
     line: str | None = None
     keep_line = False
+    least: int | None = None
     for op in range(graph.nforward):
         nbytes += output_nbytes(graph, op)
         if op not in candidates:
@@ -52,10 +65,11 @@ def threshold_cut(
             keep_line = nbytes > threshold_nbytes
             line = stage
             if keep_line:
+                least = nbytes if least is None else min(least, nbytes)
                 nbytes = 0
         if keep_line:
             cut.append(op)
-    return tuple(cut)
+    return tuple(cut), least
 
 
 def stages(graph: TrainingGraph) -> Sequence[int]:
@@ -69,21 +83,28 @@ def stages(graph: TrainingGraph) -> Sequence[int]:
 def threshold_cuts(
     graph: TrainingGraph, points: Sequence[int], *, at_most: int, least_nbytes: int = 1
 ) -> Iterator[tuple[int, ...]]:
-    """``at_most`` different cuts by threshold, from keeping every point to keeping none.
+    """The different cuts by ``at_most`` thresholds, from keeping every point to keeping none.
 
     Thresholds lie between ``least_nbytes`` and everything, evenly spaced in logarithm: a sweep with
-    threshold b makes about total / b segments.
+    threshold b makes about total / b segments. Those that make the same cut as the one before are
+    never looked at, as there may be any number of them.
     """
     total = sum(output_nbytes(graph, op) for op in range(graph.nforward))
     least = max(1, min(least_nbytes, total))
-    cuts: set[tuple[int, ...]] = set()
-    for step in range(at_most):
+
+    def threshold(step: int) -> int:
         share = step / max(1, at_most - 1)
-        threshold = int(least ** (1.0 - share) * total**share) if step else 0
-        cut = threshold_cut(graph, points, threshold)
-        if cut not in cuts:
-            cuts.add(cut)
-            yield cut
+        return int(least ** (1.0 - share) * total**share) if step else 0
+
+    at_most = min(at_most, sys.maxsize)  # no range can be longer
+    step = 0
+    while step < at_most:
+        cut, next_nbytes = _cut_and_next(graph, points, threshold(step))
+        yield cut
+        if next_nbytes is None:
+            return
+        step += 1
+        step += bisect_left(range(step, at_most), next_nbytes, key=threshold)
 
 
 def coarse_cuts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
@@ -22,6 +23,16 @@ def diamond() -> TrainingGraph:
     ops = tuple(Op(name, "op", reads[i], (i,)) for i, name in enumerate("abcde"))
     tensors = tuple(Tensor(name, 4, 1) for name in "abcde")
     return TrainingGraph(ops, tensors, heads=(4,), nforward=5)
+
+
+def uneven_chain(seed: int) -> TrainingGraph:
+    """Tensors of up to 100 bytes, of which some are cut lines of two."""
+    rng = random.Random(seed)
+    graph = unit_chain(30)
+    tensors = [dataclasses.replace(t, nbytes=rng.randint(1, 100)) for t in graph.tensors]
+    stages = [rng.choice([None, "True", "1", "2"]) for _ in graph.ops]
+    ops = [dataclasses.replace(o, mirror_stage=s) for o, s in zip(graph.ops, stages, strict=True)]
+    return dataclasses.replace(graph, tensors=tuple(tensors), ops=tuple(ops))
 
 
 def test_articulation_points_are_what_every_path_goes_through() -> None:
@@ -67,3 +78,27 @@ def test_cuts_are_different_and_no_more_than_asked_for() -> None:
     assert 3 < len(cuts) == len(set(cuts)) <= 20
     assert len(cuts[0]) == graph.nforward
     assert list(threshold_cuts(graph, points, at_most=1)) == [tuple(points)]
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 3, 16, 48, 96, 1000])
+@pytest.mark.parametrize("least_nbytes", [1, 4, 300])
+def test_no_cut_is_skipped(at_most: int, least_nbytes: int) -> None:
+    """The sweep by every threshold, one after the other, is the other opinion."""
+    for seed in range(10):
+        graph = uneven_chain(seed)
+        points = range(graph.nforward)
+        total = sum(tensor.nbytes for tensor in graph.tensors[: graph.nforward])
+        least = min(least_nbytes, total)
+        shares = [step / max(1, at_most - 1) for step in range(at_most)]
+        thresholds = [0, *(int(least ** (1.0 - s) * total**s) for s in shares[1:])]
+        cuts = dict.fromkeys(threshold_cut(graph, points, nbytes) for nbytes in thresholds)
+        found = threshold_cuts(graph, points, at_most=at_most, least_nbytes=least_nbytes)
+        assert list(found) == list(cuts)
+
+
+@pytest.mark.parametrize("at_most", [10**15, 10**30])
+def test_thresholds_without_a_new_cut_take_no_time(at_most: int) -> None:
+    graph = unit_chain(40)
+    cuts = list(threshold_cuts(graph, range(graph.nforward), at_most=at_most))
+    assert len(cuts) == len(set(cuts)) <= graph.nforward + 1
+    assert cuts[-1] == ()
