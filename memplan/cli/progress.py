@@ -35,10 +35,15 @@ def working(title: str) -> Iterator[Interrupt]:
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
         console = Console(stderr=True)
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        try:
+            with contextlib.suppress(RuntimeError):  # no thread may be started: it stands still
+                progress.start()
             task = progress.add_task(title, total=None)
             with _records(lambda text: progress.update(task, description=f"{title}: {text}")):
                 yield interrupt
+        finally:
+            progress.stop()
 
 
 @contextlib.contextmanager
@@ -87,7 +92,8 @@ class News(logging.Handler):
 def _interruptible() -> Iterator[None]:
     """The second Ctrl-C ends the process even in a solver written in C, for which Python waits.
 
-    The first one ends the search with the best plan so far, as soon as the strategy notices.
+    The first one ends the search with the best plan so far, as soon as the strategy notices. Where
+    no thread can be started Ctrl-C does what Python makes of it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -112,14 +118,16 @@ def _interruptible() -> Iterator[None]:
 
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    with contextlib.suppress(RuntimeError):
+        watcher.start()
     try:
         yield
     finally:
         has_left.set()
         signal.set_wakeup_fd(before)
         writer.close()
-        watcher.join()
+        if watcher.is_alive():
+            watcher.join()
         reader.close()
 
 

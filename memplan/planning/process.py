@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from memplan.planning import child
 from memplan.planning.messages import NO_MORE, receive, send
-from memplan.util.processes import calling_main, pipe
+from memplan.util.processes import calling_main, check_can_start, pipe
 
 # How long a process waits for the next plan. It holds up to 200 MB meanwhile.
 IDLE_SECONDS = 60.0
@@ -30,6 +30,7 @@ class PlanningProcess:
 
     def __init__(self) -> None:
         """Start it; OSError where that is not possible."""
+        check_can_start()
         request_reader, requests = pipe()
         answers, answer_writer = pipe()
         self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
@@ -70,8 +71,12 @@ class PlanningProcess:
             return
         self._timer = threading.Timer(IDLE_SECONDS, self._end_if_waiting)
         self._timer.daemon = True
+        try:
+            self._timer.start()
+        except RuntimeError:  # as many threads run as may, and nobody would end it
+            self.end()
+            return
         _WAITING.append(self)
-        self._timer.start()
 
     def _end_if_waiting(self) -> None:
         with suppress(ValueError):  # it was taken just now

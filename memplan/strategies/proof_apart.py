@@ -15,7 +15,7 @@ import tempfile
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.refinement import Proving
 from memplan.step.graph import TrainingGraph
-from memplan.util.processes import calling_main, end_with
+from memplan.util.processes import calling_main, check_can_start, end_with
 from memplan.util.stop import Stop
 
 
@@ -34,6 +34,7 @@ class ProofApart:
         self, graph: TrainingGraph, budget_nbytes: int, stop: Stop, options: Proving
     ) -> None:
         """Begin; OSError where no process can be started."""
+        check_can_start()
         # A pipe would hold the search up until the process has started and reads it.
         with tempfile.TemporaryFile() as asked:
             pickle.dump((graph.to_json(), budget_nbytes, stop.deadline, options), asked)

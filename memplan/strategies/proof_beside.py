@@ -36,9 +36,9 @@ class ProofBeside:
 
     :meth:`begin` lets a thread prove it. Solvers and compiled functions run without Python's lock,
     so that takes few moves from a search on another core; of larger graphs a process proves it.
-    Where there is no other core, or the solver cannot be stopped, it is proved when it is asked
-    for. What is proved is the same, unless the clock cuts it. At the end of the ``with`` block the
-    thread, or process, ends.
+    Where there is no other core, or no thread can be started, or the solver cannot be stopped, it
+    is proved when it is asked for. What is proved is the same, unless the clock cuts it. At the end
+    of the ``with`` block the thread, or process, ends.
     """
 
     def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
@@ -69,7 +69,11 @@ class ProofBeside:
         _RUNNING.append(self)
         sys.setswitchinterval(TURN_SECONDS)
         self._thread = threading.Thread(target=self._try, name="memplan-proof", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # as many threads run as may
+            self._thread = None
+            self._give_back_turns()
 
     def _share(self) -> Stop:
         """A stop of its own, with the clock's part of what is left: the search has other work."""
@@ -116,6 +120,9 @@ class ProofBeside:
         if self._thread is not None:
             self._until.end()
             self._thread.join()
-            _RUNNING.remove(self)
-            if not _RUNNING:
-                sys.setswitchinterval(self._turn_seconds)
+            self._give_back_turns()
+
+    def _give_back_turns(self) -> None:
+        _RUNNING.remove(self)
+        if not _RUNNING:
+            sys.setswitchinterval(self._turn_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -23,6 +24,20 @@ def calling_main(module: str, *numbers: int) -> list[str]:
     path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
     code = _CODE.format(module)
     return [sys.executable, "-c", code, *map(str, (os.getpid(), *numbers)), path]
+
+
+def check_can_start() -> None:
+    """OSError where as many processes run as may.
+
+    Popen would try ``vfork``, and then ``fork``, for which MXNet stops its threads: where it cannot
+    start all of them again, it aborts this process. ``posix_spawn`` tries nothing else, and says by
+    another error that it could have started what nobody can execute, a folder.
+    """
+    try:
+        os.posix_spawn(os.sep, [os.sep], {})
+    except OSError as error:
+        if error.errno != errno.EACCES:
+            raise OSError(error.errno, error.strerror) from None
 
 
 def pipe() -> tuple[int, int]:

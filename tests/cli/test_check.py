@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from memplan.cli import main as cli
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet import check as checks
 from memplan.mxnet.check import check
+from memplan.mxnet.train import trial
 from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
@@ -69,6 +71,19 @@ def test_a_trial_that_was_killed_is_said_to_be(monkeypatch: pytest.MonkeyPatch) 
     net, shapes = residual_net(units=1)
     traced = trace(net, shapes=shapes)
     with pytest.raises(CostError, match=r"failed: it was ended by SIGKILL, probably as the mach"):
+        run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu())
+
+
+def test_a_trial_that_cannot_be_started_is_an_error_of_memplan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(trial, "check_can_start", check)
+    net, shapes = residual_net(units=1)
+    traced = trace(net, shapes=shapes)
+    with pytest.raises(CostError, match=r"no process can be started .*: Resource temporarily"):
         run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu())
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,21 @@ def test_a_terminal_shows_incumbent_and_bound(monkeypatch: pytest.MonkeyPatch) -
     assert shown in screen.getvalue()
     assert not LOGGER.handlers
     assert LOGGER.level == logging.NOTSET
+
+
+def test_no_thread_is_needed_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt), cli_progress.working("planning") as interrupt:
+        signal.raise_signal(signal.SIGINT)
+    assert interrupt.has_come
+    assert "planning" in screen.getvalue()
+    assert sys.stderr is screen
 
 
 def test_news_begin_anew_with_every_search() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +113,39 @@ def test_it_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before is not None
     until(lambda: is_gone(before))
     until(lambda: number() is None)
+
+
+def test_popen_is_not_asked_for_more_processes_than_may_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would fork, and MXNet end this process."""
+
+    def check() -> None:
+        raise OSError("as many processes run as may")
+
+    def popen(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    process._end_what_waits()
+    monkeypatch.setattr(process, "check_can_start", check)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    assert planned().schedule.recomputed
+
+
+def test_where_no_thread_can_be_started_it_ends_and_the_plan_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned()
+    before = number()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    assert planned().schedule.recomputed
+    assert before is not None
+    assert is_gone(before)
+    assert number() is None
 
 
 @pytest.mark.long

@@ -124,6 +124,20 @@ def test_a_thread_proves_it_where_there_is_another_core(
     assert (threads == [threading.current_thread()]) is (ncores == 1)
 
 
+def test_no_thread_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    turn_seconds = sys.getswitchinterval()
+    with proof() as beside:
+        beside.begin()
+        assert sys.getswitchinterval() == turn_seconds
+        assert beside.facts()[-1].bound_seconds > unit_chain(12).seconds
+    assert not proof_beside._RUNNING
+
+
 def test_what_nobody_asks_for_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 

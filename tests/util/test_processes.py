@@ -29,3 +29,30 @@ def test_a_killed_parent_takes_its_child_along() -> None:
         assert parent.stdout.readline() == "False True\n"
         parent.kill()
         assert parent.stdout.read() == ""  # comes to its end when nobody has the pipe any more
+
+
+LIMITED = """
+import os, resource
+from memplan.util.processes import check_can_start
+check_can_start()
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if os.getuid() == 0:
+    os.setuid(65534)  # no limit is root's
+os.register_at_fork(before=lambda: print("forked"))
+try:
+    check_can_start()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_whether_a_process_can_be_started_is_told_without_a_fork() -> None:
+    """MXNet, whose threads a fork ends, could not start all of them again."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[Errno 11] Resource temporarily unavailable\n"

@@ -34,7 +34,7 @@ from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import Realisation, load, request_of, trace_again
 from memplan.step.schedule import Schedule
-from memplan.util.processes import end_with, ending
+from memplan.util.processes import check_can_start, end_with, ending
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -90,15 +90,7 @@ def run_apart(
         "results": None if results is None else str(results),
         "parent": os.getpid(),
     }
-    path = os.pathsep.join(text for text in sys.path if text)
-    process = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(request),
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = _process(json.dumps(request))
     if process.returncode:
         reason = f"it {ending(process.returncode)}"
         if process.returncode > 0 and process.stderr.strip():
@@ -107,6 +99,26 @@ def run_apart(
             reason = _NOT_IN_MODULE.format(missing)
         raise CostError(f"a process that trains this network on {ctx} failed: {reason}")
     return Trial(**json.loads(process.stdout.splitlines()[-1]))
+
+
+def _process(request: str) -> subprocess.CompletedProcess[str]:
+    """The new process, once it has ended; CostError where none can be started."""
+    path = os.pathsep.join(text for text in sys.path if text)
+    try:
+        check_can_start()
+        return subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=request,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise CostError(
+            f"no process can be started to train this network: {error.strerror}; end others, or "
+            "raise the limit of processes (ulimit -u)"
+        ) from error
 
 
 def main() -> None:
