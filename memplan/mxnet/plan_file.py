@@ -14,6 +14,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, MemplanError
+from memplan.memory.blocks import allocate
 from memplan.memory.packing import Packing, check_packing
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
@@ -112,6 +113,8 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes, schedule.seconds)
     if (footprint.fixed_nbytes, footprint.peak_nbytes, footprint.seconds) != figures:
         raise ValueError("its footprint is not that of its schedule")
+    if not traced.form.in_one_array:
+        _check_blocks(traced, schedule, footprint)
     return Plan(
         status=Status[data["status"]],
         symbol=_planned_symbol(traced, schedule, data["symbol"]),
@@ -127,6 +130,20 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _footprint(data: Mapping[str, Any]) -> Footprint:
     names = [field.name for field in dataclasses.fields(Footprint)]
     return Footprint(**plain_fields(Footprint, data, names))
+
+
+def _check_blocks(traced: Trace, schedule: Schedule, footprint: Footprint) -> None:
+    """ValueError where MXNet's blocks, at the match range of the plan, hold other bytes.
+
+    MXNet says how many whole MiB it allocates, and may have said more than that.
+    """
+    runs = lower(traced, schedule).schedule if traced.form.spells_out_backward else schedule
+    nbytes = allocate(runs, match_range=footprint.match_range).nbytes
+    if footprint.allocated_nbytes < nbytes or (footprint.allocated_nbytes - nbytes) % 2**20:
+        raise ValueError(
+            f"MXNet's blocks hold {nbytes} bytes at the match range {footprint.match_range}, and "
+            f"its footprint says {footprint.allocated_nbytes}"
+        )
 
 
 def _packing(

@@ -25,13 +25,17 @@ Place = tuple[str | int, ...]
 
 @pytest.fixture(scope="module", params=long_except(["explicit", "packed"], ["packed"]))
 def text(request: pytest.FixtureRequest) -> str:
+    return text_by(request.param)
+
+
+def text_by(realisation: str, strategy: str = "checkpoint_last") -> str:
     net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="first")
     net = mx.sym.Activation(net, act_type="tanh", name="tanh")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
     plan = memplan.plan(
         net,
-        realisation=request.param,
-        strategy="checkpoint_last",
+        realisation=realisation,
+        strategy=strategy,
         max_overhead=math.inf,
         costs="roofline:cpu",
         data=(16, 4),
@@ -116,6 +120,42 @@ def test_every_value_that_is_changed_is_refused_or_changes_nothing(
         number = isinstance(value, int | float) and isinstance(before, int | float)
         assert number or type(value) is type(before) or None in (value, before), (place, value)
     assert refused > 800
+
+
+@pytest.mark.parametrize(
+    "change", [{"allocated_nbytes": 1}, {"allocated_nbytes": 2**30 + 1}, {"match_range": 0}]
+)
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_a_promise_that_blocks_do_not_keep(
+    realisation: str, change: dict[str, int], tmp_path: Path
+) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text_by(realisation, "chen_sqrt"))
+    assert loaded(path, data) is not None
+    data["footprint"] |= change
+    assert loaded(path, data) is None
+
+
+def test_a_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
+    """Long sums have the same names there, and other hand-overs."""
+    data = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=64, name="first")
+    halves = [mx.sym.tanh(data * (n + 1)) for n in range(6)]
+    net = mx.sym.SoftmaxOutput(mx.sym.concat(*halves, dim=1), name="softmax")
+    plan = memplan.plan(
+        net,
+        realisation="explicit",
+        strategy="checkpoint_last",
+        max_overhead=math.inf,
+        ctx=mx.gpu(0),
+        costs="roofline:v100",
+        data=(16, 4),
+    )
+    assert loaded(tmp_path / "plan.json", json.loads(plan_text(plan))) == plan_text(plan)
+
+
+@pytest.mark.parametrize("size", [-(10**30), 10**30])
+def test_a_shape_that_no_number_of_mxnet_holds(text: str, size: int, tmp_path: Path) -> None:
+    data = json.loads(text)
+    assert loaded(tmp_path / "plan.json", changed(data, ("shapes", "data", 0), size)) is None
 
 
 def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
