@@ -29,5 +29,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python writes out no int of more than 4300 digits
+        if not isinstance(value, int):
+            return f"a {type(value).__name__} with an integer that fills pages"
         return f"an integer of {value.bit_length()} bits"
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -22,7 +22,7 @@ from helpers.networks import (
     two_headed_net,
     unrolled_lstm,
 )
-from memplan.errors import ArgumentError, TraceError
+from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.step.mirroring import flaggable, mirror
@@ -279,6 +279,26 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     symbol, shapes = dropout_net()
     with pytest.raises(ArgumentError, match=message):
         trace(symbol, **{"shapes": shapes, **options})
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(-2, 3), (-(10**30), 3), (10**30, 0), (10**30, -1), (2**33, 0), (10**5000, 3)],
+    ids=range(6),
+)
+def test_sizes_that_no_array_has(sizes: tuple[int, int]) -> None:
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2))
+    with pytest.raises(MemplanError, match=r"negative size|MXNet 1\.9\.1 holds fewer than"):
+        trace(symbol, shapes={"data": sizes})
+
+
+def test_a_shape_that_does_not_fit_within_is_an_error_of_memplan() -> None:
+    """MXNet infers a state of a BatchNorm otherwise than the weight that it is, too."""
+    data, both = mx.sym.Variable("data"), mx.sym.Variable("both")
+    net = mx.sym.Convolution(data, both, num_filter=8, kernel=(3, 3), no_bias=True)
+    net = mx.sym.SoftmaxOutput(mx.sym.Flatten(mx.sym.BatchNorm(net, moving_mean=both)))
+    with pytest.raises(TraceError, match="MXNet cannot infer the shapes of the network"):
+        trace(net, shapes={"data": (4, 3, 8, 8)})
 
 
 def test_two_variables_of_one_name() -> None:

@@ -16,6 +16,7 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.sizes import check_size, check_uninferred
+from memplan.util.numbers import shown
 
 GradReq = str | Mapping[str, str] | None
 
@@ -88,7 +89,7 @@ def _infer_shapes(
         check_uninferred(symbol, inputs)
         raise ArgumentError(
             f"the shapes {inputs} do not fit the network: {_first_line(error)}"
-            f"{_advice(symbol, error)}"
+            f"{_advice(symbol, error)}{_unknown_size(inputs)}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     result = dict(zip(names, map(tuple, [*arrays, *states]), strict=True))
@@ -97,7 +98,7 @@ def _infer_shapes(
         check_uninferred(symbol, inputs)
         raise ArgumentError(
             f"the shape of {_some(unknown)} is unknown; name the input shapes, e.g. "
-            f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape"
+            f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape{_unknown_size(inputs)}"
         )
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)
@@ -196,11 +197,22 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
         sizes = tuple(shape)
         if any(isinstance(size, bool) for size in sizes):
             raise TypeError  # they are integers for Python, and a slip of a script's here
-        return tuple(map(operator.index, sizes))
+        sizes = tuple(map(operator.index, sizes))
     except TypeError:
         raise ArgumentError(
-            f"the shape of {name!r} must be a tuple of integers, got {shape!r}"
+            f"the shape of {name!r} must be a tuple of integers, got {shown(shape)}"
         ) from None
+    if any(size < -1 for size in sizes):  # -1 is unknown, as 0 is
+        raise ArgumentError(f"the shape of {name!r} has a negative size: {shown(sizes)}")
+    return sizes
+
+
+def _unknown_size(inputs: Mapping[str, Sequence[int]]) -> str:
+    """What is to be said of a size among ``inputs`` that MXNet takes for one to be found out."""
+    for name, shape in inputs.items():
+        if shape and not shape_is_known(shape):
+            return f". The {min(shape)} in {name}={shape} stands for a size that is not known"
+    return ""
 
 
 def _check_dtype(name: str, dtype: Any) -> None:

@@ -115,14 +115,14 @@ def trace(
     known_shapes, known_dtypes = infer_arguments(symbol, shapes, type_dict)
     check_flat_parts(nodes, shapes)
     requests = complete_grad_req(symbol, shapes, grad_req)
-    infer(heads, known_shapes, known_dtypes)
+    _infer("network", heads, known_shapes, known_dtypes)
     for node in depth_first(heads):
         check_op(node)
     outputs = merge_equal_nodes(list(heads))
     full = training_graph(outputs, heads, wanted(requests))
     stock = depth_first(full)
     full = form.rewritten(full, device_type)
-    _infer_step(full, known_shapes, known_dtypes)
+    _infer("training step", full, known_shapes, known_dtypes)
     if form.spells_out_backward:
         chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array)
     full = form.ended(full, len(outputs), requests)
@@ -175,13 +175,18 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     return symbol_json.load(data)
 
 
-def _infer_step(
-    full: Sequence[Entry], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+def _infer(
+    what: str,
+    heads: Sequence[Entry],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
 ) -> None:
+    """Let MXNet infer ``what`` stands behind ``heads``; TraceError where it cannot."""
     try:
-        infer(full, shapes, dtypes)
+        infer(heads, shapes, dtypes)
     except MXNetError as error:
-        raise TraceError(f"MXNet cannot infer the shapes of the training step: {error}") from error
+        reason = str(error).strip()
+        raise TraceError(f"MXNet cannot infer the shapes of the {what}: {reason}") from error
 
 
 def _advice(node: Node) -> str:

@@ -21,6 +21,7 @@ from memplan.errors import SizeError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, shape_is_known, to_symbol
 from memplan.mxnet.trace.operators import is_true
+from memplan.util.numbers import shown
 
 Shape = tuple[int, ...]
 
@@ -33,8 +34,9 @@ MAX_ELEMENTS = 2**31 - 1
 
 def check_size(what: str, shape: Sequence[int]) -> None:
     """SizeError where ``what`` has more elements than an array of MXNet 1.9.1 holds."""
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise SizeError(_refused(f"{what} of shape {tuple(shape)}", math.prod(shape)))
+    nelements = max(math.prod(shape), *shape, 0)  # MXNet reads each size, whatever the others
+    if nelements > MAX_ELEMENTS:
+        raise SizeError(_refused(f"{what} of shape {shown(tuple(shape))}", nelements))
 
 
 def check_op(node: Node) -> None:
@@ -66,8 +68,8 @@ def _check_true_size(node: Node, shapes: Sequence[Shape | None]) -> None:
 
 def _refused(what: str, nelements: int) -> str:
     return (
-        f"{what} would have {nelements} elements; MXNet 1.9.1 holds fewer than 2^31 in one array. "
-        f"Take a smaller batch or smaller inputs"
+        f"{what} would have {shown(nelements)} elements; MXNet 1.9.1 holds fewer than 2^31 in one "
+        "array. Take a smaller batch or smaller inputs"
     )
 
 
