@@ -141,7 +141,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
     with working("planning") as interrupt:
         plan = _planned(args, strategy, budget)
         if name is not None:
-            reason = why(plan.schedule, name)
+            reason = why(plan.schedule, name, plan.trace.shapes)
     if not args.as_json:
         click.echo(peak(plan.schedule) if name is None else reason)
     elif name is not None:

@@ -187,7 +187,9 @@ class Plan:
         """
         from memplan.views import explain
 
-        return explain.peak(self.schedule) if name is None else explain.why(self.schedule, name)
+        if name is None:
+            return explain.peak(self.schedule)
+        return explain.why(self.schedule, name, self.trace.shapes)
 
     def _repr_html_(self) -> str:
         from memplan.views import notebook

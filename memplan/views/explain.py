@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from memplan.errors import ArgumentError
@@ -60,16 +60,22 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def why(schedule: Schedule, name: str) -> str:
+def why(schedule: Schedule, name: str, arguments: Collection[str] = ()) -> str:
     """Why the tensor ``name``, or every output of the op ``name``, is kept or recomputed.
 
-    Raises ArgumentError where there is neither, with names that are close.
+    So are none of the ``arguments`` of the network (and its states), which is said then. Raises
+    ArgumentError where there is none of the three, with names that are close.
     """
     graph = schedule.graph
     tensors = [t for t, tensor in enumerate(graph.tensors) if tensor.name == name]
     if not tensors:
         outputs = [t for op in graph.ops if op.name == name for t in op.outputs]
         tensors = [t for t in outputs if graph.tensors[t].nbytes] or outputs
+    if not tensors and isinstance(name, str) and name in arguments:
+        return (
+            f"{name!r} is an argument or a state of the network, which is there all the time: no "
+            "plan drops or recomputes it."
+        )
     if not tensors:
         names = [op.name for op in graph.ops] + [tensor.name for tensor in graph.tensors]
         close = difflib.get_close_matches(name, names, n=3) if isinstance(name, str) else []

@@ -145,3 +145,8 @@ def test_an_unknown_name_is_answered_with_close_ones() -> None:
 def test_a_step_that_does_not_exist() -> None:
     with pytest.raises(ArgumentError, match="no step 10; the schedule has 10 steps"):
         at_step(recomputing_chain(), 10)
+
+
+def test_an_argument_is_said_to_be_one() -> None:
+    said = why(Schedule.unplanned(unit_chain(3)), "weight", ["weight"])
+    assert said.startswith("'weight' is an argument or a state of the network")
