@@ -16,9 +16,10 @@ import click
 
 from memplan.cli.output import check_outputs
 from memplan.cli.progress import working
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, CostError
 from memplan.planning import planner
 from memplan.planning.realisation import AUTO
+from memplan.step.costs import CostTable
 from memplan.strategies import REALISATIONS
 from memplan.util.interrupts import Interrupt
 
@@ -61,7 +62,16 @@ def parse_budget(text: str) -> str | float | None:
     return float(text) if re.fullmatch(r"0?\.[0-9]+|1\.0*", text) else text
 
 
-FILE = click.Path(dir_okay=False, path_type=Path)
+class _Named(click.Path):
+    """A path of some name: "", as of a shell's unset variable, would be the current folder."""
+
+    def convert(self, value: Any, *place: Any) -> Any:
+        if value == "":
+            self.fail("it is empty; name a path, or leave the option out", *place)
+        return super().convert(value, *place)
+
+
+FILE = _Named(dir_okay=False, path_type=Path)
 
 
 def default_of(function: Callable[..., Any], name: str) -> Any:
@@ -127,11 +137,21 @@ class Arguments:
         """The keyword arguments of :func:`memplan.plan` and the like; defaults are left out."""
         from memplan.mxnet.load import context
 
-        names = ("costs", "time_limit", "reserve", "optimizer", "cache")
+        names = ("time_limit", "reserve", "optimizer", "cache")
         values = {name: getattr(self, name) for name in names}
+        values["costs"] = self._costs()
         values["ctx"] = None if self.ctx is None else context(self.ctx)
         result = {name: value for name, value in values.items() if value is not None}
         return result | {"realisation": self.realisation} | network.options
+
+    def _costs(self) -> str | CostTable | None:
+        """The table in the file that is named; ArgumentError where there is none."""
+        if self.costs is None or self.costs[-5:] != ".json":
+            return self.costs
+        try:
+            return CostTable.load(self.costs)
+        except CostError as error:
+            raise ArgumentError(str(error)) from error
 
     @property
     def inputs(self) -> list[Path]:
@@ -194,7 +214,7 @@ _PLANNING = (
     ),
     click.option(
         "--cache",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=_Named(file_okay=False, path_type=Path),
         metavar="FOLDER",
         help="Keep plans there, and take those that are there.",
     ),

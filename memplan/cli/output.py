@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -189,11 +191,29 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
 
 
 def write(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, all of it or nothing; OutputError if it cannot be."""
+    """Write ``text`` to ``path``, all of it or nothing; OutputError if it cannot be.
+
+    Then it is kept in the folder for temporary files, if there is room: it may have taken long.
+    """
     try:
         write_text(path, text)
     except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+        message = f"{str(path)!r} cannot be written: {error.strerror}"
+        with contextlib.suppress(OSError):
+            message += f"; what it was to hold is in {_kept(text, path.suffix)!r}"
+        raise OutputError(message) from error
+
+
+def _kept(text: str, suffix: str) -> str:
+    """The name of a new temporary file with ``text``; OSError if there can be none."""
+    descriptor, name = tempfile.mkstemp(prefix="memplan-", suffix=suffix)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        os.unlink(name)
+        raise
+    return name
 
 
 def note(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from memplan.errors import DependencyError
@@ -11,10 +12,22 @@ __all__ = ["BucketingModule", "Module"]
 SUPPORTED = "1.9.1"
 _HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVIDIA GPUs)"
 
+
+def _remedy(error: Exception) -> str:
+    """What to do about ``error``, which MXNet raises when it is imported."""
+    if isinstance(error, Warning):
+        return "let warnings be warnings while it is imported (without -W error)"
+    if sys.flags.optimize > 1:
+        return "run Python without -OO (PYTHONOPTIMIZE=2), for MXNet reads its own docstrings"
+    return _HOW
+
+
 try:
     import mxnet
 except Exception as error:  # a missing libcuda or a too new NumPy raise whatever they like
-    raise DependencyError(f"MXNet {SUPPORTED} cannot be imported: {error}; {_HOW}") from error
+    raise DependencyError(
+        f"MXNet {SUPPORTED} cannot be imported: {error}; {_remedy(error)}"
+    ) from error
 
 if mxnet.__version__ != SUPPORTED:
     raise DependencyError(

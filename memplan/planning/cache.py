@@ -34,7 +34,7 @@ class Cache:
     def open(cls, folder: str | os.PathLike[str]) -> Cache:
         """The cache in ``folder`` ("~" is the home), made if missing; ArgumentError if it fails."""
         try:
-            if folder == "":
+            if isinstance(folder, str) and not folder:
                 raise ValueError("no name is the current folder's, which is '.'")
             path = Path(folder).expanduser()
             path.mkdir(parents=True, exist_ok=True)

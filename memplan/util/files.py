@@ -97,7 +97,7 @@ def _goes_to(stream: TextIO, target: Path) -> bool:
 
 def _start(name: str) -> str:
     """The first bytes of ``name``, for people who meet a draft."""
-    return os.fsencode(name)[:_MAX_STEM].decode("utf-8", "ignore")
+    return os.fsencode(name)[:_MAX_STEM].decode(sys.getfilesystemencoding(), "ignore")
 
 
 def _flush_folder(folder: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import memplan
 from helpers.command_line import NET, QUICK, SHAPE, process_of
 from helpers.paths import ROOT
 from memplan.cli import main as cli
+from memplan.cli import output as cli_output
 from memplan.mxnet.plan_file import load_plan
 
 
@@ -64,7 +68,7 @@ def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: 
     ("arguments", "code", "advice"),
     [
         (["--costs", "none"], 2, "--costs must be a name like 'roofline:v100' or the path"),
-        (["--costs", "none.json"], 6, "memplan profile NETWORK --shape data=32,3,224,224 -o"),
+        (["--costs", "none.json"], 2, "memplan profile NETWORK --shape data=32,3,224,224 -o"),
         (["--strategy", "auto:"], 2, "there is no option ''; its options are effort, gap,"),
         (["--strategy", "auto:seed={[]"], 2, "seed must be an integer >= 0, got '{[]'"),
         (["--strategy", "auto:seed={[]}"], 2, "seed must be an integer >= 0, got '{[]}'"),
@@ -146,6 +150,31 @@ def test_costs_of_another_network_have_their_code(error: Any) -> None:
     assert "lack" in error(6, "plan", *NET, "--costs", "costs.json")
 
 
+@pytest.mark.parametrize("text", [None, "{}", '{"format": "memplan.costs/1"}'])
+def test_a_file_that_holds_no_costs_is_bad_usage(text: str | None, error: Any) -> None:
+    """As any input file that cannot be used: the network is none of its faults."""
+    if text is not None:
+        Path("costs.json").write_text(text, encoding="utf-8")
+    assert "costs.json" in error(2, "plan", *NET, "--costs", "costs.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [(["-OO"], "run Python without -OO"), (["-W", "error"], "let warnings be warnings")],
+)
+def test_how_python_runs_may_be_why_mxnet_is_not_imported(options: list[str], advice: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *options, "-m", "memplan", "plan", *NET],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert advice in done.stderr.replace("\n", " ")
+    assert "pip install" not in done.stderr
+
+
 def test_an_unusable_mxnet_has_its_code() -> None:
     Path("mxnet").mkdir()
     Path("mxnet/__init__.py").write_text("raise OSError('libcuda.so.1')", encoding="utf-8")
@@ -197,7 +226,37 @@ def test_inputs_are_never_overwritten_and_bad_places_said_first(
     assert {path: path.read_bytes() for path in Path().glob("*.*")} == before
 
 
-def test_nothing_half_written_is_left(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", ["-o", "--report", "--cache"])
+def test_an_unset_variable_is_said_before_the_work(
+    option: str, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memplan, "plan", lambda *_, **__: pytest.fail("searched before"))
+    before = sorted(Path().iterdir())
+    assert "it is empty; name a path" in error(2, "plan", *NET, option, "")
+    assert sorted(Path().iterdir()) == before
+
+
+def test_what_cannot_be_written_where_it_belongs_is_not_lost(
+    error: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cli_output, "write_text", full)
+    packed = ("--realisation", "packed", "-o", "out.json")
+    message = error(7, "plan", *NET, *QUICK, *packed).replace("\n", "")
+    [kept] = tmp_path.glob("memplan-*.json")
+    assert f"left on device; what it was to hold is in {str(kept)!r}" in message
+    assert load_plan(kept).schedule.recomputed
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert "hold" not in error(7, "plan", *NET, *QUICK, *packed)
+
+
+def test_nothing_half_written_is_left(
+    error: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     Path("out.json").write_text("old", encoding="utf-8")
     before = sorted(Path().iterdir())
 

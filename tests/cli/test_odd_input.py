@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import memplan
-from helpers.command_line import NET, QUICK
+from helpers.command_line import NET, QUICK, process_of
 from helpers.paths import ROOT
 from helpers.script import printed_by
+from memplan.mxnet.plan_file import is_plan
 
 EXITING = """
 import sys
@@ -63,6 +64,19 @@ def test_lists_of_budgets_that_are_none(value: str, error: Any) -> None:
 @pytest.mark.parametrize("value", ["²,3", "٣,3,8,8", "9" * 400, "2,ä"])
 def test_shapes_that_are_none(value: str, error: Any) -> None:
     assert "is not of the form" in error(2, "plan", "net-symbol.json", "--shape", f"data={value}")
+
+
+def test_what_a_size_of_0_stands_for_is_said(error: Any) -> None:
+    message = error(2, "plan", "net-symbol.json", "--shape", "data=0,3,8,8").replace("\n", " ")
+    assert "The 0 in --shape data=0,3,8,8 stands for a size that is not known" in message
+    assert "stands for" not in error(2, "plan", "net-symbol.json", "--shape", "data=4")
+
+
+def test_a_name_beyond_ascii_in_a_locale_of_it() -> None:
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = process_of("plan", *NET, *QUICK, "-o", "plän.json", **settings)
+    assert done.returncode == 0, done.stderr
+    assert is_plan(Path("plän.json"))
 
 
 @pytest.mark.parametrize("value", ["gpu:٣", "gpu:99999999999999999999", "gpu(²)"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memplan
@@ -293,3 +294,11 @@ def test_a_writer_that_is_killed_leaves_nothing_half_written(
     cache.keep("key", "text")
     assert cache.find("key") == "text"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_array_names_no_folder() -> None:
+    """Nor does NumPy warn of a comparison with text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ArgumentError, match="cache must be a folder"):
+            Cache.open(np.zeros(3))  # type: ignore[arg-type]
