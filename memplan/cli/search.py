@@ -27,6 +27,7 @@ from memplan.cli.output import (
     write,
 )
 from memplan.errors import ArgumentError
+from memplan.planning.frontier import MOST_POINTS
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import usable
 from memplan.strategies import Status
@@ -159,7 +160,7 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
         if budgets is not None:
             # Few digits are a count, more are bytes.
             digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
-            count = digits is not None and int(budgets) < 2**10
+            count = digits is not None and int(budgets) <= MOST_POINTS
             options["budgets"] = (
                 int(budgets) if count else list(map(parse_budget, _some(budgets, "--budgets")))
             )

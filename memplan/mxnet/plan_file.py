@@ -39,6 +39,8 @@ _MADE = frozenset("status symbol schedule trace packing footprint unplanned alte
 
 def plan_text(plan: Plan) -> str:
     """``plan`` as JSON: the network and all that is known of it; read back by :func:`load_plan`."""
+    if not isinstance(plan, Plan):
+        raise ArgumentError(f"plan must be a Plan, got an object of type {type(plan).__name__}")
     traced, graph = plan.trace, plan.schedule.graph
     fields = {field.name for field in dataclasses.fields(plan)}.difference(_MADE)
     data = {

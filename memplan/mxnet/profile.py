@@ -38,7 +38,13 @@ from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.trial import run_apart
-from memplan.planning.realisation import Realisation, runs_whole_steps, trace_by, usable
+from memplan.planning.realisation import (
+    Realisation,
+    check_is_context,
+    runs_whole_steps,
+    trace_by,
+    usable,
+)
 from memplan.search.segments import articulation_points, threshold_cuts
 from memplan.step.costs import CostTable
 from memplan.step.graph import TrainingGraph
@@ -85,6 +91,7 @@ def profile(
         if not isinstance(value, int) or value < least:
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
     ctx = mx.current_context() if ctx is None else ctx
+    check_is_context(ctx)
     seconds: dict[str, float] = {}
     usable(realisation)  # or there is none of this name
     options: dict[str, Any] = {"shapes": shapes, "type_dict": type_dict, "grad_req": grad_req}

@@ -24,8 +24,12 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import parse_budget
+from memplan.util.numbers import shown
 
 POINTS = 8
+
+# A larger number is one of bytes, which stands in a list.
+MOST_POINTS = 2**10 - 1
 
 # The part of the usual work that a point gets. Set on ResNet-50, where points of a curve of ten,
 # mirrored and packed, are within 0.1 point of what all of the work finds, but for one in a third of
@@ -138,11 +142,11 @@ def _targets(job: Job, budgets: int | Iterable[int | float | str] | None) -> lis
         return sorted({nbytes for nbytes in parsed if nbytes is not None}, reverse=True)
     if budgets is None:
         return POINTS
-    if type(budgets) is int and budgets >= 2:
+    if type(budgets) is int and 2 <= budgets <= MOST_POINTS:
         return budgets
     raise ArgumentError(
-        f"budgets must be a list of budgets, or how many points the curve is to have (2 or more), "
-        f"got {budgets!r}"
+        f"budgets must be a list of budgets, or how many points the curve is to have (2 to "
+        f"{MOST_POINTS}), got {shown(budgets)}"
     )
 
 

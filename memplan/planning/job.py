@@ -24,6 +24,7 @@ from memplan.planning.realisation import (
     Realisation,
     Shape,
     Symbol,
+    check_is_context,
     device_of,
     load,
     measured_costs,
@@ -355,8 +356,8 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
         raise ArgumentError(
             f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
         )
-    if ctx is not None and not hasattr(ctx, "device_type"):
-        raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {ctx!r}")
+    if ctx is not None:
+        check_is_context(ctx)
 
 
 # What is no input of the network where inputs and options are given together.

@@ -167,11 +167,17 @@ def _plan(
     return dataclasses.replace(attempt.plan, alternative=better)
 
 
+def _listed(values: Any) -> list[Any]:
+    """These values, or the one that it is."""
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return list(values) if several else [values]
+
+
 @no_shapes_for_options
 def compare(
     net: Symbol,
     *,
-    strategies: str | Iterable[str | Strategy] = ("memonger", "chen_greedy", "auto"),
+    strategies: str | Strategy | Iterable[str | Strategy] = ("memonger", "chen_greedy", "auto"),
     budgets: Budget | Iterable[Budget] = (0.75, 0.5, None),
     gap: float | None = None,
     seed: int | None = None,
@@ -188,11 +194,7 @@ def compare(
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
-    solvers = [strategies] if isinstance(strategies, str) else list(strategies)
-    if isinstance(budgets, Iterable) and not isinstance(budgets, str):
-        amounts = list(budgets)
-    else:
-        amounts = [budgets]
+    solvers, amounts = _listed(strategies), _listed(budgets)
     folder = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in amounts]

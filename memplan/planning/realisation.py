@@ -20,6 +20,7 @@ from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, check_realisation
 from memplan.util.garbage import no_collections
+from memplan.util.numbers import shown
 from memplan.util.progress import LOGGER
 
 if TYPE_CHECKING:
@@ -228,6 +229,12 @@ def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) ->
             f"{str(error).rstrip('.')}; to plan for a GPU that is not here, pass "
             "costs='roofline:v100' (or another), or a table measured there"
         ) from error
+
+
+def check_is_context(ctx: Any) -> None:
+    """ArgumentError for what is none of MXNet's contexts."""
+    if not hasattr(ctx, "device_type"):
+        raise ArgumentError(f"ctx must be a context such as mx.gpu(0), got {shown(ctx)}")
 
 
 def device_of(ctx: Context | None) -> str | None:

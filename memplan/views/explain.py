@@ -12,6 +12,7 @@ from memplan.step.liveness import Alive, at_peak, first_backward_step, readers
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.nbytes import format_nbytes
+from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 
 # Tensors that are named where the peak is explained; the others are one line.
@@ -66,19 +67,21 @@ def why(schedule: Schedule, name: str, arguments: Collection[str] = ()) -> str:
     So are none of the ``arguments`` of the network (and its states), which is said then. Raises
     ArgumentError where there is none of the three, with names that are close.
     """
+    if not isinstance(name, str):
+        raise ArgumentError(f"name must be that of an op or tensor, got {shown(name)}")
     graph = schedule.graph
     tensors = [t for t, tensor in enumerate(graph.tensors) if tensor.name == name]
     if not tensors:
         outputs = [t for op in graph.ops if op.name == name for t in op.outputs]
         tensors = [t for t in outputs if graph.tensors[t].nbytes] or outputs
-    if not tensors and isinstance(name, str) and name in arguments:
+    if not tensors and name in arguments:
         return (
             f"{name!r} is an argument or a state of the network, which is there all the time: no "
             "plan drops or recomputes it."
         )
     if not tensors:
         names = [op.name for op in graph.ops] + [tensor.name for tensor in graph.tensors]
-        close = difflib.get_close_matches(name, names, n=3) if isinstance(name, str) else []
+        close = difflib.get_close_matches(name, names, n=3)
         hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
         raise ArgumentError(f"name: there is no op and no tensor {name!r} in this network{hint}")
     reasons = Reasons(schedule)

@@ -34,10 +34,10 @@ def save_report(
     title: str | None = None,
 ) -> Path:
     """Write :func:`report_html` to ``path``, and give that back; ArgumentError if it cannot be."""
-    target = Path(path)
+    target, text = Path(path), report_html(plan, others=others, title=title)
     try:
-        write_text(target, report_html(plan, others=others, title=title))
-    except OSError as error:
+        write_text(target, text)
+    except (OSError, ValueError) as error:  # ValueError for a name that no file can have
         raise ArgumentError(f"path: no report can be written to {path}: {error}") from error
     return target
 

@@ -231,3 +231,11 @@ def test_what_budgets_may_be(budgets: Any) -> None:
 def test_an_unknown_strategy_is_said_first() -> None:
     with pytest.raises(ArgumentError, match="choose from"):
         frontier(strategy="chekmate")
+
+
+@pytest.mark.parametrize("budgets", [1024, 4 * 2**30, 10**30])
+def test_bytes_are_no_number_of_points(budgets: int) -> None:
+    """So many points would be more than any memory holds."""
+    net, shapes = residual_net(units=1)
+    with pytest.raises(ArgumentError, match=r"how many points the curve is to have \(2 to 1023\)"):
+        memplan.frontier(net, strategy="store_all", budgets=budgets, **shapes)

@@ -196,3 +196,8 @@ def test_a_shape_is_made_of_integers(shape: Any) -> None:
     net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4))
     with pytest.raises(ArgumentError, match="shape of 'data' must be a tuple of integers"):
         memplan.plan(net, data=shape)
+
+
+def test_what_is_no_plan_has_no_text() -> None:
+    with pytest.raises(ArgumentError, match="plan must be a Plan, got an object of type Symbol"):
+        plan_text(mx.sym.Variable("data"))

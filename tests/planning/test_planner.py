@@ -248,3 +248,12 @@ def test_a_gpu_that_is_not_here_can_be_planned_for_by_a_roofline() -> None:
         memplan.plan(net, ctx=mx.gpu(0), strategy="store_all", **shapes)
     plan = memplan.plan(net, ctx=mx.gpu(0), costs=ROOFLINE, strategy="store_all", **shapes)
     assert plan.costs == ROOFLINE
+
+
+def test_one_strategy_is_compared_as_a_list_of_one_is() -> None:
+    net, shapes = residual_net(units=1)
+    strategy = memplan.strategies.create("store_all")
+    [row] = memplan.compare(net, strategies=strategy, budgets=1.0, **shapes).rows
+    assert row.plan is not None
+    with pytest.raises(ArgumentError, match="strateg"):
+        memplan.compare(net, strategies=3, **shapes)

@@ -387,3 +387,9 @@ def test_on_a_gpu() -> None:
     assert table.device.startswith("gpu(")
     graph = trace(net, shapes=shapes).graph
     assert min(op.seconds for op in with_costs(graph, table, device=table.device).ops) > 0
+
+
+def test_a_context_is_one_of_mxnet() -> None:
+    net, shapes = residual_net(units=1)
+    with pytest.raises(ArgumentError, match=r"ctx must be a context such as .*'gpu'"):
+        memplan.profile(net, ctx="gpu", **shapes)

@@ -147,6 +147,11 @@ def test_a_step_that_does_not_exist() -> None:
         at_step(recomputing_chain(), 10)
 
 
+def test_a_name_is_text() -> None:
+    with pytest.raises(ArgumentError, match="name must be that of an op or tensor, got 3"):
+        why(Schedule.unplanned(unit_chain(3)), 3)  # type: ignore[arg-type]
+
+
 def test_an_argument_is_said_to_be_one() -> None:
     said = why(Schedule.unplanned(unit_chain(3)), "weight", ["weight"])
     assert said.startswith("'weight' is an argument or a state of the network")

@@ -99,6 +99,8 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         plot(plan, path=tmp_path / "missing" / "picture.png")
     with pytest.raises(ArgumentError, match="path: no report can be written"):
         save_report(plan, tmp_path / "missing" / "report.html")
+    with pytest.raises(ArgumentError, match="null"):
+        save_report(plan, "\0")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(DependencyError, match=r"memplan\[plot\]"):
         plot(plan)
