@@ -93,14 +93,41 @@ _ONEDNN_ATTRS = {
 
 
 def reads_any_layout(node: Node) -> bool:
-    """Does ``node`` read arrays of a CPU in any layout? Others need copies in the usual one."""
+    """Does ``node`` read arrays of a CPU in any layout? Others need copies in the usual one.
+
+    It does where MXNet calls oneDNN's function for it, which may find that oneDNN does not know
+    the shape, axis or dtype.
+    """
     if node.op not in _ONEDNN and node.op not in _ONEDNN_BACKWARD:
         return False
     name = node.op.removeprefix("_backward_")
     if name == "Concat":
         return node.attrs.get("dim", "1") != "0"
+    if name in ("softmax", "log_softmax"):
+        return not _has_lengths_or_dtype(node)
+    if name == "Pooling" and not _has_known_layout(node):
+        return False
     attribute, layouts, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
     return node.attrs.get(attribute, default) in layouts
+
+
+def _has_lengths_or_dtype(node: Node) -> bool:
+    """Is ``node`` a softmax of rows of several lengths, or its gradient, or that of another dtype?
+
+    See SoftmaxStorageType and SoftmaxGradStorageType (src/operator/nn/softmax.cc).
+    """
+    is_gradient = node.op.startswith("_backward_")
+    has_dtype = is_gradient and node.attrs.get("dtype", "None") != "None"
+    return has_dtype or is_true(node.attrs.get("use_length"))
+
+
+def _has_known_layout(node: Node) -> bool:
+    """Is the layout of a pooling one of oneDNN's? Of whole pictures without a kernel none is known.
+
+    See SupportMKLDNNPooling (src/operator/nn/mkldnn/mkldnn_pooling-inl.h).
+    """
+    is_usual = node.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
+    return is_usual and any(map(str.isdigit, node.attrs.get("kernel", "")))
 
 
 def is_gradient_of_slopes(node: Node) -> bool:
