@@ -19,6 +19,7 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
+from memplan.mxnet.realise.copied_back import copied_back_nbytes
 from memplan.mxnet.realise.dense_buffers import buffers_nbytes, threads_nbytes
 from memplan.mxnet.realise.layout_copies import copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
@@ -65,12 +66,6 @@ ONE_IN, ONE_IN_WITH_HOLES = 5, 10
 # memory in which these copies lie was seen to grow by 4 to 6 MB more than with AVX2, of `dilated`
 # and of `shuffled` on one machine (malloc_info behind the third step; DNNL_MAX_CPU_ISA=AVX2).
 QUARTERS_OF_SECOND, QUARTERS_OF_SECOND_WITH_AVX512 = 2, 3
-
-# Operators of oneDNN that do not compute in place.
-_COPIED_BACK = frozenset(
-    """_backward_Activation _backward_FullyConnected _backward_LeakyReLU _backward_log_softmax
-    _backward_softmax""".split()
-)
 
 
 def executor_nbytes(
@@ -138,21 +133,6 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
-
-
-def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
-    """Op by op, what a gradient of oneDNN's takes that writes over what it reads.
-
-    oneDNN's is computed beside it and copied then: DNNL_VERBOSE=1 shows a reorder that changes
-    nothing. And what an LRN of oneDNN's leaves for a gradient of its own, and MXNet drops: of twice
-    the data half is written (mincore says so).
-    """
-    return [
-        graph.tensors[op.outputs[0]].nbytes
-        if node.op == "LRN" or (node.op in _COPIED_BACK and op.handovers)
-        else 0
-        for op, node in zip(graph.ops, nodes, strict=True)
-    ]
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
