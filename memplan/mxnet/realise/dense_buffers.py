@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.realise.scratchpads import threads
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 
 
@@ -71,7 +72,7 @@ def threads_nbytes(nbytes: int) -> int:
 
 def _products(node: Node) -> list[_Product]:
     call = node if node.forward is None else node.forward
-    if call.op != "FullyConnected":
+    if call.op != "FullyConnected" or not onednn_is_enabled():
         return []
     data, weight = call.infos.inputs[:2]
     if data is None or weight is None or data.dtype != "float32" or not data.nbytes:

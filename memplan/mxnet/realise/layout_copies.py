@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
 from memplan.step.graph import TrainingGraph
@@ -41,7 +42,13 @@ class Copies:
 
 
 def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
-    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order."""
+    """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
+
+    None where MXNet is told not to use oneDNN.
+    """
+    if not onednn_is_enabled():
+        nothing = (0,) * len(nodes)
+        return Copies(nothing, nothing, (False,) * len(nodes))
     layouts = _Layouts(graph, nodes, range(len(nodes)))
     pairs, are_own = [], []
     for index, op in enumerate(graph.ops):

@@ -114,8 +114,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
     src/common/exec_utils.h). Where these are more, some of those of a second such operator count,
     as copies often do not fit where those of an operator before were, beside the space. What a norm
-    takes comes on top. Where an op of which nobody knows what it takes is larger, what it reads and
-    writes, and three quarters of it.
+    takes comes on top, or what a sort does, or, for an op of which nobody knows what it takes, what
+    it reads and writes, and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of benchmarks/ at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
@@ -128,8 +128,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
     for_copies = max(space + space // 2 + kept, space + kept + again)
-    for_copies += max(map(space_nbytes, nodes), default=0)
-    nbytes = max(for_copies, 7 * largest_nbytes(nodes) // 4) + _kept_nbytes(nodes)
+    of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
+    nbytes = for_copies + of_others + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)

@@ -1,0 +1,164 @@
+"""The temporary space of operators without oneDNN, counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
+from memplan.mxnet.realise import workspace_estimate
+from memplan.mxnet.realise.copied_back import copied_back_nbytes
+from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.operator_space import space_nbytes
+from memplan.mxnet.realise.scratchpads import scratchpads
+from memplan.mxnet.realise.workspace_estimate import largest_nbytes, packed_nbytes
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
+
+Symbol = mx.sym.Symbol
+
+
+def _traced(net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> Trace:
+    net = mx.sym.MakeLoss(mx.sym.mean(net))
+    options = {"grad_req": {"data": "write"}, "realisation": "packed", **options}
+    return trace(net, shapes={"data": shape}, **options)
+
+
+def _spaces(op: str, net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> list[int]:
+    """Of the calls of an op, and of the backward ops of these."""
+    nodes = _traced(net, shape, **options).nodes
+    return [space_nbytes(node) for node in nodes if op in (node.op, getattr(node.forward, "op", 0))]
+
+
+def _upsampled(**options: Any) -> Symbol:
+    return mx.sym.UpSampling(
+        pictures(), mx.sym.Variable("weight"), sample_type="bilinear", num_filter=16, **options
+    )
+
+
+# 16 places of the kernel for each of 16 channels, and the data, of two pictures; of an odd number
+# of times as large they are 25.
+@pytest.mark.parametrize(("scale", "kernel"), [(2, 16), (3, 25)])
+def test_an_upsampling_by_interpolation_is_a_deconvolution(scale: int, kernel: int) -> None:
+    nbytes = (kernel + 1) * N
+    assert _spaces("UpSampling", _upsampled(scale=scale)) == [nbytes, nbytes]
+    nearest = mx.sym.UpSampling(pictures(), scale=scale, sample_type="nearest")
+    assert _spaces("UpSampling", nearest) == [0, 0]
+
+
+@pytest.mark.parametrize(("mb", "npictures"), [(1, 3), (0, 1), (512, 5)])
+def test_as_many_pictures_are_rolled_out_as_are_allowed(mb: int, npictures: int) -> None:
+    """One takes 17 * 16 * 17 * 17 numbers, of which a MB has room for three."""
+    spaces = _spaces("UpSampling", _upsampled(scale=2, workspace=mb), (5, 16, 17, 17))
+    assert spaces == [npictures * 4 * 17 * 16 * 17 * 17] * 2
+
+
+def _deconvolved() -> Symbol:
+    return mx.sym.Deconvolution(pictures(), num_filter=8, kernel=(4, 4), stride=(2, 2), pad=(1, 1))
+
+
+def test_a_deconvolution_without_onednn_rolls_out_many_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nbytes = (8 * 16 + 16) * 2 * 64 * 4
+    assert _spaces("Deconvolution", _deconvolved()) == [0, 0]
+    double = {"type_dict": {"data": "float64"}}
+    assert _spaces("Deconvolution", _deconvolved(), **double) == [2 * nbytes] * 2
+    traced = _traced(_deconvolved(), **double)
+    assert scratchpads(traced.graph, traced.nodes) == 0
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    assert _spaces("Deconvolution", _deconvolved()) == [nbytes] * 2
+
+
+SORTS: dict[str, tuple[Callable[[Symbol], Symbol], str, list[int]]] = {
+    # What is sorted and its places; the places of what was taken, of eight three.
+    "topk": (lambda x: mx.sym.topk(x, k=3, ret_typ="value"), "topk", [2 * N, N * 3 // 8]),
+    # What is turned round, too.
+    "of channels": (lambda x: mx.sym.sort(x, axis=1), "sort", [3 * N, N]),
+    "of all": (lambda x: mx.sym.sort(x, axis=None), "sort", [2 * N, N]),
+    "places": (lambda x: x + mx.sym.argsort(x), "argsort", [2 * N]),
+    "mask": (
+        lambda x: x * mx.sym.topk(x, axis=1, k=2, ret_typ="mask"),
+        "topk",
+        [3 * N + N * 2 // 16],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_have_copies_and_places(name: str) -> None:
+    sort, op, expected = SORTS[name]
+    # topk's backward op is that of a sort, too.
+    assert _spaces(op, sort(mx.sym.tanh(pictures()))) == expected
+
+
+def test_space_lies_beside_copies_for_other_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the sin are kept in another place than what comes and goes."""
+    sines = mx.sym.sin(convolved(activated(pictures())))
+    behind = [mx.sym.sort(sines, axis=3), mx.sym.contrib.quadratic(sines, a=1, b=2)]
+    found = []
+    for net in behind:
+        traced = _traced(net)
+        counted = packed_nbytes(traced.graph, traced.nodes)
+        with monkeypatch.context() as without:
+            without.setattr(workspace_estimate, "space_nbytes", lambda node: 0)
+            without.setattr(workspace_estimate, "largest_nbytes", lambda nodes: 0)
+            found.append(counted - packed_nbytes(traced.graph, traced.nodes))
+        assert counted > found[-1]
+    # Nobody knows what a quadratic takes: its gradient reads two arrays and writes one.
+    assert found == [2 * N, 7 * 3 * N // 4]
+
+
+TAKE_NEXT_TO_NOTHING: dict[str, Callable[[Symbol], Symbol]] = {
+    "gemm": lambda x: mx.sym.linalg.gemm2(x, x, transpose_b=True),
+    "syrk": mx.sym.linalg.syrk,
+    "potrf": mx.sym.linalg.potrf,
+    "reverse": mx.sym.SequenceReverse,
+    "last": mx.sym.SequenceLast,
+    "gather": lambda x: mx.sym.gather_nd(x, mx.sym.zeros(shape=(1, 4))),
+    "diagonals": mx.sym.diag,
+    "one hot": lambda x: mx.sym.broadcast_mul(
+        mx.sym.expand_dims(x, 4), mx.sym.one_hot(mx.sym.BlockGrad(x), depth=4)
+    ),
+    "regions": lambda x: mx.sym.contrib.ROIAlign(
+        x, mx.sym.zeros(shape=(4, 5)), pooled_size=(2, 2), spatial_scale=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_NEXT_TO_NOTHING)
+def test_it_is_known_that_they_take_next_to_nothing(name: str) -> None:
+    nodes = _traced(TAKE_NEXT_TO_NOTHING[name](mx.sym.tanh(pictures()))).nodes
+    assert largest_nbytes(nodes) == max(map(space_nbytes, nodes)) == 0
+
+
+def test_moments_have_the_squares_and_a_cross_entropy_the_probabilities() -> None:
+    moments = mx.sym.moments(mx.sym.tanh(pictures()), axes=(1,))
+    assert _spaces("moments", moments[0] + moments[1]) == [N, 0]
+    rows = mx.sym.softmax_cross_entropy(mx.sym.tanh(pictures()), mx.sym.zeros(shape=(8,)))
+    assert _spaces("softmax_cross_entropy", rows, (8, 64))[0] == 4 * 8 * 64
+
+
+def test_deformable_convolutions_roll_out_one_picture() -> None:
+    data = mx.sym.tanh(pictures())
+    offsets = mx.sym.slice_axis(data, axis=1, begin=0, end=2)
+    options = {"num_filter": 4, "kernel": (1, 1), "no_bias": True}
+    deformed = mx.sym.contrib.DeformableConvolution(data, offsets, **options)
+    assert _spaces("_contrib_DeformableConvolution", deformed) == [N // 2, N // 2]
+
+
+def test_without_onednn_packed_steps_have_columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copies in oneDNN's layouts, no scratchpads, nothing that is computed beside its place."""
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
+    net = mx.sym.FullyConnected(
+        activated(convolved(mx.sym.relu(convolved(pictures())))), num_hidden=512
+    )
+    traced = _traced(net, (2, 16, 32, 32))
+    found = copies(traced.graph, traced.nodes)
+    assert not any((*found.kept_nbytes, *found.temporary_nbytes, *found.are_own))
+    assert not any(copied_back_nbytes(traced.graph, traced.nodes))
+    assert packed_nbytes(traced.graph, traced.nodes) == 9 * 16 * N // 2
