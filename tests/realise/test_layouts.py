@@ -15,6 +15,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 
+from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -100,6 +101,40 @@ def test_gradients_may_be_read_in_another_order_than_mxnets() -> None:
     values = random_values(traced)
     planned = bound(traced, Schedule.sequence(traced.graph, order), values)
     assert not differences(stock_steps(traced, values, 2), planned_steps(planned, 2))
+
+
+def test_a_dense_layer_leaves_the_layout_of_what_it_is_written_over() -> None:
+    """The gradient of its data, where that has more than two dimensions."""
+    read = convolution(mx.sym.Variable("data"))
+    behind = mx.sym.Convolution(read, num_filter=CHANNELS, kernel=(3, 3), stride=(2, 2))
+    heads = [
+        mx.sym.FullyConnected(behind, num_hidden=8, flatten=False),
+        mx.sym.BatchNorm(read, fix_gamma=False),
+        mx.sym.FullyConnected(read, num_hidden=16),
+    ]
+    symbol = mx.sym.Group([mx.sym.MakeLoss(mx.sym.sin(head)) for head in heads])
+    traced = trace(symbol, shapes={"data": (2, 16, 8, 8)}, realisation="packed")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(8):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 1)
+        assert not differences(stock, planned), seed
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+def test_a_softmax_of_rows_of_pictures_is_written_over_what_it_reads(kind: str) -> None:
+    """Where it is not MXNet ends the process: a plan that keeps what it reads copies that."""
+    rows = getattr(mx.sym, kind)(convolution(mx.sym.Variable("data")), axis=-1, name="rows")
+    options = {"shapes": {"data": (3, 8, 7, 7)}}
+    symbol = mx.sym.MakeLoss(mx.sym.square(rows))
+    traced = trace(symbol, realisation="packed", **options)
+    values, order = random_values(traced), list(range(len(traced.graph.ops)))
+    again = [op.name for op in traced.graph.ops].index("rows")
+    order.insert(again + 2, again)
+    planned = planned_steps(bound(traced, Schedule.sequence(traced.graph, order), values), 2)
+    assert not differences(stock_steps(traced, values, 2), planned)
+    for realisation in ("explicit", "mirror"):  # MXNet itself decides what is written over
+        assert not trace(symbol, realisation=realisation, **options).graph.ops[again].recomputable
 
 
 def test_where_there_is_one_layout_sums_take_over_any_term() -> None:

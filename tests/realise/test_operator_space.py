@@ -117,7 +117,9 @@ TAKE_NEXT_TO_NOTHING: dict[str, Callable[[Symbol], Symbol]] = {
     "syrk": mx.sym.linalg.syrk,
     "potrf": mx.sym.linalg.potrf,
     "reverse": mx.sym.SequenceReverse,
-    "last": mx.sym.SequenceLast,
+    "last": lambda x: mx.sym.SequenceLast(
+        x, mx.sym.ones(shape=(SHAPE[1],)), use_sequence_length=True
+    ),
     "gather": lambda x: mx.sym.gather_nd(x, mx.sym.zeros(shape=(1, 4))),
     "diagonals": mx.sym.diag,
     "one hot": lambda x: mx.sym.broadcast_mul(

@@ -205,3 +205,20 @@ def test_a_diagonal_by_einsum_is_refused(subscripts: str, realisation: str) -> N
             )
         advised = S.MakeLoss(S.sum(NP.diagonal(NP.tanh(V("data").as_np_ndarray())).as_nd_ndarray()))
         trace(advised, shapes={"data": (4, 4)}, grad_req="write", realisation=realisation)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_the_last_of_a_sequence_without_lengths_is_refused(realisation: str) -> None:
+    """MXNet's backward op reads places that the forward op has left in temporary space."""
+    data = mx.sym.Variable("data", shape=(5, 2, 3))
+    weight = mx.sym.Variable("weight", shape=(3,))
+    read = mx.sym.broadcast_mul(data, weight)
+    with pytest.raises(TraceError, match=r"SequenceLast without sequence_length.*slice_axis"):
+        trace(mx.sym.MakeLoss(mx.sym.SequenceLast(read)), shapes={}, realisation=realisation)
+    advised = mx.sym.slice_axis(read, axis=0, begin=-1, end=None).reshape((-3, -2))
+    trace(mx.sym.MakeLoss(advised), shapes={}, realisation=realisation)
+    lengths = mx.sym.Variable("lengths", shape=(2,))
+    with_lengths = mx.sym.SequenceLast(read, lengths, use_sequence_length=True)
+    requests = {"data": "null", "weight": "write", "lengths": "null"}
+    options = {"shapes": {}, "realisation": realisation, "grad_req": requests}
+    trace(mx.sym.MakeLoss(with_lengths), **options)

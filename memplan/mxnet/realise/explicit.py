@@ -42,6 +42,7 @@ from memplan.mxnet.trace.operators import (
     is_made_of_symbol,
     is_true,
     keeps_gradient,
+    must_be_in_place,
     runs_user_code,
 )
 from memplan.mxnet.trace.probe import counts_as_backward
@@ -99,8 +100,14 @@ class Explicit(Form):
         return explicit_order(order)
 
     def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
-        """All but random ops, and those that keep a state or change what they read."""
-        return repeatable_nodes(forward)
+        """All but random ops, those that keep a state or change what they read.
+
+        And what must write over what it reads, which MXNet's executor decides.
+        """
+        nodes = repeatable_nodes(forward)
+        if self.in_one_array:
+            return nodes
+        return {node for node in nodes if not must_be_in_place(node)}
 
     def finished(
         self,

@@ -16,7 +16,7 @@ from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     is_gradient_of_slopes,
     keeps_gradient,
-    reads_any_layout,
+    writes_in_layout_of_place,
 )
 from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -115,7 +115,7 @@ def _has_layout(node: Node, source: int, taken: int | None, own: Collection[int]
 
     There it is written over ``taken``, or over nothing. ``own`` are its inputs in oneDNN's layouts.
     """
-    if reads_any_layout(node) and node.op != SUM:
+    if node.op != SUM and not writes_in_layout_of_place(node):
         return True
     if taken is None:
         return node.op != SUM or not own or source in own
@@ -137,7 +137,7 @@ def layouts_taken_over(
     all_own = own_inputs(graph, nodes, stock_order)
     for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         is_own_elsewhere = node.op == SUM and bool(own)
-        if node.op == SUM or not reads_any_layout(node):
+        if node.op == SUM or writes_in_layout_of_place(node):
             written = source_of.keys() & set(op.outputs)
             result.update(t for t in written if (source_of[t] in own) != is_own_elsewhere)
     return result

@@ -45,7 +45,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node
-from memplan.mxnet.trace.operators import is_gradient_of_slopes
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_place
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
@@ -314,7 +314,9 @@ def _in_place(
     for tensor, source in sources.items():
         node = nodes[graph.producer[tensor]]
         entry = nodes[graph.producer[source]], graph.position[source]
-        is_needed = tensor in taking_layouts or is_gradient_of_slopes(node)
+        is_needed = (
+            tensor in taking_layouts or is_gradient_of_slopes(node) or must_be_in_place(node)
+        )
         result[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
     return result
 

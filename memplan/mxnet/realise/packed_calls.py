@@ -33,8 +33,8 @@ from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
     is_made_of_symbol,
-    reads_any_layout,
     runs_user_code,
+    writes_in_layout_of_place,
 )
 from memplan.step.graph import UPDATE
 
@@ -169,7 +169,7 @@ class Calls:
             place = _Place(offset, info.shape, info.dtype)
             taken, sources = in_place.get((op, k)), read.intersection((place, place.other))
             for source in sources:
-                keeps_layout = reads_any_layout(node)
+                keeps_layout = not writes_in_layout_of_place(node)
                 place = source if keeps_layout or taken is not None else source.other
             if not sources and taken is not None and taken.is_needed:
                 self._copied[step] = node.inputs.index(taken.source), k

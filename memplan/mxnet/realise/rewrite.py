@@ -74,6 +74,7 @@ def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> l
         if node.forward is None:
             return entry
         _check_diagonal(node.forward, k)
+        _check_places(node.forward)
         if k not in _taken_for_zeros(node, node.forward):
             return entry
         if entry not in zeros:
@@ -117,6 +118,20 @@ def _check_diagonal(forward: Node, place: int) -> None:
             f"op {forward.name!r} (einsum {forward.attrs['subscripts']!r}) takes a diagonal, and "
             f"MXNet does not write the gradient of what is beside it; take np.diagonal(...) of "
             f"that array first, or np.trace(...) for the sum of a diagonal"
+        )
+
+
+def _check_places(forward: Node) -> None:
+    """TraceError for the gradient of a SequenceLast without lengths.
+
+    It reads places that the forward op has written into temporary space, where other ops write,
+    too (sequence_last-inl.h): so it is memory that nobody has written, or the process ends.
+    """
+    if forward.op == "SequenceLast" and not is_true(forward.attrs.get("use_sequence_length")):
+        raise TraceError(
+            f"op {forward.name!r} (SequenceLast without sequence_length) has a gradient in MXNet "
+            f"that depends on what other ops left in memory; write slice_axis(x, axis=0, begin=-1, "
+            f"end=None) and reshape that, or give it the lengths"
         )
 
 

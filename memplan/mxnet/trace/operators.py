@@ -111,6 +111,25 @@ def reads_any_layout(node: Node) -> bool:
     return node.attrs.get(attribute, default) in layouts
 
 
+def writes_in_layout_of_place(node: Node) -> bool:
+    """Does ``node`` leave its output in the layout of what lies where it writes?
+
+    That is so of the gradient of a dense layer's data, too, which oneDNN computes.
+    """
+    return not reads_any_layout(node) or node.op == "_backward_FullyConnected"
+
+
+def must_be_in_place(node: Node) -> bool:
+    """Does MXNet end the process where ``node`` does not write over what it reads?
+
+    A softmax along the rows of pictures does, which are in a layout of oneDNN's.
+    """
+    data = node.infos.inputs[0] if node.op in ("softmax", "log_softmax") else None
+    if data is None or len(data.shape) < 4 or not reads_any_layout(node):
+        return False
+    return int(node.attrs.get("axis", "-1")) in (-1, len(data.shape) - 1)
+
+
 def _has_lengths_or_dtype(node: Node) -> bool:
     """Is ``node`` a softmax of rows of several lengths, or its gradient, or that of another dtype?
 
@@ -195,6 +214,8 @@ def may_be_mirrored(node: Node) -> bool:
         return False
     if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
         return False  # aborts where nobody reads its output, as those above
+    if must_be_in_place(node):
+        return False  # what it reads would be kept
     if not node.inputs and _UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")):
         return False  # its shape comes from who reads it: that of a copy cannot be inferred
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
