@@ -29,6 +29,10 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     runnable,
 )
+from memplan.mxnet.realise.varying_layouts import (
+    check_layouts_of_slopes,
+    with_notes_for_their_data,
+)
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace, is_shared
@@ -116,9 +120,15 @@ class Explicit(Form):
         stock_order: Sequence[int],
         device_type: str,
     ) -> TrainingGraph:
-        """Random ops keep their order, those on one state, and halves of a step theirs."""
-        graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))
-        return in_halves(graph) if is_in_halves(nodes) else graph
+        """Random ops keep their order, those on one state, and halves of a step theirs.
+
+        On a CPU no numbers depend on layouts that the schedule decides on, but for their last bits;
+        TraceError where they would.
+        """
+        if device_type == "cpu" and onednn_is_enabled():
+            check_layouts_of_slopes(graph, nodes)
+            graph = with_notes_for_their_data(graph, nodes)
+        return in_order(graph, nodes)
 
     def memory(self, trace: Trace) -> Memory:
         """MXNet's blocks, at the match range that suits a schedule best."""
@@ -144,6 +154,12 @@ class Explicit(Form):
         replayed = best_allocation(lower(trace, schedule).schedule)
         nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
         return nbytes, replayed.match_range
+
+
+def in_order(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    """``graph``, whose random ops keep their order, those on one state, and halves of a step."""
+    graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))
+    return in_halves(graph) if is_in_halves(nodes) else graph
 
 
 def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: bool) -> None:

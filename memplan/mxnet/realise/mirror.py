@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.measure import allocated_nbytes
+from memplan.mxnet.realise.varying_layouts import with_layouts_of_slopes
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
@@ -21,6 +23,7 @@ from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
+from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flags_of, mirror
 from memplan.step.schedule import Schedule
 
@@ -40,6 +43,22 @@ class Mirror(Form):
                 "which undoes the plan. Unset it before binding the planned network.",
                 stacklevel=2,
             )
+
+    def finished(
+        self,
+        graph: TrainingGraph,
+        nodes: Sequence[Node],
+        stock_order: Sequence[int],
+        device_type: str,
+    ) -> TrainingGraph:
+        """On a CPU fewer ops may run twice where that would change the gradient of slopes.
+
+        The notes of a max pooling are for what its backward op reads: unless the pooling itself
+        comes again, MXNet has that read what the pooling has read.
+        """
+        if device_type != "cpu" or not onednn_is_enabled():
+            return graph
+        return with_layouts_of_slopes(graph, nodes)
 
     def memory(self, trace: Trace) -> Blocks:
         """MXNet's blocks, at the match range under which the network was traced."""

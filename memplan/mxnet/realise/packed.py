@@ -18,7 +18,7 @@ from memplan.memory import memory as memories
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.mxnet.realise.engine import bundles
-from memplan.mxnet.realise.explicit import Explicit, step_nodes
+from memplan.mxnet.realise.explicit import Explicit, in_order, step_nodes
 from memplan.mxnet.realise.imperative import (
     AnyCall,
     BackwardCall,
@@ -88,8 +88,7 @@ class Packed(Explicit):
         Gradients that nobody reads are left out.
         TraceError for an op that cannot be called by itself.
         """
-        graph = super().finished(graph, nodes, stock_order, device_type)
-        graph = packable(graph, nodes, device_type)
+        graph = packable(in_order(graph, nodes), nodes, device_type)
         graph = with_slopes_of_unplanned(graph, nodes, stock_order)
         if device_type == "cpu" and onednn_is_enabled():
             graph = with_layouts_of_unplanned(graph, nodes, stock_order)

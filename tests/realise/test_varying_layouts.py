@@ -1,0 +1,121 @@
+"""Layouts on which a schedule decides: what reads notes on its data, or writes over a gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.schedules import random_schedule
+from helpers.training_runs import (
+    Values,
+    bound,
+    differences,
+    planned_steps,
+    random_values,
+    stock_steps,
+)
+from memplan.errors import TraceError
+from memplan.mxnet.realise.mirror import annotate
+from memplan.planning.realisation import trace
+from memplan.step.mirroring import flaggable
+
+Symbol = mx.sym.Symbol
+
+SHAPES = {"img": (2, 8, 8, 8)}
+
+
+def _convolution(data: Symbol, name: str) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=name)
+
+
+def _pooling(data: Symbol, kind: str) -> Symbol:
+    return mx.sym.Pooling(data, kernel=(3, 3), pad=(1, 1), pool_type=kind, name="pool")
+
+
+def _loss(out: Symbol) -> Symbol:
+    return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(out)))
+
+
+def _centred(data: Symbol) -> Symbol:
+    """What is none of oneDNN's, and may be written over the data."""
+    return mx.sym.broadcast_sub(data, mx.sym.sum(data, axis=1, keepdims=True), name="sub")
+
+
+def _normed() -> Symbol:
+    out = _convolution(mx.sym.Variable("img"), "conv")
+    return mx.sym.BatchNorm(out, fix_gamma=False, name="bn")
+
+
+def _prelu(data: Symbol, name: str = "prelu") -> Symbol:
+    return mx.sym.LeakyReLU(data, mx.sym.Variable(f"{name}_slopes"), act_type="prelu", name=name)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_the_notes_of_a_max_pooling_are_for_what_its_backward_op_reads(is_joined: bool) -> None:
+    out = _centred(_normed())
+    if is_joined:
+        out = mx.sym.Concat(out, out, name="joined")
+    traced = trace(_loss(_pooling(out, "max")), shapes=SHAPES, realisation="explicit")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(10):
+        schedule = random_schedule(traced.graph, seed, repeated=0.5)
+        assert not differences(stock, planned_steps(bound(traced, schedule, values), 1)), seed
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "again"),
+    [
+        (_centred(_normed()), "max", {"conv", "bn", "pool"}),
+        (_centred(_normed()), "avg", {"conv", "bn", "sub", "pool"}),
+        (mx.sym.Activation(_normed(), act_type="relu", name="relu"), "max", {"bn", "relu"}),
+    ],
+)
+def test_only_data_whose_layout_varies_is_kept_for_notes(
+    data: Symbol, kind: str, again: set[str]
+) -> None:
+    traced = trace(_loss(_pooling(data, kind)), shapes=SHAPES, realisation="explicit")
+    recomputable = {op.name for op in traced.graph.ops if op.recomputable}
+    assert again <= recomputable
+    assert ("sub" in recomputable) == ("sub" in again)
+
+
+def test_explicit_steps_refuse_slopes_whose_gradient_a_layout_decides_on() -> None:
+    network = _loss(_pooling(_prelu(_normed()), "max"))
+    with pytest.raises(TraceError, match=r"'prelu'.*layout.*realisation='packed'"):
+        trace(network, shapes=SHAPES, realisation="explicit")
+    requests = dict.fromkeys(network.list_arguments(), "write") | {"prelu_slopes": "null"}
+    trace(network, shapes=SHAPES, realisation="explicit", grad_req=requests)
+
+
+def test_explicit_steps_train_slopes_whose_gradient_comes_from_a_convolution() -> None:
+    network = _loss(mx.sym.sin(_convolution(_prelu(_normed()), "more")))
+    traced = trace(network, shapes=SHAPES, realisation="explicit")
+    values = random_values(traced)
+    stock = _gradient(stock_steps(traced, values, 1), "prelu_slopes")
+    for seed in range(4):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 1)
+        np.testing.assert_allclose(_gradient(planned, "prelu_slopes"), stock, rtol=1e-3)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_mirrored_network_has_the_gradient_of_slopes_of_one_that_is_not(depth: int) -> None:
+    out = mx.sym.Variable("img")
+    for layer in range(depth):
+        out = _prelu(_convolution(out, f"conv{layer}"), f"prelu{layer}")
+    traced = trace(_loss(_pooling(out, "avg")), shapes=SHAPES, realisation="mirror")
+    values = random_values(traced)
+    names = [op.name for op in traced.graph.ops]
+    flags = {op for op in flaggable(traced.graph) if names[op].startswith(("conv", "prelu"))}
+    mirrored = dataclasses.replace(traced, symbol=annotate(traced, flags))
+    stock, planned = (stock_steps(each, values, 1) for each in (traced, mirrored))
+    for layer in range(depth):
+        name = f"prelu{layer}_slopes"
+        np.testing.assert_allclose(_gradient(planned, name), _gradient(stock, name), rtol=1e-3)
+
+
+def _gradient(steps: list[Values], name: str) -> np.ndarray:
+    return steps[0][f"gradient of {name}"]
