@@ -91,6 +91,14 @@ def test_explicit_steps_refuse_slopes_whose_gradient_a_layout_decides_on() -> No
     trace(network, shapes=SHAPES, realisation="explicit", grad_req=requests)
 
 
+def test_explicit_steps_refuse_an_lrn_whose_gradient_a_layout_decides_on() -> None:
+    network = _loss(_pooling(mx.sym.LRN(_centred(_normed()), nsize=3, name="lrn"), "avg"))
+    with pytest.raises(TraceError, match=r"'lrn'.*layout.*realisation='packed'"):
+        trace(network, shapes=SHAPES, realisation="explicit")
+    followed = _convolution(mx.sym.LRN(_normed(), nsize=3), "more")
+    trace(_loss(followed), shapes=SHAPES, realisation="explicit")
+
+
 def test_explicit_steps_train_slopes_whose_gradient_comes_from_a_convolution() -> None:
     network = _loss(mx.sym.sin(_convolution(_prelu(_normed()), "more")))
     traced = trace(network, shapes=SHAPES, realisation="explicit")

@@ -30,7 +30,7 @@ from memplan.mxnet.realise.rewrite import (
     runnable,
 )
 from memplan.mxnet.realise.varying_layouts import (
-    check_layouts_of_slopes,
+    check_sensitive,
     with_notes_for_their_data,
 )
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
@@ -126,7 +126,7 @@ class Explicit(Form):
         TraceError where they would.
         """
         if device_type == "cpu" and onednn_is_enabled():
-            check_layouts_of_slopes(graph, nodes)
+            check_sensitive(graph, nodes)
             graph = with_notes_for_their_data(graph, nodes)
         return in_order(graph, nodes)
 

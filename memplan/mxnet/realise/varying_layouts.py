@@ -7,7 +7,7 @@ array in it, and a plan has other tensors die there than MXNet (MXNet's src/comm
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.layout_copies import SUM
@@ -30,8 +30,7 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
     """``graph``, in which no data comes again in a layout that the notes on it are not for.
 
     A max pooling notes the places of the largest for its backward op, in the layout that its data
-    had when it ran. So data whose layout may be another one in a copy is computed once. That of an
-    LRN, too: its backward op has another gradient for data in another layout than the gradient.
+    had when it ran. So data whose layout may be another one in a copy is computed once.
     """
     varying = varying_layouts(graph, nodes)
     once = {
@@ -42,32 +41,33 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
     return _run_once(graph, once)
 
 
-def check_layouts_of_slopes(graph: TrainingGraph, nodes: Sequence[Node]) -> None:
-    """TraceError for a PReLU whose slopes get another gradient by a layout that plans decide on.
+def check_sensitive(graph: TrainingGraph, nodes: Sequence[Node]) -> None:
+    """TraceError for an op whose gradient depends on a layout that a plan would decide on."""
+    varying = varying_layouts(graph, nodes)
+    for node, tensors in _sensitive(graph, nodes):
+        if varying.isdisjoint(tensors):
+            continue
+        forward, advice = node.forward, "set MXNET_MKLDNN_ENABLED=0"
+        assert forward is not None
+        what, of_what = f"op {forward.name!r} ({forward.op})", "its data"
+        if is_gradient_of_slopes(node):
+            what = f"op {forward.name!r} (LeakyReLU, act_type='prelu')"
+            of_what, advice = "its slopes", "freeze the slopes (grad_req 'null')"
+        raise TraceError(
+            f"{what} cannot be trained by an explicit plan: the schedule would decide on the "
+            f"memory layout of what its backward op reads, and MXNet computes another gradient of "
+            f"{of_what} by it. Use realisation='packed', or {advice}"
+        )
 
-    Its backward op writes over the gradient of the output before it computes that of the slopes,
-    unless the former is in a layout of oneDNN's: then it has read a copy.
+
+def with_layouts_of_unmirrored(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
+    """``graph``, in which ops run once that decide on a layout by which a gradient is another one.
+
+    They are what it is computed from as far as layouts vary, with all that reads the same: each
+    writes over what it does in MXNet's own step then.
     """
     varying = varying_layouts(graph, nodes)
-    for op, node in _of_trained_slopes(graph, nodes):
-        if op.inputs[0] in varying:
-            assert node.forward is not None
-            raise TraceError(
-                f"op {node.forward.name!r} (LeakyReLU, act_type='prelu') cannot be trained by an "
-                f"explicit plan: the schedule would decide on the memory layout of the gradient "
-                f"of its output, and MXNet computes another gradient of its slopes by it. Use "
-                f"realisation='packed', or freeze the slopes (grad_req 'null')"
-            )
-
-
-def with_layouts_of_slopes(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
-    """``graph``, in which ops run once that decide on the layout of a PReLU's gradient.
-
-    They are what that gradient is made of as far as layouts vary, with all that reads the same:
-    each writes over what it does in MXNet's own step then.
-    """
-    varying = varying_layouts(graph, nodes)
-    tensors = [op.inputs[0] for op, _ in _of_trained_slopes(graph, nodes)]
+    tensors = [tensor for _, read in _sensitive(graph, nodes) for tensor in read]
     once: set[int] = set()
     deciding: set[int] = set()
     while tensors:
@@ -114,18 +114,25 @@ def _varies(op: Op, node: Node, own: set[int], varying: set[int]) -> bool:
 def _takes_notes(node: Node) -> bool:
     if node.op == "Pooling":
         return node.attrs.get("pool_type", "max") == "max"
-    return node.op in ("LRN", "_contrib_BatchNormWithReLU")
+    return node.op == "_contrib_BatchNormWithReLU"
 
 
-def _of_trained_slopes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[tuple[Op, Node]]:
-    """The backward ops of PReLUs, and their nodes, of which the gradient of the slopes is read."""
-    return [
-        (op, node)
-        for op, node in zip(graph.ops, nodes, strict=True)
-        if is_gradient_of_slopes(node)
-        and not node.inputs[0][0].is_variable
-        and (graph.readers[op.outputs[1]] or op.outputs[1] in graph.heads)
-    ]
+def _sensitive(
+    graph: TrainingGraph, nodes: Sequence[Node]
+) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Ops that compute other gradients by the layouts of some of what they read, and which.
+
+    The backward op of a PReLU writes over the gradient of the output before it computes that of
+    the slopes, unless the former is in a layout of oneDNN's: then it has read a copy. That of an
+    LRN gives another gradient for data in one layout and a gradient in another.
+    """
+    for op, node in zip(graph.ops, nodes, strict=True):
+        if node.op == "_backward_LRN":
+            yield node, op.inputs
+        elif is_gradient_of_slopes(node) and not node.inputs[0][0].is_variable:
+            of_slopes = op.outputs[1]
+            if graph.readers[of_slopes] or of_slopes in graph.heads:
+                yield node, op.inputs[:1]
 
 
 def _run_once(graph: TrainingGraph, once: Iterable[int]) -> TrainingGraph:
