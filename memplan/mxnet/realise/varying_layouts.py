@@ -95,14 +95,24 @@ def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
         if call.op in _CHOOSE:
             own.update(op.outputs)
         elif not reads_any_layout(node):
-            written = {op.outputs[h.output] for h in op.handovers if op.inputs[h.input] in own}
-            own |= written
-            varying |= written
+            for handover in op.handovers:
+                source, written = op.inputs[handover.input], op.outputs[handover.output]
+                if source in own:
+                    own.add(written)
+                if source in own and (source in varying or not _is_written_over(graph, op, source)):
+                    varying.add(written)
         elif node.op in KEEPS_LAYOUT and (node.op == "_backward_Pooling" or own & {*op.inputs}):
             own.update(op.outputs)
             if _varies(op, node, own, varying):
                 varying.update(op.outputs)
     return varying
+
+
+def _is_written_over(graph: TrainingGraph, op: Op, source: int) -> bool:
+    """Does ``op`` write over ``source`` whatever the schedule? Nobody else reads it, and once."""
+    runs_once = not (op.recomputable or graph.ops[graph.producer[source]].recomputable)
+    is_last = len(graph.readers[source]) == 1 and source not in graph.heads
+    return runs_once and is_last and len(op.handovers) == 1
 
 
 def _varies(op: Op, node: Node, own: set[int], varying: set[int]) -> bool:
