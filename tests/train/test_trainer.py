@@ -353,7 +353,7 @@ def test_what_else_is_refused() -> None:
     assert not within(loop.step)
     with pytest.raises(ArgumentError, match=r"trainer must be a gluon\.Trainer"):
         loop.start(trainer="sgd")
-    with pytest.raises(ArgumentError, match="with a trainer packed"):
+    with pytest.raises(ArgumentError, match="packed steps of TrainStep"):
         loop.start(realisation="updating")
     loop.net[0].weight.grad_req = "add"
     with pytest.raises(ArgumentError, match="grad_req='add'"):

@@ -18,6 +18,7 @@ from memplan.errors import TraceError
 from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory
 from memplan.memory.packing import Packing
+from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
@@ -90,6 +91,7 @@ class Explicit(Form):
                     f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
                     f"MXNet cannot write its backward op into a Symbol. Use realisation='packed'"
                 )
+        gradient_of_lrn.as_in_blocks(heads, device_type)
         heads = runnable(heads)
         return replace_weight_gradients(heads) if device_type == "cpu" else heads
 

@@ -17,6 +17,7 @@ from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
+from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.engine import bundles
 from memplan.mxnet.realise.explicit import Explicit, in_order, step_nodes
 from memplan.mxnet.realise.imperative import (
@@ -68,6 +69,7 @@ class Packed(Explicit):
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
         """``heads`` as their ops can be called one by one; nothing is refused yet."""
         join_parts(heads)
+        gradient_of_lrn.as_in_blocks(heads, device_type)
         return runnable(heads)
 
     def outside(
