@@ -60,6 +60,14 @@ class Twins(gluon.HybridBlock):
         return F.tanh(one) * F.exp(other) + F.sin(other) * one
 
 
+class CalledTwice(Twins):
+    """One layer on one input, twice: both calls have one name."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        self.other = self.one
+
+
 def network(kind: Any, hybridized: str) -> Any:
     inner, net = kind("inner_"), nn.HybridSequential(prefix="net_")
     inner.initialize(mx.init.Normal(1), ctx=CPU)
@@ -94,7 +102,7 @@ def left_by(make: Any, kind: Any, hybridized: str) -> list[Any]:
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 @pytest.mark.parametrize("hybridized", ["", "a child", "all", "imported"])
-@pytest.mark.parametrize("kind", [Anew, AnewOfFrozen, Twins])
+@pytest.mark.parametrize("kind", [Anew, AnewOfFrozen, Twins, CalledTwice])
 def test_gradients_are_those_of_the_same_loop(kind: Any, hybridized: str, realisation: str) -> None:
     expected = left_by(lambda net: net, kind, hybridized)
     options = OPTIONS | {"realisation": realisation}

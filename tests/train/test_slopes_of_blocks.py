@@ -59,6 +59,66 @@ def test_slopes_have_the_gradients_of_the_same_loop(hybridized: str, ends_in_slo
     assert not differences(expected, found)
 
 
+# Of a child that is hybridized: a Dense, a PReLU, a tanh. Its layers have names of their own.
+CHILDREN = {
+    "alone": "p",
+    "first": "pdt",
+    "last": "dtp",
+    "within": "dpt",
+    "of two operators": "dp",
+}
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_slopes_at_the_border_of_a_graph_are_written_over_by_nothing(name: str) -> None:
+    """Autograd has the gradients of what a graph gives, and of what it gets."""
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        layers = {"p": nn.PReLU, "d": lambda: nn.Dense(9), "t": lambda: nn.Activation("tanh")}
+        with mx.name.NameManager():
+            child, net = nn.HybridSequential(prefix="child_"), nn.HybridSequential(prefix="net_")
+            child.add(*(layers[kind]() for kind in CHILDREN[name]))
+            net.add(nn.Dense(9, prefix="before_"), child, nn.Dense(4, prefix="behind_"))
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        child.hybridize()
+        net(vectors()[0])
+        run = planned(net, realisation="packed", **OPTIONS) if is_planned else net
+        with autograd.record():
+            loss = run(vectors()[0]).square().sum()
+        loss.backward()
+        parameters = net.collect_params().values()
+        found.append([p.grad().asnumpy().tobytes() for p in parameters])
+    assert found[0] == found[1]
+
+
+class _Twice(gluon.HybridBlock):
+    """The same slopes for an output and for what is within."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="twice_")
+        with self.name_scope():
+            self.one, self.other, self.slopes = nn.Dense(9), nn.Dense(9), nn.PReLU()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.slopes(self.other(self.slopes(self.one(x))))
+
+
+def test_one_layer_may_be_called_twice() -> None:
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = _Twice()
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net.hybridize()
+        run = planned(net, realisation="packed", **OPTIONS) if is_planned else net
+        with autograd.record():
+            loss = run(vectors()[0]).square().sum()
+        loss.backward()
+        found.append(gradients(net))
+    assert not differences(*([each] for each in found))
+
+
 def test_explicit_plans_refuse_what_their_executor_would_write_over() -> None:
     net = planned(network("", ends_in_slopes=False), realisation="explicit", **OPTIONS)
     with (

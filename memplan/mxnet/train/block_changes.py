@@ -66,7 +66,7 @@ class BlockChanges:
         Code of the script's runs in every step then, as a block that is not hybridized runs it. In
         a graph none of it must: that was made once, and what makes it may compute another now.
         """
-        in_graphs = _with_children(hybridized(self._blocks))
+        in_graphs = with_children(hybridized(self._blocks))
         return any(map(_is_scripts, self._run(self._blocks))) and not any(
             map(_is_scripts, in_graphs)
         )
@@ -110,7 +110,7 @@ class BlockChanges:
         self._graphs_of = {
             block: self._graphs_of[block]
             if self._has_run(block)
-            else (block._cached_op_args, [*map(_all_of, _with_children([block]))])
+            else (block._cached_op_args, [*map(_all_of, with_children([block]))])
             for block in blocks
         }
         self.look()
@@ -187,10 +187,11 @@ def hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
             yield from hybridized(block._children.values())
 
 
-def _with_children(blocks: Iterable[Any]) -> Iterator[Any]:
+def with_children(blocks: Iterable[Any]) -> Iterator[Any]:
+    """These blocks and all within them."""
     for block in blocks:
         yield block
-        yield from _with_children(block._children.values())
+        yield from with_children(block._children.values())
 
 
 def _hybrid_forwards(blocks: Iterable[Any]) -> set[Any]:

@@ -18,9 +18,8 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
-from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.cached_graphs import LOOP, by_their_graphs, has_graph, outputs_of_graph
-from memplan.mxnet.train.called_apart import called_apart
+from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -102,11 +101,12 @@ def compose(
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     blocks = trained_blocks(block, loss)
     apart = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
-    structure = json.dumps([list(apart.values()), _structure(mx.sym.Group(symbols))])
+    structure = json.dumps([sorted(apart), _structure(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
     warn_of_symbols(block, loss is None)
-    symbol = _with_one_variable_each(_without_repeats(mx.sym.Group(symbols)), params)
+    whole = marked_apart(mx.sym.Group(symbols), apart)
+    symbol = _with_one_variable_each(_without_repeats(whole), params)
     names = [variable.name for variable in given]
     inputs = symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
@@ -118,7 +118,7 @@ def compose(
     warn_of_pause(block, noted, graph, trained)
     ordered = dict.fromkeys((*_inputs(outputs), *inputs))
     return BlockNetwork(
-        _declared(symbol, params, apart, in_halves=in_halves),
+        _declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
@@ -291,20 +291,17 @@ def _unnamed(graph: Any) -> list[Any]:
 def _declared(
     symbol: mx.sym.Symbol,
     params: Mapping[str, Parameter],
-    apart: Mapping[str, int],
     *,
     in_halves: bool,
 ) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
     Those that Gluon gave them may be older: of the time before a cast. They say whether the step
-    runs ``in_halves``, and the ops that are ``apart`` that they are.
+    runs ``in_halves``.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
-            if node["name"] in apart:
-                node.setdefault("attrs", {})[APART] = str(apart[node["name"]])
             continue
         attrs = node.setdefault("attrs", {})
         if in_halves:

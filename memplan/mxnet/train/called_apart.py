@@ -9,7 +9,8 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.trace.operators import APART
+from memplan.mxnet.train.block_changes import hybridized, is_graph, with_children
 
 Block = Any
 Parameter = Any
@@ -24,41 +25,65 @@ def called_apart(
     params: Mapping[str, Parameter],
     *,
     in_halves: bool,
-) -> dict[str, int]:
-    """Their names, and their places among the nodes of ``symbol``.
+) -> set[int]:
+    """Their places among the nodes of ``symbol``. A layer that is called twice has a name twice.
 
     ``blocks`` are the block that is trained, and losses. If that is hybridized, so is all.
     """
     graph, block = symbol_json.parse(symbol), blocks[0]
+    if is_graph(block):
+        return _slopes_at_the_end(graph) if in_halves else set()
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
-    places = _slopes(graph, block, in_halves)
-    if not is_graph(block):
-        in_graphs = _in_graphs(graph["nodes"], hybridized(blocks))
-        places |= _repeated(graph["nodes"], trained, in_graphs)
-    return {graph["nodes"][place]["name"]: place for place in sorted(places)}
+    graph_of = _graphs(graph["nodes"], hybridized(blocks))
+    return _slopes_at_borders(graph["nodes"], graph_of) | _repeated(
+        graph["nodes"], trained, graph_of
+    )
 
 
-def _slopes(graph: Mapping[str, Any], block: Block, in_halves: bool) -> set[int]:
+def marked_apart(symbol: mx.sym.Symbol, places: Collection[int]) -> mx.sym.Symbol:
+    """``symbol``, whose nodes at these ``places`` say that they are called apart."""
+    graph = symbol_json.parse(symbol)
+    for place in places:
+        graph["nodes"][place].setdefault("attrs", {})[APART] = str(place)
+    return symbol_json.load(graph)
+
+
+def _slopes_at_the_end(graph: Mapping[str, Any]) -> set[int]:
+    """The PReLUs that nobody reads within the graph of a block: autograd has their gradients.
+
+    MXNet writes over those that die in the graph. The slopes have other gradients then.
+    """
+    read = {source for node in graph["nodes"] for source, *_ in node["inputs"]}
+    outputs = {source for source, *_ in graph["heads"]} - read
+    return {place for place in outputs if _has_slopes(graph["nodes"][place])}
+
+
+def _slopes_at_borders(nodes: Sequence[Node], graph_of: Mapping[int, int]) -> set[int]:
     """The PReLUs of which MXNet writes over no gradient.
 
-    A hybridized block writes over those that die in its graph, so not over that of an output, which
-    autograd has, and one that is not hybridized over none. The slopes have other gradients then.
+    Those in no graph, those that nobody reads within theirs, for autograd has their gradients, and
+    those that alone read there what comes from outside, whose gradient has an array of its own.
     """
-    nodes, heads = graph["nodes"], graph["heads"]
-    read = {source for node in nodes for source, *_ in node["inputs"]}
-    outputs = {source for source, *_ in heads if in_halves} - read
-    in_graphs = {name for root in hybridized([block]) for name in root.collect_params()}
-    return {
-        place
-        for place, node in enumerate(nodes)
-        if node["op"] == "LeakyReLU" and node.get("attrs", {}).get("act_type") == "prelu"
-        if place in outputs
-        or not (is_graph(block) or nodes[node["inputs"][1][0]]["name"] in in_graphs)
-    }
+    readers: dict[tuple[int, int | None], list[int]] = {}
+    for place, node in enumerate(nodes):
+        for source, *_ in node["inputs"]:
+            readers.setdefault((source, graph_of.get(place)), []).append(place)
+    result = set()
+    for place, node in enumerate(nodes):
+        if _has_slopes(node):
+            own, data = graph_of.get(place), node["inputs"][0][0]
+            reads_outside = graph_of.get(data) != own and readers[data, own] == [place]
+            if own is None or reads_outside or (place, own) not in readers:
+                result.add(place)
+    return result
+
+
+def _has_slopes(node: Node) -> bool:
+    return node["op"] == "LeakyReLU" and node.get("attrs", {}).get("act_type") == "prelu"
 
 
 def _repeated(
-    nodes: Sequence[Node], trained: Collection[str], in_graphs: Collection[int]
+    nodes: Sequence[Node], trained: Collection[str], graph_of: Mapping[int, int]
 ) -> set[int]:
     """The ops that equal an earlier one, and through which gradients of ``trained`` parameters go.
 
@@ -79,22 +104,26 @@ def _repeated(
             reached.add(place)
         call = node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
         first = calls.setdefault(call, place)
-        if first != place and place in reached and place not in in_graphs:
+        if first != place and place in reached and place not in graph_of:
             repeated.add(place)
         elif first != place:
             first_of[place] = first
     return repeated
 
 
-def _in_graphs(nodes: Sequence[Node], roots: Iterable[Block]) -> set[int]:
-    """The ops that MXNet calls in the graphs of ``roots``."""
-    roots = list(roots)
-    imported = [root for root in roots if isinstance(root, mx.gluon.SymbolBlock)]
-    graphs = [symbol_json.parse(root._cached_graph[1]) for root in imported]
-    names = {node["name"] for graph in graphs for node in graph["nodes"]}
-    prefixes = tuple(root.prefix for root in roots if root not in imported)
-    return {
-        place
-        for place, node in enumerate(nodes)
-        if node["name"] in names or node["name"].startswith(prefixes)
-    }
+def _graphs(nodes: Sequence[Node], roots: Iterable[Block]) -> dict[int, int]:
+    """The ops that MXNet calls in the graphs of ``roots``, and in which of these."""
+    result: dict[int, int] = {}
+    for number, root in enumerate(roots):
+        names: set[str] = set()
+        # Ops have the prefix of the block that calls them, which need not begin with the root's.
+        prefixes = tuple(block.prefix for block in with_children([root]))
+        if isinstance(root, mx.gluon.SymbolBlock):
+            graph = symbol_json.parse(root._cached_graph[1])
+            names, prefixes = {node["name"] for node in graph["nodes"]}, ()
+        for place, node in enumerate(nodes):
+            if node["op"] != VARIABLE and (
+                node["name"] in names or node["name"].startswith(prefixes)
+            ):
+                result[place] = number
+    return result
