@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.errors import ScheduleError
@@ -35,12 +35,14 @@ class Additions:
     """What MXNet needs beside the ops of a graph, by their numbers.
 
     ``ndims`` are those of the first output of every op. ``gates`` are those of some ops.
-    ``weight_of`` names the parameter of every update, and ``weights_read`` the parameters among
-    these that an op or a gate reads.
+    ``must_be_read`` are ops whose first output must have a reader, be it unread in the unplanned
+    step, too. ``weight_of`` names the parameter of every update, and ``weights_read`` the
+    parameters among these that an op or a gate reads.
     """
 
     ndims: tuple[int, ...]
     gates: Mapping[int, Gate] = field(default_factory=dict)
+    must_be_read: frozenset[int] = frozenset()
     weight_of: Mapping[int, str] = field(default_factory=dict)
     weights_read: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
 
@@ -100,7 +102,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     if len(schedule.graph.ops) != len(additions.ndims):
         raise ScheduleError("the schedule belongs to another graph than the trace")
     steps = _read_steps(schedule)
-    with_anchor = set(_anchored(schedule, steps))
+    with_anchor = set(_anchored(schedule, steps, additions.must_be_read))
     if len(steps) == len(schedule.ops) and not with_anchor and not additions.gates:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
         return _with_updates_in_place(additions, Lowering(schedule, origins))
@@ -171,15 +173,23 @@ def _read_steps(schedule: Schedule) -> list[int]:
     return steps[::-1]
 
 
-def _anchored(schedule: Schedule, steps: Iterable[int]) -> Iterator[int]:
-    """The steps whose first output is not read, although the unplanned step reads it."""
+def _anchored(
+    schedule: Schedule, steps: Iterable[int], must_be_read: Collection[int]
+) -> Iterator[int]:
+    """The steps whose first output is not read, although it must be.
+
+    So it must where the unplanned step reads it, and of the ops in ``must_be_read``.
+    """
     graph, heads = schedule.graph, set(schedule.graph.heads)
     reads = set(zip(schedule.heads, graph.heads, strict=True))
     for step in steps:
         reads.update(zip(schedule.reads[step], graph.ops[schedule.ops[step]].inputs, strict=True))
     for step in steps:
-        first = graph.ops[schedule.ops[step]].outputs[0]
-        if (step, first) not in reads and (graph.readers[first] or first in heads):
+        op = schedule.ops[step]
+        first = graph.ops[op].outputs[0]
+        if (step, first) in reads:
+            continue
+        if op in must_be_read or graph.readers[first] or first in heads:
             yield step
 
 

@@ -11,7 +11,7 @@ from memplan.memory.lowering import ANCHOR, GATE, OP, Additions, Gate, LoweredMe
 from memplan.memory.memory import Memory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
-from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.mxnet.trace.operators import ignored_inputs, must_be_read
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE
 from memplan.step.schedule import Schedule
@@ -77,9 +77,11 @@ def _additions(trace: Trace) -> Additions:
             names = tuple(name_of[source] for source, _ in part.inputs if source in name_of)
             if names:
                 weights_read[kind, op] = names
+    unread = () if trace.form.in_one_array else enumerate(trace.nodes)
     return Additions(
         ndims,
         gates={op: _gate(node) for op, node in gated.items()},
+        must_be_read=frozenset(op for op, node in unread if must_be_read(node)),
         weight_of={op: weight.name for op, weight in weights.items()},
         weights_read=weights_read,
     )

@@ -221,6 +221,18 @@ def may_be_mirrored(node: Node) -> bool:
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
 
 
+def must_be_read(node: Node) -> bool:
+    """May MXNet's executor abort or compute garbage where nobody reads the main output of ``node``?
+
+    It asks the operator for no such output, and some kernels then write no other one: a LayerNorm
+    no mean. So it is with what the network writes twice: of two equal ops MXNet has all but the
+    gradient of an output read the first.
+    """
+    if node.forward is not None or has_state_or_user_code(node):
+        return False
+    return node.op not in _SEVERAL_OUTPUTS_SAFE
+
+
 def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
     """Is this a BatchNorm that cuDNN may compute, and update its moving statistics in forward?"""
     return op == "BatchNorm" and not (
