@@ -35,8 +35,13 @@ class ExecutorHalves:
         self._begin = ops[begin] if begin < len(ops) else self._end
 
     def first(self) -> None:
-        """Run the first half."""
+        """Run the first half.
+
+        As behind ``forward``, the outputs are asked for anew: the executor did not know the shape
+        of what a cond or a while_loop returns.
+        """
         self._run(0, self._begin)
+        self._executor.outputs = self._executor._get_outputs()
 
     def second(self) -> None:
         """Run the second half."""
