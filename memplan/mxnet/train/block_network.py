@@ -85,7 +85,7 @@ def compose(
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
-        noting_calls(params) as noted,
+        noting_calls(block, params) as noted,
         by_their_graphs(block, params) if has_been_called else nullcontext(),
     ):
         run = _as_called(block, inputs) if has_been_called else block
@@ -112,7 +112,7 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     waiting = [name for name in inputs if name in params and params[name]._deferred_init]
     graph = symbol_json.parse(symbol)
-    warn_of_order(block, noted, graph["nodes"], waiting)
+    warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     trained = [name for name in inputs if name in params and params[name].grad_req != "null"]
     warn_of_pause(block, noted, graph, trained)

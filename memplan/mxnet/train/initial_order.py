@@ -16,10 +16,10 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
-from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.random_order import Call, draws, noting_symbols, other_draws
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
@@ -37,20 +37,21 @@ class Calls(list[str]):
     """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
     ``unrecorded`` are the operators that it calls under autograd.pause(), ``derived`` the
-    parameters that are computed when they are read.
+    parameters that are computed when they are read. ``calls`` are those of operators and graphs.
     """
 
     def __init__(self, derived: Iterable[str] = ()) -> None:
         super().__init__()
         self.unrecorded: set[str] = set()
         self.derived = set(derived)
+        self.calls: list[Call] = []
 
 
 @contextlib.contextmanager
-def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
-    """Within it what is called, and read of those of ``params`` that are not initialised.
+def noting_calls(block: Block, params: Mapping[str, Parameter]) -> Iterator[Calls]:
+    """Within it what ``block`` calls, and what is read of ``params``.
 
-    So is what is read of those that are computed then.
+    That is noted of those that are not initialised, and of those that are computed then.
     """
     noted = Calls(name for name, p in params.items() if is_derived(p))
     waiting = [p for name, p in params.items() if p._deferred_init or name in noted.derived]
@@ -60,7 +61,8 @@ def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
     for kind, get in managers.items():
         kind.get = _noting(kind, get, noted)
     try:
-        yield noted
+        with noting_symbols(block) as noted.calls:
+            yield noted
     finally:
         for parameter in waiting:
             del parameter.var
@@ -94,28 +96,31 @@ def as_initialised(block: Block, noted: Sequence[str], in_graph: Iterable[str]) 
     return sorted(in_graph, key=lambda name: places.get(name, len(noted)))
 
 
-def warn_of_order(
-    block: Block, noted: Calls, nodes: Iterable[Mapping[str, Any]], names: Iterable[str]
-) -> None:
+def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iterable[str]) -> None:
     """Warn where a step draws other numbers than ``block``, if that is not hybridized.
 
-    ``nodes`` are those of its graph, in the order in which a step draws; ``names`` those of the
-    parameters that the step initialises.
+    ``symbol`` is what its calls have made, which draws in the order of a step; ``names`` are those
+    of the parameters that the step initialises.
     """
     if is_graph(block):
         return
-    drawn = [node["name"] for node in nodes if _draws(node)]
-    called = [name for name in noted if name in drawn]
     what = f"block {block.name!r} is not hybridized, and a planned step"
     seed = "the same seed gives other numbers than without a plan"
-    if called != [name for name in drawn if name in called]:
-        first, *others = dict.fromkeys(called)
-        more = f" and {len(others)} more" if others else ""
+    other = other_draws(symbol, noted.calls)
+    if other.moved:
         warnings.warn(
-            f"{what} draws random numbers in another order, for {first}{more}: "
+            f"{what} draws random numbers in another order, for {_some(other.moved)}: "
             f"{seed}; call hybridize(), with which MXNet draws in that order, too",
             stacklevel=2,
         )
+    if other.missing:
+        warnings.warn(
+            f"{what} draws no random numbers for {_some(other.missing)}, of which it computes "
+            f"nothing: {seed}; do not compute what is not used, or call hybridize()",
+            stacklevel=2,
+        )
+    drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
+    called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
     early = noted.index(called[0]) if called else len(noted)
     if reads and (len(set(reads)) < len(reads) or any(n in noted.derived for n in noted[early:])):
@@ -131,6 +136,11 @@ def warn_of_order(
             f"{seed}; call the block on a batch before training, or call hybridize()",
             stacklevel=2,
         )
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(names)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def warn_of_pause(
@@ -179,11 +189,3 @@ def warn_of_loops(block: Block, nodes: Iterable[Mapping[str, Any]]) -> None:
             f"last bits may differ; call hybridize(), with which MXNet does so, too",
             stacklevel=2,
         )
-
-
-def _draws(node: Mapping[str, Any]) -> bool:
-    """Does an operator draw random numbers in training?"""
-    attrs = node.get("attrs", {})
-    if node["op"] in ("Dropout", "RNN", "_npx_rnn"):
-        return float(attrs.get("p", 0.5 if node["op"] == "Dropout" else 0)) > 0
-    return is_random(Node(node["op"], node["name"], attrs))

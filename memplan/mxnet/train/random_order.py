@@ -1,0 +1,128 @@
+"""Where a block that is not hybridized draws other random numbers than a graph of it.
+
+MXNet draws for every operator when Python calls it, whether or not something reads its result, and
+for a hybridized child in the order of that one's graph. A planned step has one graph for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+
+from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.cached_graphs import LOOP
+from memplan.mxnet.train.nesting import leaves
+
+Block = Any
+Symbols = list[mx.sym.Symbol]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of an operator, or of a graph: the Symbols that it got, and those that it made of them."""
+
+    inputs: Symbols | None
+    outputs: Symbols
+
+
+@dataclass(frozen=True)
+class OtherDraws:
+    """Names of operators: ``moved``, all of them if any is, and ``missing`` in the graph."""
+
+    moved: list[str]
+    missing: list[str]
+
+
+@contextlib.contextmanager
+def noting_symbols(block: Block) -> Iterator[list[Call]]:
+    """Within it the operators that ``block`` calls with Symbols, and the graphs of its children."""
+    calls: list[Call] = []
+    begun: list[int] = []
+    create = mx.symbol.register._symbol_creator
+
+    def create_and_note(*args: Any, **kwargs: Any) -> Any:
+        made = create(*args, **kwargs)
+        calls.append(Call(None, _symbols(made)))
+        return made
+
+    def begin(*_: Any) -> None:
+        begun.append(len(calls))
+
+    def end(_: Block, inputs: Any, outputs: Any) -> None:
+        calls[begun.pop() :] = [Call(_symbols(inputs), _symbols(outputs))]
+
+    roots = [root for root in hybridized([block]) if root is not block]
+    hooks = [root.register_forward_pre_hook(begin) for root in roots]
+    hooks += [root.register_forward_hook(end) for root in roots]
+    mx.symbol.register._symbol_creator = create_and_note
+    try:
+        yield calls
+    finally:
+        mx.symbol.register._symbol_creator = create
+        for hook in hooks:
+            hook.detach()
+
+
+def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
+    """What is drawn otherwise by ``symbol``, made by these ``calls``, than in their order.
+
+    Names do not tell, for all calls of a layer have its name. But one graph of it all has every
+    operator once, and those of ``symbol``, which comes first, in its order.
+    """
+    parts = [s for call in calls for s in (*(call.inputs or ()), *call.outputs)]
+    whole = symbol_json.parse(mx.sym.Group([symbol, *parts]))
+    nodes, heads = whole["nodes"], iter(head[0] for head in whole["heads"])
+    known = len(_order(nodes, _next(heads, [symbol]), ()))
+    drawn: list[int] = []
+    for call in calls:
+        inputs = None if call.inputs is None else _next(heads, call.inputs)
+        outputs = _next(heads, call.outputs)
+        drawn += outputs[:1] if inputs is None else _order(nodes, outputs, inputs)
+    # What a loop draws is in a graph of its own.
+    drawn = [k for k in drawn if draws(nodes[k]) and LOOP not in nodes[k].get("attrs", {})]
+    places = [place for place in drawn if place < known]
+    moved = places if places != sorted(places) else []
+    missing = [place for place in drawn if place >= known]
+    return OtherDraws(*([nodes[k]["name"] for k in some] for some in (moved, missing)))
+
+
+def draws(node: Mapping[str, Any]) -> bool:
+    """Does an operator draw random numbers in training?"""
+    attrs = node.get("attrs", {})
+    if node["op"] in ("Dropout", "RNN", "_npx_rnn"):
+        return float(attrs.get("p", 0.5 if node["op"] == "Dropout" else 0)) > 0
+    return is_random(Node(node["op"], node["name"], attrs))
+
+
+def _symbols(nested: Any) -> Symbols:
+    """Those in ``nested``, as legacy ones: a group has no others beside them."""
+    found = (leaf for leaf in leaves(nested) if isinstance(leaf, mx.sym.Symbol))
+    return [symbol.as_nd_ndarray() for symbol in found]
+
+
+def _next(heads: Iterator[int], symbols: Symbols) -> list[int]:
+    """The next ``heads`` of a graph, as many as ``symbols`` have."""
+    return [next(heads) for symbol in symbols for _ in symbol.list_outputs()]
+
+
+def _order(nodes: Sequence[Any], outputs: Sequence[int], inputs: Sequence[int]) -> list[int]:
+    """The nodes between ``inputs`` and ``outputs``, in the order of MXNet's graph of these."""
+    order: list[int] = []
+    seen = set(inputs)
+    waiting = [(place, False) for place in reversed(outputs)]
+    while waiting:
+        place, has_inputs = waiting.pop()
+        if has_inputs:
+            order.append(place)
+        elif place not in seen:
+            seen.add(place)
+            waiting.append((place, True))
+            waiting += [(source, False) for source, *_ in reversed(nodes[place]["inputs"])]
+    return order

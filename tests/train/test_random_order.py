@@ -1,0 +1,118 @@
+"""A warning tells of a block that draws random numbers otherwise than its plan, and only then."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.blocks import CPU, SOFTMAX, vectors
+from memplan.mxnet.gluon import planned
+
+OPTIONS: dict[str, Any] = {"strategy": "store_all", "realisation": "packed"}
+MOVED, MISSING = "draws random numbers in another order, for", "draws no random numbers for"
+
+
+class EarlyAndLate(gluon.HybridBlock):
+    """One layer draws twice: what it draws first is read ``last``, or it is not."""
+
+    def __init__(self, last: bool, rate: float = 0.5) -> None:
+        super().__init__()
+        self.last = last
+        with self.name_scope():
+            self.drop, self.inner = nn.Dropout(rate), nn.Dense(12)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        early = self.drop(x)
+        late = self.drop(self.inner(x))
+        return F.tanh(late) + early if self.last else early + F.tanh(late)
+
+
+class Two(gluon.HybridBlock):
+    """Of what it draws it returns ``both`` masked arrays, or the first that it did not draw."""
+
+    def __init__(self, both: bool, rate: float = 0.5) -> None:
+        super().__init__()
+        self.both = both
+        with self.name_scope():
+            self.drop, self.inner = nn.Dropout(rate), nn.Dense(12)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        dropped, result = self.drop(x), F.tanh(self.inner(x))
+        return (result, dropped) if self.both else (result, x)
+
+
+class Behind(gluon.HybridBlock):
+    """Reads the first output of ``inner``, or its only one, and draws a mask for that."""
+
+    def __init__(self, inner: gluon.HybridBlock) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner, self.drop, self.scores = inner, nn.Dropout(0.5), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.inner(x)
+        return self.scores(self.drop(x[0] if isinstance(x, tuple | list) else x))
+
+
+class Unrolled(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        cell = gluon.rnn.LSTMCell(12)
+        with self.name_scope():
+            self.cell = gluon.contrib.rnn.VariationalDropoutCell(cell, 0.3, 0.3, 0.3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        steps = F.stack(x, x, x, axis=1)
+        return self.cell.unroll(3, steps, layout="NTC", merge_outputs=False)[0][-1]
+
+
+def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
+    mx.random.seed(3)
+    (x, y), found = vectors(), []
+    net = Behind(make())
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    net(x)
+    if hybridized:
+        (net if hybridized == "all" else net.inner).hybridize()
+    mx.random.seed(4)
+    net = planned(net, **OPTIONS) if plan else net
+    for _ in range(2):
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        loss.backward()
+        found += loss.asnumpy().tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "hybridized", "expected"),
+    [
+        (lambda: EarlyAndLate(True), "", MOVED),
+        (lambda: EarlyAndLate(True), "a child", None),
+        (lambda: EarlyAndLate(False), "", None),
+        (lambda: EarlyAndLate(True, 0), "", None),
+        (lambda: Two(True), "", MISSING),
+        (lambda: Two(True), "a child", MISSING),
+        (lambda: Two(True), "all", None),
+        (lambda: Two(True, 0), "", None),
+        (lambda: Two(False), "", MISSING),
+        (lambda: Two(False), "a child", None),
+        (Unrolled, "", MOVED),
+        (Unrolled, "all", None),
+    ],
+)
+def test_a_warning_tells_of_other_draws(make: Any, hybridized: str, expected: str | None) -> None:
+    losses = losses_of(make, hybridized, False)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        same = losses_of(make, hybridized, True) == losses
+    texts = [str(w.message) for w in found if "a planned step draws" in str(w.message)]
+    assert same is (expected is None)
+    assert len(texts) == (expected is not None)
+    assert all(re.search(expected or "", text) for text in texts)
