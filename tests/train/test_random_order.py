@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.blocks import CPU, SOFTMAX, vectors
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 
 OPTIONS: dict[str, Any] = {"strategy": "store_all", "realisation": "packed"}
 MOVED, MISSING = "draws random numbers in another order, for", "draws no random numbers for"
@@ -114,5 +114,51 @@ def test_a_warning_tells_of_other_draws(make: Any, hybridized: str, expected: st
         same = losses_of(make, hybridized, True) == losses
     texts = [str(w.message) for w in found if "a planned step draws" in str(w.message)]
     assert same is (expected is None)
+    assert len(texts) == (expected is not None)
+    assert all(re.search(expected or "", text) for text in texts)
+
+
+class Heads(gluon.HybridBlock):
+    """Scores twice, with a mask for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.drop, self.scores = nn.Dropout(0.5), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.scores(self.drop(x)), self.scores(self.drop(F.tanh(x)))
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize(
+    ("read", "expected"), [([0, 1], None), ([1, 0], MOVED), ([0], MISSING), ([1], MISSING)]
+)
+def test_a_loss_that_reads_other_outputs_draws_others(
+    read: list[int], expected: str | None, hybridized: bool
+) -> None:
+    def loss_of(outputs: Any, label: Any) -> Any:
+        losses = [SOFTMAX(outputs[k], label) for k in read]
+        return losses[0] if len(losses) == 1 else losses[0] + 2 * losses[1]
+
+    (x, y), runs = vectors(), []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for plan in (False, True):
+            mx.random.seed(3)
+            net = Heads()
+            net.initialize(mx.init.Xavier(), ctx=CPU)
+            net(x)
+            net.hybridize(hybridized)
+            mx.random.seed(4)
+            step = TrainStep(net, loss_of, **OPTIONS) if plan else None
+            losses: list[Any] = []
+            for _ in range(2):
+                with autograd.record():
+                    loss = loss_of(net(x), y) if step is None else step(x, y)
+                losses += loss.asnumpy().tolist()
+            runs.append(losses)
+    texts = [str(w.message) for w in found if "a planned step" in str(w.message)]
+    assert (runs[0] == runs[1]) is (expected is None)
     assert len(texts) == (expected is not None)
     assert all(re.search(expected or "", text) for text in texts)

@@ -97,28 +97,16 @@ def as_initialised(block: Block, noted: Sequence[str], in_graph: Iterable[str]) 
 
 
 def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iterable[str]) -> None:
-    """Warn where a step draws other numbers than ``block``, if that is not hybridized.
+    """Warn where a step draws other numbers than ``block``.
 
     ``symbol`` is what its calls have made, which draws in the order of a step; ``names`` are those
     of the parameters that the step initialises.
     """
+    _warn_of_draws(block, noted, symbol)
     if is_graph(block):
         return
     what = f"block {block.name!r} is not hybridized, and a planned step"
     seed = "the same seed gives other numbers than without a plan"
-    other = other_draws(symbol, noted.calls)
-    if other.moved:
-        warnings.warn(
-            f"{what} draws random numbers in another order, for {_some(other.moved)}: "
-            f"{seed}; call hybridize(), with which MXNet draws in that order, too",
-            stacklevel=2,
-        )
-    if other.missing:
-        warnings.warn(
-            f"{what} draws no random numbers for {_some(other.missing)}, of which it computes "
-            f"nothing: {seed}; do not compute what is not used, or call hybridize()",
-            stacklevel=2,
-        )
     drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
     called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
@@ -135,6 +123,32 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
             f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
             f"{seed}; call the block on a batch before training, or call hybridize()",
             stacklevel=2,
+        )
+
+
+def _warn_of_draws(block: Block, noted: Calls, symbol: mx.sym.Symbol) -> None:
+    calls, what = noted.calls, f"block {block.name!r} is not hybridized, and a planned step"
+    order = "call hybridize(), with which MXNet draws in that order, too"
+    unused = "do not compute what is not used, or call hybridize()"
+    if is_graph(block):
+        # All that a planned block computes is an output, and there is no call of it as a whole.
+        calls = [call for call in noted.calls if call.inputs is not None]
+        what = f"a planned step of block {block.name!r}"
+        order = "have the block return first what the loss reads first"
+        unused = "do not return what the loss does not read"
+    other = other_draws(symbol, calls)
+    seed = "the same seed gives other numbers than without a plan"
+    if other.moved:
+        warnings.warn(
+            f"{what} draws random numbers in another order, for {_some(other.moved)}: "
+            f"{seed}; {order}",
+            stacklevel=3,
+        )
+    if other.missing:
+        warnings.warn(
+            f"{what} draws no random numbers for {_some(other.missing)}, of which it computes "
+            f"nothing: {seed}; {unused}",
+            stacklevel=3,
         )
 
 

@@ -1,7 +1,7 @@
-"""Where a block that is not hybridized draws other random numbers than a graph of it.
+"""Where a block draws other random numbers than a planned step, which has one graph for all.
 
 MXNet draws for every operator when Python calls it, whether or not something reads its result, and
-for a hybridized child in the order of that one's graph. A planned step has one graph for all.
+for a hybridized block in the order of that one's graph, which has all outputs of the block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OtherDraws:
 
 @contextlib.contextmanager
 def noting_symbols(block: Block) -> Iterator[list[Call]]:
-    """Within it the operators that ``block`` calls with Symbols, and the graphs of its children."""
+    """Within it the operators that ``block`` calls with Symbols, and graphs: its own, or others."""
     calls: list[Call] = []
     begun: list[int] = []
     create = mx.symbol.register._symbol_creator
@@ -58,7 +58,7 @@ def noting_symbols(block: Block) -> Iterator[list[Call]]:
     def end(_: Block, inputs: Any, outputs: Any) -> None:
         calls[begun.pop() :] = [Call(_symbols(inputs), _symbols(outputs))]
 
-    roots = [root for root in hybridized([block]) if root is not block]
+    roots = list(hybridized([block]))
     hooks = [root.register_forward_pre_hook(begin) for root in roots]
     hooks += [root.register_forward_hook(end) for root in roots]
     mx.symbol.register._symbol_creator = create_and_note
