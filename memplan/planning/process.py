@@ -71,12 +71,11 @@ class PlanningProcess:
             return
         self._timer = threading.Timer(IDLE_SECONDS, self._end_if_waiting)
         self._timer.daemon = True
+        _WAITING.append(self)  # before the timer looks for it
         try:
             self._timer.start()
-        except RuntimeError:  # as many threads run as may, and nobody would end it
-            self.end()
-            return
-        _WAITING.append(self)
+        except RuntimeError:  # as many threads run as may, and nobody else would end it
+            self._end_if_waiting()
 
     def _end_if_waiting(self) -> None:
         with suppress(ValueError):  # it was taken just now
