@@ -109,14 +109,14 @@ def frontier(
 ) -> Frontier:
     """The plans of ``strategy`` from the unplanned step down to the least memory that it reaches.
 
-    ``budgets`` are those to plan for, or how many, spread evenly in bytes between the two ends
-    (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit`` is that
-    of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. A point takes
-    a fifth of the usual work (for more: ``strategy=create("auto", effort=5)``). Every second one
-    begins from the plan of the next smaller budget, if the strategy can, with half of that; what
-    was proved for a larger budget holds for a smaller one. ``executor`` (a process
-    pool, Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer
-    does not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
+    ``budgets`` are those to plan for, or how many (2 to 1023), spread evenly in bytes between the
+    two ends (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit``
+    is that of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. A
+    point takes a fifth of the usual work (for more: ``strategy=create("auto", effort=5)``). Every
+    second one begins from the plan of the next smaller budget, if the strategy can, with half of
+    that; what was proved for a larger budget holds for a smaller one. ``executor`` (a process pool,
+    Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer does
+    not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
 
     An interrupt ends the search with the points made so far. Raises what :func:`memplan.plan`
     raises, BudgetError excepted: a budget without a plan is left out of the curve.

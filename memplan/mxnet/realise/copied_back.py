@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.operators import is_along_last_axis, reads_any_layout
 from memplan.step.graph import Op, TrainingGraph
 
 # The operators that do so, and the most dimensions of their first input of which oneDNN computes
@@ -57,4 +57,4 @@ def _is_of_onednn(node: Node) -> bool:
     if not node.op.endswith("softmax"):
         return True
     is_plain = node.attrs.get("temperature", "None") == "None"
-    return is_plain and int(node.attrs.get("axis", "-1")) in (-1, len(data.shape) - 1)
+    return is_plain and is_along_last_axis(node, len(data.shape))

@@ -127,7 +127,12 @@ def must_be_in_place(node: Node) -> bool:
     data = node.infos.inputs[0] if node.op in ("softmax", "log_softmax") else None
     if data is None or len(data.shape) < 4 or not reads_any_layout(node):
         return False
-    return int(node.attrs.get("axis", "-1")) in (-1, len(data.shape) - 1)
+    return is_along_last_axis(node, len(data.shape))
+
+
+def is_along_last_axis(softmax: Node, ndim: int) -> bool:
+    """Is a ``softmax``, or its gradient, along the last axis of ``ndim`` dimensions?"""
+    return int(softmax.attrs.get("axis", "-1")) in (-1, ndim - 1)
 
 
 def _has_lengths_or_dtype(node: Node) -> bool:
