@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,9 +38,10 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     \b
     Keys of --json:
       plan (as of 'memplan plan'), device, within (the promise of memory), equal (the results),
-      overhead (promised, measured), unlike (names of what differs, by kind), repeatable (whether
-      two runs without a plan are equal; true where nothing differs), and for planned and unplanned:
-      promised_nbytes, grown_nbytes, seconds
+      overhead (promised, measured), unlike (names of what differs, by kind), largest_difference (in
+      parts of the largest number of its array; null where one of the two has no numbers),
+      repeatable (whether two runs without a plan are equal; true where nothing differs), and for
+      planned and unplanned: promised_nbytes, grown_nbytes, seconds
     """
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
@@ -63,6 +65,7 @@ def _figures(plan: Plan, result: Check) -> dict[str, Any]:
     """What ``--json`` shows."""
     from memplan.mxnet.check import promised_growth
 
+    largest = result.largest_difference
     sides = {
         "planned": (plan.footprint, result.planned),
         "unplanned": (plan.unplanned, result.unplanned),
@@ -74,6 +77,7 @@ def _figures(plan: Plan, result: Check) -> dict[str, Any]:
         "equal": result.is_equal,
         "overhead": {"promised": plan.overhead, "measured": result.measured_overhead},
         "unlike": result.unlike,
+        "largest_difference": None if math.isinf(largest) else largest,
         "repeatable": result.is_repeatable,
     } | {
         name: {

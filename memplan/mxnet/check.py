@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +36,11 @@ _NOT_REPEATABLE = (
     "OMP_NUM_THREADS=1 on a CPU."
 )
 
+_WHERE_BITS_DIFFER = (
+    'The part "Bits" of memplan\'s docs/limits.md lists where last bits differ, and where MXNet '
+    "itself computes something wrong. What is not there is a fault of memplan: please report it."
+)
+
 # What is compared, by the first word of its name.
 KINDS = {"output": "outputs", "gradient": "gradients", "parameter": "parameters", "state": "states"}
 
@@ -43,8 +51,10 @@ class Check:
 
     ``planned`` and ``unplanned`` are the two trials. ``unlike`` are the names of what differs after
     the last step, by kind (:data:`KINDS`); equal is bit for bit, from equal numbers and seeds.
-    ``is_repeatable``: two runs without a plan leave the same bits, so that ``unlike`` means
-    something. That is asked only where something is unlike.
+    ``largest_difference`` is in parts of the largest number of the array that differs so, and
+    infinite where one of the two has no numbers (:func:`largest_difference`). ``is_repeatable``:
+    two runs without a plan leave the same bits, so that ``unlike`` means something. That is asked
+    only where something is unlike.
     """
 
     plan: Plan
@@ -52,6 +62,7 @@ class Check:
     planned: Trial
     unplanned: Trial
     unlike: dict[str, list[str]]
+    largest_difference: float = 0.0
     is_repeatable: bool = True
 
     @property
@@ -96,8 +107,9 @@ class Check:
         for kind, names in self.unlike.items():
             result = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
             lines.append(f"{kind.capitalize()}: {result}.")
-        if not self.is_repeatable:
-            lines.append(_NOT_REPEATABLE)
+        if not self.is_equal:
+            lines.append(_largest(self.largest_difference))
+            lines.append(_WHERE_BITS_DIFFER if self.is_repeatable else _NOT_REPEATABLE)
         return "\n".join(lines)
 
 
@@ -128,12 +140,13 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
         run_unplanned = partial(run, Schedule.unplanned(stock.graph), stock)
         unplanned = run_unplanned(results=paths[1])
         compared = partial(unlike, with_gradients=not plan.trace.form.updates)
-        differences = compared(*paths[:2])
-        is_repeatable = True
-        if any(differences.values()):
+        names = compared(*paths[:2])
+        largest, is_repeatable = 0.0, True
+        if any(names.values()):
+            largest = largest_difference(paths[0], paths[1], itertools.chain(*names.values()))
             run_unplanned(results=paths[2])
             is_repeatable = not any(compared(*paths[1:]).values())
-    return Check(plan, device_name(ctx), planned, unplanned, differences, is_repeatable)
+    return Check(plan, device_name(ctx), planned, unplanned, names, largest, is_repeatable)
 
 
 def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[str]]:
@@ -147,6 +160,34 @@ def unlike(one: Path, other: Path, *, with_gradients: bool) -> dict[str, list[st
             if not both or first[name].tobytes() != second[name].tobytes():
                 names_of[KINDS[name.split(" ", 1)[0]]].append(name)
     return names_of
+
+
+def largest_difference(one: Path, other: Path, names: Iterable[str]) -> float:
+    """By how much arrays of these names differ at most, each in parts of its largest number.
+
+    Infinite where one of the files has no such array, or zeros, NaN or an infinity where the other
+    has numbers.
+    """
+    largest = 0.0
+    with np.load(one) as first, np.load(other) as second:
+        for name in names:
+            if name not in first.files or name not in second.files:
+                return math.inf
+            ours, theirs = (file[name].astype(np.float64) for file in (first, second))
+            if ours.shape != theirs.shape or (np.isfinite(ours) != np.isfinite(theirs)).any():
+                return math.inf
+            finite = np.isfinite(theirs)
+            difference = float(np.abs(ours - theirs)[finite].max(initial=0.0))
+            scale = float(np.abs(theirs[finite]).max(initial=0.0))
+            if difference:
+                largest = max(largest, difference / scale if scale else math.inf)
+    return largest
+
+
+def _largest(difference: float) -> str:
+    if math.isinf(difference):
+        return "Where one of the two has numbers, the other has zeros, NaN, infinities or nothing."
+    return f"The largest difference is {difference:.0e} of the largest number of its array."
 
 
 def _some(names: list[str]) -> str:

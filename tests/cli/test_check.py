@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from helpers.planning import NEVER_SECONDS
 from memplan.cli import main as cli
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet import check as checks
-from memplan.mxnet.check import check
+from memplan.mxnet.check import check, largest_difference
 from memplan.mxnet.train import trial
 from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.planning.planner import plan
@@ -92,7 +93,8 @@ def test_a_broken_promise_is_told(
 ) -> None:
     def run(schedule: Schedule, *_: Any, results: Path, **__: Any) -> Trial:
         recomputes = bool(schedule.recomputed)
-        np.savez(results, **{"output 0": np.zeros(2), "state moving_mean": np.full(2, recomputes)})
+        mean = np.array([4.0, 3.0 if recomputes else 2.0])
+        np.savez(results, **{"output 0": np.zeros(2), "state moving_mean": mean})
         return Trial(grown_nbytes=1 << 30 if recomputes else 0, seconds=2.0 if recomputes else 1.0)
 
     monkeypatch.setattr(checks, "run_apart", run)
@@ -103,13 +105,36 @@ def test_a_broken_promise_is_told(
     assert said["unlike"]["states"] == ["state moving_mean"]
     assert not said["unlike"]["outputs"]
     assert said["repeatable"]
+    assert said["largest_difference"] == 0.25
     assert said["overhead"]["measured"] == 1.0
     assert cli.run(["check", *NET, *QUICK]) == 8
     printed = capsys.readouterr().out
     assert "Memory: ABOVE the promise" in printed
     assert "States: DIFFER: state moving_mean." in printed
     assert "+100.0% measured" in printed
+    assert "The largest difference is 2e-01 of the largest number of its array." in printed
+    assert 'The part "Bits" of memplan\'s docs/limits.md lists' in printed
     assert "Two runs of MXNet's own" not in printed
+
+
+@pytest.mark.parametrize(
+    ("numbers", "difference"),
+    [
+        ([1.0, -2.0], 0.0),
+        ([1.0, -1.5], 0.25),
+        ([1.0, np.nan], math.inf),
+        ([0.0, 0.0], 1.0),
+    ],
+)
+def test_how_much_arrays_differ(numbers: list[float], difference: float, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.npz", tmp_path / "other.npz"
+    np.savez(one, **{"gradient w": np.float32(numbers), "gradient v": np.float32([9.0])})
+    np.savez(other, **{"gradient w": np.float32([1.0, -2.0])})
+    assert largest_difference(one, other, ["gradient w"]) == difference
+    assert math.isinf(largest_difference(one, other, ["gradient w", "gradient v"]))
+    zeros = tmp_path / "zeros.npz"
+    np.savez(zeros, **{"gradient w": np.float32([0.0, 0.0])})
+    assert math.isinf(largest_difference(other, zeros, ["gradient w"]))
 
 
 def test_what_mxnet_does_not_repeat_is_not_held_against_a_plan(
