@@ -6,7 +6,8 @@ import dataclasses
 import math
 import time
 
-from memplan.errors import ArgumentError, BudgetError
+from memplan.errors import BudgetError
+from memplan.planning.answer import check_bound, checked
 from memplan.planning.apart import Do
 from memplan.planning.job import Job, Realised, realise
 from memplan.planning.known import remember
@@ -88,7 +89,9 @@ def plan_of(
     assert outcome.schedule is not None
     bound, unplanned_seconds = None, job.graph.seconds
     if outcome.lower_bound_seconds is not None and unplanned_seconds:
-        bound = max(0.0, outcome.lower_bound_seconds / unplanned_seconds - 1.0)
+        extra = outcome.lower_bound_seconds - unplanned_seconds
+        # More says a solver for want of precision, and what holds for plans in order of another.
+        bound = min(max(0.0, extra / unplanned_seconds), outcome.schedule.overhead)
     return Plan(
         status=outcome.status,
         symbol=realised.symbol,
@@ -182,14 +185,13 @@ class _Trial:
         first = self.outcomes[0]
         if best is not None:
             status = first.status if best is first.schedule else Status.FEASIBLE
-            return dataclasses.replace(first, status=status, schedule=best), self._realise(best)
+            return self._with(best, status)
         if first.status is Status.INFEASIBLE and not first.in_order:
             return first, None
         if takes_start and limit is not None:
             best = self._in_hand(limit)
             if best is not None:
-                outcome = dataclasses.replace(first, status=Status.FEASIBLE, schedule=best)
-                return outcome, self._realise(best)
+                return self._with(best, Status.FEASIBLE)
         if self.interrupt.has_come:
             raise KeyboardInterrupt
         return dataclasses.replace(
@@ -197,6 +199,12 @@ class _Trial:
             status=Status.INFEASIBLE if first.status is Status.INFEASIBLE else Status.NO_PLAN_FOUND,
             schedule=None,
         ), None
+
+    def _with(self, best: Schedule, status: Status) -> tuple[Outcome, Realised]:
+        """The first outcome, which is that of the whole budget, with this schedule."""
+        outcome = dataclasses.replace(self.outcomes[0], status=status, schedule=best)
+        check_bound(outcome, self.problem, name_of(self.solver))
+        return outcome, self._realise(best)
 
     @property
     def was_cut(self) -> bool:
@@ -249,20 +257,9 @@ class _Trial:
             return unplanned
         least = LEAST_SHARE_OF_TIME * self.job.time_limit
         seconds = max(0.1, least, until.seconds_left)
-        outcome = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
-        name = name_of(self.solver)
-        if not isinstance(outcome, Outcome):
-            kind = type(outcome).__name__
-            raise ArgumentError(f"strategy {name} must return an Outcome, but returned {kind}")
-        schedule = outcome.schedule
-        if schedule is None:
-            return outcome
-        if not isinstance(schedule, Schedule) or schedule.graph != self.job.graph:
-            raise ArgumentError(
-                f"strategy {name} must return a Schedule of the graph that it was given; "
-                f"it returned {type(schedule).__name__} of something else"
-            )
-        if schedule.seconds > problem.most_seconds:
+        answer = self.solver.solve(dataclasses.replace(problem, time_limit=seconds))
+        outcome = checked(answer, problem, name_of(self.solver))
+        if outcome.schedule is not None and outcome.schedule.seconds > problem.most_seconds:
             return dataclasses.replace(outcome, status=Status.NO_PLAN_FOUND, schedule=None)
         return outcome
 

@@ -26,7 +26,10 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     is a sentence on another realisation, or empty.
     """
     graph, max_overhead = job.graph, job.max_overhead
-    is_proved = attempt.status is Status.INFEASIBLE
+    lowest = least.footprint.total_nbytes
+    says_proved = attempt.status is Status.INFEASIBLE
+    is_disproved = lowest <= (attempt.budget_nbytes or 0) and not attempt.in_order
+    is_proved = says_proved and not is_disproved
     budget_nbytes, held_nbytes = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     text = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
@@ -39,6 +42,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         sentences = [f"no {kind} fits in {text} (proved)"]
     else:
         sentences = [f"strategy {attempt.strategy} found no plan within {text}"]
+        sentences += ["It says that there is none, which is not so"] if says_proved else []
     sentences.append(_beside(graph, job.beside))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
@@ -54,7 +58,6 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
             "more, or less; this one knows a plan for these bytes"
         )
     sentences += [better] if better else []
-    lowest = least.footprint.total_nbytes
     if budget_nbytes is None:
         sentences.append("Raise max_overhead, or take strategy='auto'")
     elif lowest <= budget_nbytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memplan.errors import GraphError
 from memplan.util.files import parse_json
 from memplan.util.nbytes import MAX_NBYTES
-from memplan.util.numbers import is_finite, is_whole, shown
+from memplan.util.numbers import is_finite, is_whole, shown, total
 
 if TYPE_CHECKING:
     import networkx
@@ -271,12 +271,12 @@ class TrainingGraph:
     @cached_property
     def seconds(self) -> float:
         """Seconds of the unplanned step."""
-        return sum(op.seconds for op in self.ops)
+        return total(op.seconds for op in self.ops)
 
     @property
     def forward_seconds(self) -> float:
         """Seconds of the forward pass."""
-        return sum(op.seconds for op in self.ops[: self.nforward])
+        return total(op.seconds for op in self.ops[: self.nforward])
 
     def with_seconds(self, seconds: list[float]) -> TrainingGraph:
         """The same graph with ``seconds[i]`` as the time of op i."""

@@ -13,6 +13,7 @@ import numpy as np
 from memplan.errors import ScheduleError
 from memplan.step.graph import TrainingGraph
 from memplan.util.files import parse_json
+from memplan.util.numbers import total
 from memplan.util.remember import remembered
 
 FORMAT = "memplan.step.schedule/1"
@@ -134,7 +135,7 @@ class Schedule:
     @property
     def seconds(self) -> float:
         """Seconds of the whole step, recomputation included."""
-        return sum(self.graph.ops[op].seconds for op in self.ops)
+        return total(self.graph.ops[op].seconds for op in self.ops)
 
     @property
     def overhead(self) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 
@@ -22,6 +24,27 @@ def is_finite(value: Any) -> TypeGuard[float]:
 def is_amount(value: Any) -> TypeGuard[float]:
     """Is ``value`` a number from 0, which may be infinite?"""
     return is_finite(value) or (isinstance(value, float) and value == math.inf)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as an int or a float of Python's if it is a number of another type.
+
+    Such as one of NumPy's, which JSON does not take. Anything else is given back as it is.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    try:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except OverflowError:
+        return value
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum of ``values``, the same in whatever order they come; infinite if it is too large."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def shown(value: Any) -> str:

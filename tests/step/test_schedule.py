@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,6 +46,19 @@ def test_recomputation_costs_its_seconds() -> None:
     assert schedule.seconds == 20.0
     assert schedule.overhead == pytest.approx(5 / 15)
     assert Schedule.unplanned(GRAPH).overhead == 0.0
+
+
+@pytest.mark.parametrize("sequence", [(1, 2, 0, 3), (1, 0, 2, 3)])
+def test_another_order_takes_the_same_seconds(sequence: tuple[int, ...]) -> None:
+    """To the last digit: else a plan without recomputation has an overhead below zero."""
+    graph = GRAPH.with_seconds([0.1, 0.2, 0.3, 0.0])
+    assert 0.1 + 0.2 + 0.3 != 0.2 + 0.3 + 0.1
+    assert Schedule.sequence(graph, sequence).overhead == 0.0
+
+
+def test_seconds_that_are_too_many_to_count_are_infinite() -> None:
+    graph = GRAPH.with_seconds([1e308, 0.0, 0.0, 0.0])
+    assert Schedule.sequence(graph, [0, 1, 2, 0, 3]).seconds == math.inf
 
 
 def test_no_overhead_where_nothing_takes_time() -> None:

@@ -1,0 +1,97 @@
+"""What strategies may answer, and what is made of answers that cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memplan
+from helpers.planning import half_of_the_ops, quick
+from memplan.cli.output import attempt_figures
+from memplan.errors import ArgumentError, BudgetError
+from memplan.step.mirroring import mirror
+from memplan.strategies.base import Outcome, Problem, Status
+
+pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
+
+
+@dataclass(frozen=True)
+class Saying:
+    """Recomputes what half of the ops wrote, and ``says`` something of it."""
+
+    says: Callable[[Problem, Outcome], Any]
+
+    def solve(self, problem: Problem) -> Any:
+        schedule = mirror(problem.graph, half_of_the_ops(problem.graph))
+        return self.says(problem, Outcome(Status.FEASIBLE, schedule))
+
+
+def saying(bound: Any, status: Any = Status.FEASIBLE, *, in_order: bool = False) -> Saying:
+    """One whose bound is this, of the seconds of the unplanned step if it is a number."""
+
+    def says(problem: Problem, outcome: Outcome) -> Outcome:
+        seconds = bound * problem.graph.seconds if isinstance(bound, float) else bound
+        return Outcome(status, outcome.schedule, seconds, in_order)
+
+    return Saying(says)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (saying(math.inf), "says that no plan within the budget takes less than inf seconds, but"),
+        (saying(3.0, Status.OPTIMAL), "says that no plan within the budget takes less than"),
+        (saying(math.nan), "returns must be None or a number of seconds, got nan"),
+        (saying("x"), "returns must be None or a number of seconds, got 'x'"),
+        (saying(True), "returns must be None or a number of seconds, got True"),
+        (saying(None, "feasible"), "returns must be a Status, got 'feasible'"),
+        (saying(None, Status.INFEASIBLE), "returns a schedule, but says 'infeasible' of it"),
+        (saying(None, Status.NO_PLAN_FOUND), "returns a schedule, but says 'no plan found' of it"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_refused_by_name(
+    network: Any, strategy: Saying, message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=f"strategy Saying {message}"):
+        quick(network, strategy=strategy, budget=0.9)
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.5, 1.01, np.float32(1e-9)])
+def test_a_bound_that_holds_is_taken(network: Any, bound: Any) -> None:
+    plan = quick(network, strategy=saying(bound), budget=0.9)
+    assert 0.0 <= (plan.lower_bound_overhead or 0.0) <= plan.overhead
+
+
+def test_no_bound_is_above_the_overhead(network: Any) -> None:
+    """Neither by rounding, nor where it holds for plans in order, and the plan is another one."""
+
+    def of_its_own(_: Problem, outcome: Outcome) -> Outcome:
+        assert outcome.schedule is not None
+        return Outcome(Status.OPTIMAL, outcome.schedule, outcome.schedule.seconds)
+
+    for strategy in (Saying(of_its_own), saying(math.inf, in_order=True)):
+        net, shapes = network
+        options = {"costs": "roofline:v100", **shapes}
+        table = memplan.compare(net, strategies=strategy, budgets=0.9, **options)
+        [row] = table.rows
+        assert row.plan is not None
+        assert row.plan.lower_bound_overhead == row.plan.overhead
+        json.dumps(attempt_figures(row), allow_nan=False)
+
+
+def test_that_nothing_fits_is_not_called_proved_where_something_does(network: Any) -> None:
+    strategy = Saying(lambda *_: Outcome(Status.INFEASIBLE))
+    with pytest.raises(BudgetError) as caught:
+        quick(network, strategy=strategy, budget=0.9)
+    assert not caught.value.proved
+    message = str(caught.value)
+    assert message.startswith("strategy Saying found no plan within")
+    assert "It says that there is none, which is not so" in message
+    assert "(proved)" not in message
+    assert message.endswith("strategy='auto' plans within this budget")
