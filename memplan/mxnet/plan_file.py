@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -31,6 +32,9 @@ from memplan.util.numbers import is_whole, shown
 from memplan.util.records import plain_fields
 
 FORMAT = "memplan.plan/4"
+
+# By what share the same seconds may differ once added up, in another order or by another machine.
+ROUNDING = 1e-9
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.
@@ -62,7 +66,11 @@ def plan_text(plan: Plan) -> str:
         "packing": None,
     }
     if plan.packing is not None:
-        data["packing"] = {"nbytes": plan.packing.nbytes, "offsets": plan.packing.rows}
+        data["packing"] = {
+            "nbytes": plan.packing.nbytes,
+            "bound_nbytes": plan.packing.bound_nbytes,
+            "offsets": plan.packing.rows,
+        }
     return json.dumps(data, allow_nan=False)
 
 
@@ -112,12 +120,14 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     traced = _trace(data)
     schedule = _schedule(traced, data)
     footprint = _footprint(data["footprint"])
-    figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes, schedule.seconds)
-    if (footprint.fixed_nbytes, footprint.peak_nbytes, footprint.seconds) != figures:
+    figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes)
+    if (footprint.fixed_nbytes, footprint.peak_nbytes) != figures or not math.isclose(
+        footprint.seconds, schedule.seconds, rel_tol=ROUNDING
+    ):
         raise ValueError("its footprint is not that of its schedule")
     if not traced.form.in_one_array:
         _check_blocks(traced, schedule, footprint)
-    return Plan(
+    plan = Plan(
         status=Status[data["status"]],
         symbol=_planned_symbol(traced, schedule, data["symbol"]),
         schedule=schedule,
@@ -127,6 +137,26 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         packing=_packing(traced, schedule, footprint, data["packing"]),
         **plain,
     )
+    _check_claims(plan)
+    return plan
+
+
+def _check_claims(plan: Plan) -> None:
+    """ValueError where the figures of the plan are not what they say of each other.
+
+    An unplanned step may be over the budget: where training meets shapes that it does not plan for.
+    """
+    is_over = plan.budget_nbytes is not None and plan.total_nbytes > plan.budget_nbytes
+    if is_over and plan.schedule != Schedule.unplanned(plan.schedule.graph):
+        raise ValueError(
+            f"it holds {plan.total_nbytes} bytes, and its budget is {plan.budget_nbytes}"
+        )
+    if (plan.lower_bound_overhead or 0.0) > plan.overhead + ROUNDING:
+        raise ValueError(
+            f"its overhead is {plan.overhead}, and its lower bound {plan.lower_bound_overhead}"
+        )
+    if plan.status not in (Status.OPTIMAL, Status.FEASIBLE):
+        raise ValueError(f"it is a plan, and its status is {plan.status.name!r}")
 
 
 def _footprint(data: Mapping[str, Any]) -> Footprint:
@@ -156,13 +186,14 @@ def _packing(
         raise ValueError(f"'packing' cannot be {shown(data)}")
     if data is None:
         return None
-    numbers = [data["nbytes"], *(number for row in data["offsets"] for number in row)]
+    # The live bytes are a bound as well, and the one of files that name none.
+    bound_nbytes = data.get("bound_nbytes", footprint.peak_nbytes)
+    numbers = [data["nbytes"], bound_nbytes, *(number for row in data["offsets"] for number in row)]
     if not all(map(is_whole, numbers)):
         raise ValueError("'packing' has what is no whole number")
-    bound_nbytes = footprint.peak_nbytes
     packing = Packing.from_rows(data["nbytes"], data["offsets"], bound_nbytes=bound_nbytes)
     check_packing(lower(traced, schedule).schedule, packing)
-    if packing.nbytes != footprint.allocated_nbytes:
+    if packing.nbytes != footprint.allocated_nbytes or bound_nbytes > packing.nbytes:
         raise ValueError("its footprint is not that of its packing")
     return packing
 

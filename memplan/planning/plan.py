@@ -197,9 +197,11 @@ class Plan:
         return notebook.notebook_html(self)
 
     def __str__(self) -> str:
-        budget = "" if self.budget_nbytes is None else f" in {format_nbytes(self.budget_nbytes)}"
+        limit = self.budget_nbytes
+        verb = "Fits" if limit is None or self.total_nbytes <= limit else "Does not fit"
+        budget = "" if limit is None else f" in {format_nbytes(limit)}"
         lines = [
-            f"Fits{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
+            f"{verb}{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
             f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
             "",
         ]

@@ -64,6 +64,8 @@ def from_json(job: Job, text: str) -> Attempt:
     is_large = budget_nbytes is not None and realised.footprint.total_nbytes > budget_nbytes
     if is_late or is_large:
         raise ScheduleError("the recorded schedule does not fit the budget")
+    if (bound or 0.0) > schedule.overhead:
+        raise ScheduleError(f"its lower bound is {bound}, its overhead {schedule.overhead}")
     outcome = Outcome(status, schedule, in_order=in_order, cut_by_clock=cut)
     plan = plan_of(job, name, outcome, realised, budget_nbytes, seconds)
     plan = dataclasses.replace(plan, lower_bound_overhead=bound)

@@ -166,6 +166,7 @@ def too_large_a_schedule(path: Path) -> str:
             (changed("schedule", None), "do not fit together"),
             (changed("schedule", 3), "not a memplan attempt"),
             (changed("lower_bound_overhead", "x"), "its lower bound is"),
+            (changed("lower_bound_overhead", 5.0), "its lower bound is 5.0, its overhead 0"),
             (changed("in_order", 1), "its in_order 1"),
             (changed("cut_by_clock", 0), "its cut_by_clock is 0"),
             (other_schedule, "step 0"),

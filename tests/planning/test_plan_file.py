@@ -14,6 +14,8 @@ import pytest
 
 import memplan
 from helpers.amounts import long_except
+from helpers.networks import residual_net
+from helpers.planning import quick
 from memplan.errors import ArgumentError
 from memplan.mxnet.plan_file import load_plan, plan_text
 
@@ -133,6 +135,54 @@ def test_a_promise_that_blocks_do_not_keep(
     assert loaded(path, data) is not None
     data["footprint"] |= change
     assert loaded(path, data) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"budget_nbytes": 1}, "it holds [0-9]+ bytes, and its budget is 1"),
+        ({"lower_bound_overhead": 5.0}, "its overhead is 0.*, and its lower bound 5.0"),
+        ({"status": "INFEASIBLE"}, "it is a plan, and its status is 'INFEASIBLE'"),
+    ],
+)
+def test_claims_that_its_own_figures_deny(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    network = residual_net(batch=2, size=16, units=2, filters=8)
+    plan = quick(network, realisation="packed", budget=0.8)
+    path, data = tmp_path / "plan.json", json.loads(plan_text(plan))
+    assert 0 < data["lower_bound_overhead"] <= plan.overhead
+    assert loaded(path, data) == plan_text(plan)
+    path.write_text(json.dumps(data | change), encoding="utf-8")
+    with pytest.raises(ArgumentError, match=reason):
+        load_plan(path)
+
+
+def test_an_unplanned_step_may_be_over_its_budget_and_says_so(tmp_path: Path) -> None:
+    """So it is where ``unseen="unplanned"`` runs it."""
+    path, data = tmp_path / "plan.json", json.loads(text_by("explicit", "store_all"))
+    path.write_text(json.dumps(data | {"budget_nbytes": 1}), encoding="utf-8")
+    assert str(load_plan(path)).startswith("Does not fit in 1 B: ")
+
+
+def test_seconds_that_another_order_added_up(tmp_path: Path) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text_by("explicit"))
+    seconds = sum(data["seconds"])
+    data["lower_bound_overhead"] = data["footprint"]["seconds"] / seconds - 1 + 1e-15
+    data["footprint"]["seconds"] *= 1 + 1e-15
+    assert loaded(path, data) is not None
+
+
+def test_the_bound_of_a_packing_is_kept(tmp_path: Path) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text_by("packed", "chen_sqrt"))
+    peak_nbytes = data["footprint"]["peak_nbytes"]
+    assert data["packing"]["bound_nbytes"] > peak_nbytes
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert load_plan(path).packing.bound_nbytes == data["packing"]["bound_nbytes"]
+    assert loaded(path, changed(data, ("packing", "bound_nbytes"), 2**40)) is None
+    del data["packing"]["bound_nbytes"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert load_plan(path).packing.bound_nbytes == peak_nbytes
 
 
 def test_a_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
