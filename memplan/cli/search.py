@@ -140,6 +140,7 @@ def _code(rows: Iterable[Attempt]) -> Exit:
 def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path | None) -> Exit:
     """What less memory costs: plans from the unplanned step down to the least memory.
 
+    A budget without a plan is named below the table; if none has a plan, the exit code is 3 or 4.
     --time-limit is for each point.
 
     \b
@@ -154,6 +155,7 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
       fixed_nbytes, optimizer_nbytes, workspace_nbytes, reserve_nbytes, overhead,
       lower_bound_overhead, planning_seconds, cut_by_clock, error; from the most bytes to
       the fewest
+      left_out, a list of the same: budgets without a plan, and plans that another one beats
     """
     with args.working("looking for the frontier", output) as (network, interrupt):
         options = args.options(network)
@@ -165,8 +167,12 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
                 int(budgets) if count else list(map(parse_budget, _some(budgets, "--budgets")))
             )
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
-    _show(args, curve, {"rows": list(map(attempt_figures, curve.points))}, output)
-    return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
+    lists = {"rows": curve.points, "left_out": curve.left_out}
+    figures = {name: list(map(attempt_figures, attempts)) for name, attempts in lists.items()}
+    _show(args, curve, figures, output)
+    # The first point is the unplanned step, which needs no plan.
+    attempts = (*curve.points[1:], *curve.left_out)
+    return Exit.INTERRUPTED if interrupt.has_come else _code(attempts)
 
 
 @click.command("max-batch")

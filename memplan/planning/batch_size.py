@@ -26,6 +26,7 @@ from memplan.strategies import configured, create, name_of, options_of
 from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_overhead
 from memplan.util.interrupts import noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.numbers import is_finite, plain, shown
 from memplan.util.stop import Stop
 
 MARK = "N"
@@ -77,9 +78,12 @@ def max_batch_size(
     :func:`memplan.plan` raises. An interrupt ends the search with the largest size found.
     """
     budget_nbytes = _bytes(budget)
+    time_limit, max_overhead = plain(time_limit), plain(max_overhead)
     check_overhead(max_overhead)
-    if not isinstance(time_limit, int | float) or not 0 < time_limit < math.inf:
-        raise ArgumentError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
+    if not is_finite(time_limit) or not time_limit:
+        raise ArgumentError(
+            f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
+        )
     sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
     create(strategy, realisation=usable(options.get("realisation", "mirror")))
     strategy = configured(strategy, gap=gap, seed=seed)

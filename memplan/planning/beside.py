@@ -12,7 +12,7 @@ from memplan.planning.realisation import Context, Optimizer, Realisation, optimi
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import parse_budget
-from memplan.util.numbers import shown
+from memplan.util.numbers import plain, shown
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.build import Trace
@@ -78,7 +78,8 @@ class Beside:
 
 
 def _parse_reserve(reserve: int | str | None) -> int:
-    if reserve is None or (isinstance(reserve, int | float) and reserve == 0):
+    number = plain(reserve)
+    if reserve is None or (isinstance(number, int | float) and number == 0):
         return 0
     try:
         return parse_budget(reserve, 0) or 0

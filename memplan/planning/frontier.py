@@ -23,8 +23,8 @@ from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
 from memplan.util.interrupts import noticing
-from memplan.util.nbytes import parse_budget
-from memplan.util.numbers import shown
+from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.numbers import plain, shown
 
 POINTS = 8
 
@@ -66,7 +66,14 @@ class Frontier:
         return tuple(point.plan for point in self.points if point.plan is not None)
 
     def __str__(self) -> str:
-        return str(Comparison(self.points))
+        unmet = [
+            f"{'least' if a.budget_nbytes is None else format_nbytes(a.budget_nbytes)} "
+            f"({a.status.value})"
+            for a in self.left_out
+            if a.plan is None
+        ]
+        last = f"\nwithout a plan: {', '.join(unmet)}" if unmet else ""
+        return str(Comparison(self.points)) + last
 
     def to_csv(self) -> str:
         """The points as CSV: bytes as integers, overhead and bound as fractions."""
@@ -100,7 +107,7 @@ def frontier(
     net: Symbol,
     *,
     strategy: str | Strategy = "auto",
-    budgets: int | Iterable[int | float | str] | None = None,
+    budgets: int | Iterable[int | float | str | None] | None = None,
     gap: float | None = None,
     seed: int | None = None,
     executor: Executor | None = None,
@@ -109,17 +116,19 @@ def frontier(
 ) -> Frontier:
     """The plans of ``strategy`` from the unplanned step down to the least memory that it reaches.
 
-    ``budgets`` are those to plan for, or how many (2 to 1023), spread evenly in bytes between the
-    two ends (None: 8). ``options`` are the other arguments of :func:`memplan.plan`; ``time_limit``
-    is that of one point, ``gap`` and ``seed`` go to the strategy. The network is traced once. A
-    point takes a fifth of the usual work (for more: ``strategy=create("auto", effort=5)``). Every
-    second one begins from the plan of the next smaller budget, if the strategy can, with half of
-    that; what was proved for a larger budget holds for a smaller one. ``executor`` (a process pool,
-    Dask's ``client.get_executor()``) makes points at the same time; a strategy whose answer does
-    not depend on the clock gives the same curve. ``cache`` is a folder for finished points.
+    ``budgets`` are those to plan for (None among them: the least memory), or how many (2 to 1023),
+    spread evenly in bytes between the two ends (None: 8). ``options`` are the other arguments of
+    :func:`memplan.plan`; ``time_limit`` is that of one point, ``gap`` and ``seed`` go to the
+    strategy. The network is traced once. A point takes a fifth of the usual work (for more:
+    ``strategy=create("auto", effort=5)``). Every second one begins from the plan of the next
+    smaller budget, if the strategy can, with half of that; what was proved for a larger budget
+    holds for a smaller one. ``executor`` (a process pool, Dask's ``client.get_executor()``) makes
+    points at the same time; a strategy whose answer does not depend on the clock gives the same
+    curve. ``cache`` is a folder for finished points.
 
     An interrupt ends the search with the points made so far. Raises what :func:`memplan.plan`
-    raises, BudgetError excepted: a budget without a plan is left out of the curve.
+    raises, BudgetError excepted: a budget without a plan is left out of the curve, and its table
+    says so.
     """
     job = Job.prepare(net, **options)
     create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
@@ -129,21 +138,29 @@ def frontier(
     with noticing() as interrupt:
         if isinstance(targets, int):
             targets = curve.between_the_ends(targets)
-        for wave, between in ((targets[::2], False), (targets[1::2], True)):
+        elif None in targets:
+            curve.add([None], between=False)
+        amounts = [target for target in targets if target is not None]
+        for wave, between in ((amounts[::2], False), (amounts[1::2], True)):
             if not interrupt.has_come:
                 curve.add(wave, between=between)
     return curve.result()
 
 
-def _targets(job: Job, budgets: int | Iterable[int | float | str] | None) -> list[int] | int:
+def _targets(
+    job: Job, budgets: int | Iterable[int | float | str | None] | None
+) -> Sequence[int | None] | int:
     """The budgets that are named, in bytes and descending, or how many there are to be."""
     if isinstance(budgets, Iterable) and not isinstance(budgets, str):
-        parsed = (parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets)
-        return sorted({nbytes for nbytes in parsed if nbytes is not None}, reverse=True)
+        parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets}
+        if not parsed:
+            raise ArgumentError("budgets: none is named")
+        return sorted(parsed, key=lambda nbytes: nbytes or 0, reverse=True)
     if budgets is None:
         return POINTS
-    if type(budgets) is int and 2 <= budgets <= MOST_POINTS:
-        return budgets
+    count = plain(budgets)
+    if type(count) is int and 2 <= count <= MOST_POINTS:
+        return count
     raise ArgumentError(
         f"budgets must be a list of budgets, or how many points the curve is to have (2 to "
         f"{MOST_POINTS}), got {shown(budgets)}"

@@ -46,7 +46,7 @@ from memplan.strategies.search import Search
 from memplan.strategies.spaces import Sequences, Space
 from memplan.util.garbage import no_collections
 from memplan.util.interrupts import Interrupt, noticing
-from memplan.util.numbers import is_amount, shown
+from memplan.util.numbers import is_amount, plain, shown
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -146,6 +146,7 @@ class Job:
         max_overhead: float | None = None,
     ) -> Job:
         """Trace ``net``, whose inputs have these ``shapes`` and may have any names, and cost it."""
+        time_limit, max_overhead = plain(time_limit), plain(max_overhead)
         _check_options(time_limit, ctx)
         realisation = suited(realisation, [] if ctx is None else [ctx])
         if realisation != AUTO:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
+from memplan.errors import ArgumentError
 from memplan.planning.alternative import alternative
 from memplan.planning.apart import apart
 from memplan.planning.attempt import refused
@@ -167,10 +168,13 @@ def _plan(
     return dataclasses.replace(attempt.plan, alternative=better)
 
 
-def _listed(values: Any) -> list[Any]:
-    """These values, or the one that it is."""
+def _listed(values: Any, name: str) -> list[Any]:
+    """These values, or the one that it is; ArgumentError for none, as the argument ``name``."""
     several = isinstance(values, Iterable) and not isinstance(values, str)
-    return list(values) if several else [values]
+    listed = list(values) if several else [values]
+    if not listed:
+        raise ArgumentError(f"{name}: none is named")
+    return listed
 
 
 @no_shapes_for_options
@@ -194,7 +198,7 @@ def compare(
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
     ones. After an interrupt the rows made so far are returned.
     """
-    solvers, amounts = _listed(strategies), _listed(budgets)
+    solvers, amounts = _listed(strategies, "strategies"), _listed(budgets, "budgets")
     folder = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in amounts]

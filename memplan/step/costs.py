@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from memplan.errors import ArgumentError, CostError
 from memplan.step.graph import UPDATE, Op, TrainingGraph
 from memplan.util.files import damage, read_json, write_text
-from memplan.util.numbers import is_finite, is_whole, shown
+from memplan.util.numbers import is_finite, is_whole, plain, shown
 
 FORMAT = "memplan.costs/1"
 
@@ -36,6 +37,8 @@ class Roofline:
     bytes_efficiency: float = 1.0
 
     def __post_init__(self) -> None:
+        for field_ in fields(self):
+            object.__setattr__(self, field_.name, plain(getattr(self, field_.name)))
         for name in ("flops_per_second", "bytes_per_second"):
             value = getattr(self, name)
             if not is_finite(value) or value == 0:
@@ -110,9 +113,17 @@ class CostTable:
     def __post_init__(self) -> None:
         if not self.device or not isinstance(self.device, str):
             raise CostError(f"device must name what was measured, got {self.device!r}")
+        for name in ("seconds", "shapes", "workspace_nbytes"):
+            values = getattr(self, name)
+            if not isinstance(values, Mapping):
+                raise CostError(f"{name} must be a mapping, got {shown(values)}")
+            object.__setattr__(self, name, {key: _plain(value) for key, value in values.items()})
         for signature, seconds in self.seconds.items():
             if not is_finite(seconds):
                 raise CostError(f"{shown(seconds)} seconds for the op {signature}")
+        for name, shape in self.shapes.items():
+            if not isinstance(shape, tuple) or not all(map(is_whole, shape)):
+                raise CostError(f"the shape of {name!r} must be integers, got {shown(shape)}")
         for realisation, nbytes in self.workspace_nbytes.items():
             if not is_whole(nbytes):
                 raise CostError(f"{shown(nbytes)} bytes of workspace for {realisation}")
@@ -138,23 +149,27 @@ class CostTable:
         path = Path(path)
         try:
             data = read_json(path)
+            if not isinstance(data, dict):
+                raise CostError(f"it holds {shown(data)}")
             if data["format"] != FORMAT:
                 raise CostError(f"its format is {data['format']!r}, not {FORMAT!r}")
-            shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-            if not all(is_whole(size) for shape in shapes.values() for size in shape):
-                raise CostError(f"its shapes are not made of integers: {shapes}")
-            workspace = dict(data.get("workspace_nbytes", {}))
-            return cls(data["device"], dict(data["seconds"]), shapes, workspace)
+            workspace = data.get("workspace_nbytes", {})
+            return cls(data["device"], data["seconds"], data["shapes"], workspace)
         except OSError as error:
             raise CostError(
                 f"the costs in {str(path)!r} cannot be read: {error.strerror}. "
                 f"Write them with {HOW_TO_PROFILE}"
             ) from error
-        except (CostError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (CostError, KeyError, ValueError) as error:
             raise CostError(
                 f"{str(path)!r} is no table of costs: {damage(error)}. "
                 f"Write a new one with {HOW_TO_PROFILE}"
             ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a shape of such, of Python's types; anything else as it is."""
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
 
 
 Costs = Roofline | CostTable | str | os.PathLike[str]

@@ -121,6 +121,10 @@ def register(name: str, loader: Loader, *, replace: bool = False) -> None:
     """
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"a strategy's name must be a non-empty string, got {name!r}")
+    if ":" in name:
+        raise ArgumentError(
+            f"a strategy's name cannot have a ':', behind which its options stand, got {name!r}"
+        )
     if not callable(loader):
         raise ArgumentError(f"strategy {name!r}: the loader must be callable, got {loader!r}")
     if name in names() and not replace:

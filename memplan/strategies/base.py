@@ -18,7 +18,7 @@ from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies.spaces import Sequences, Space
-from memplan.util.numbers import is_amount, is_finite, shown
+from memplan.util.numbers import is_amount, is_finite, plain, shown
 from memplan.util.stop import Stop
 
 # Where neither the problem nor the strategy has a limit.
@@ -104,6 +104,7 @@ class Problem:
     bound_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "max_overhead", plain(self.max_overhead))
         check_overhead(self.max_overhead)
 
     @property
@@ -244,13 +245,14 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def check_options(strategy: Any) -> None:
     """ArgumentError where an option of ``strategy``, a dataclass, has a value that it cannot have.
 
-    None stands for no value where that is the option's default.
+    None stands for no value where that is the option's default. NumPy's numbers become Python's.
     """
     for field in dataclasses.fields(strategy):
-        value = getattr(strategy, field.name)
+        value = plain(getattr(strategy, field.name))
         fits, requirement = _OPTIONS.get(field.name, (None, ""))
         if fits is None or (value is None and field.default is None):
             continue
+        object.__setattr__(strategy, field.name, value)
         if not fits(value):
             raise ArgumentError(f"{field.name} must be {requirement}, got {shown(value)}")
 

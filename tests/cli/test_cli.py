@@ -14,6 +14,7 @@ import memplan
 from helpers.command_line import MIRROR, NET, QUICK, SHAPE, flagged
 from helpers.networks import residual_net
 from memplan.cli import main as cli
+from memplan.cli.output import Exit
 from memplan.mxnet.load import load_network
 from memplan.mxnet.plan_file import load_plan, plan_text
 
@@ -197,6 +198,18 @@ def test_frontier(result: Any) -> None:
         int(0.9 * totals[0]),
         int(0.8 * totals[0]),
     }
+
+
+def test_a_frontier_whose_budgets_have_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["frontier", *NET, *MIRROR, "--strategy", "chen_greedy", "--budgets", "5000"]
+    assert cli.run([*command, "--json"]) == Exit.PROVED
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["strategy"] for row in figures["rows"]] == ["store_all"]
+    assert [(row["budget_nbytes"], row["status"]) for row in figures["left_out"]] == [
+        (5000, "infeasible")
+    ]
+    assert cli.run([*command[:-1], "5000,90%"]) == Exit.OK
+    assert "without a plan: 4.88 KiB (infeasible)" in capsys.readouterr().out
 
 
 def test_max_batch(result: Any) -> None:

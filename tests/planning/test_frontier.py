@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memplan
@@ -155,6 +157,27 @@ def test_named_budgets_are_the_points(curve: memplan.Frontier) -> None:
     assert {p.status for p in made.left_out if p.plan is None} == {Status.INFEASIBLE}
 
 
+def test_a_budget_without_a_plan_is_named_below_the_table() -> None:
+    @dataclass(frozen=True)
+    class Lost:
+        def solve(self, problem: Problem) -> Outcome:
+            return Outcome(Status.NO_PLAN_FOUND)
+
+    text = str(frontier(strategy=Lost(), budgets=[10, 0.9, None], realisation="packed"))
+    table, _, last = text.rpartition("\n")
+    assert len(table.splitlines()) == 2
+    assert re.fullmatch(
+        r"without a plan: least \(no plan found\), .* MiB \(no plan found\), 10 B \(infeasible\)",
+        last,
+    )
+
+
+def test_none_is_the_least_memory(curve: memplan.Frontier) -> None:
+    made = frontier(strategy=Prefix(), budgets=[None, 0.9])
+    assert [plan.budget_nbytes is None for plan in made.plans] == [False, False, True]
+    assert made.plans[-1].schedule == curve.plans[-1].schedule
+
+
 def test_what_another_plan_beats_is_left_out() -> None:
     curve = frontier(strategy="memonger", budgets=5)
     assert len(curve.points) + len(curve.left_out) == 5
@@ -220,6 +243,16 @@ def test_an_interrupt_ends_it_with_the_points_so_far() -> None:
     assert len(calls) == 3
     assert len(curve.points) == 4  # the two ends, one before, and the one that was cut short
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_no_budget_at_all() -> None:
+    with pytest.raises(ArgumentError, match="budgets: none is named"):
+        frontier(budgets=[])
+
+
+def test_numpys_numbers_are_a_count() -> None:
+    curve = frontier(strategy="chen_sqrt", budgets=np.int64(2))
+    assert len(curve.points) + len(curve.left_out) == 2
 
 
 @pytest.mark.parametrize("budgets", [1, 0, True, 0.5, "4GiB"])

@@ -7,9 +7,11 @@ import io
 import json
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 import memplan
@@ -172,6 +174,28 @@ def test_compare_gives_a_row_for_every_strategy_and_budget(network: Any) -> None
     assert "no plan found" in lines[2]
     assert "least" in lines[3]
     assert f"{planned[0].overhead:.1%}" in lines[1]
+
+
+def test_numpys_numbers_will_do(network: Any, tmp_path: Path) -> None:
+    options = {
+        "time_limit": np.int64(50),
+        "max_overhead": np.float32(0.5),
+        "budget": np.float32(0.75),
+        "reserve": np.int64(0),
+        "cache": tmp_path,
+    }
+    plan = quick(network, strategy="chen_sqrt", **options)
+    assert plan.schedule == quick(network, strategy="chen_sqrt", budget=0.75).schedule
+    for name in ("time_limit", "max_overhead"):
+        with pytest.raises(ArgumentError, match=f"^{name} must be"):
+            quick(network, **{name: True})
+
+
+@pytest.mark.parametrize("name", ["strategies", "budgets"])
+def test_nothing_to_compare(network: Any, name: str) -> None:
+    net, shapes = network
+    with pytest.raises(ArgumentError, match=f"^{name}: none is named"):
+        memplan.compare(net, **{name: ()}, **shapes)
 
 
 def test_compare_takes_a_single_strategy_and_budget(network: Any) -> None:

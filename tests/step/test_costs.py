@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memplan.errors import ArgumentError, CostError
@@ -180,6 +181,30 @@ def test_a_damaged_or_foreign_file(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CostError, match=r"costs\.json' is no table of costs.*memplan\.profile"):
         CostTable.load(path)
+
+
+@pytest.mark.parametrize("value", [None, [1.0], "x", 5])
+@pytest.mark.parametrize("name", ["seconds", "shapes", "workspace_nbytes"])
+def test_a_table_is_made_of_mappings(tmp_path: Path, name: str, value: Any) -> None:
+    arguments: Any = {"device": "cpu(x)", "seconds": {}, name: value}
+    with pytest.raises(CostError, match=f"^{name} must be a mapping, got"):
+        CostTable(**arguments)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(GOOD | {name: value}), encoding="utf-8")
+    with pytest.raises(CostError, match=f"no table of costs: {name} must be a mapping, got"):
+        CostTable.load(path)
+
+
+def test_numpys_numbers_become_pythons(tmp_path: Path) -> None:
+    shapes: Any = {"data": [np.int64(8), 3]}
+    table = CostTable("cpu(x)", {"a": np.float32(0.5)}, shapes, {"packed": np.int32(7)})  # type: ignore[dict-item]
+    assert table == CostTable("cpu(x)", {"a": 0.5}, {"data": (8, 3)}, {"packed": 7})
+    table.save(tmp_path / "costs.json")
+    assert CostTable.load(tmp_path / "costs.json") == table
+    assert Roofline(np.float32(2), np.int64(3)) == Roofline(2.0, 3)
+    assert type(Roofline(np.float32(2), 3).flops_per_second) is float
+    with pytest.raises(CostError, match="True seconds for the op a"):
+        CostTable("cpu(x)", {"a": np.bool_(True)})
 
 
 def test_what_a_file_lacks_is_named(tmp_path: Path) -> None:

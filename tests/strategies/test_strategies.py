@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -225,6 +226,14 @@ def test_options_out_of_range_are_named(name: str, option: str, values: list[Any
             strategies.create(name, **{option: value})
 
 
+def test_numpys_numbers_are_options_of_pythons() -> None:
+    strategy = strategies.create("auto", gap=np.float32(0.5), seed=np.int64(3))
+    assert strategy == strategies.create("auto", gap=0.5, seed=3)
+    assert {type(strategy.gap), type(strategy.seed)} == {float, int}  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match="gap must be"):
+        strategies.create("auto", gap=True)
+
+
 WITH_A_START = [
     n for n in strategies.names() if "start" in strategies.options_of(strategies.create(n))
 ]
@@ -275,7 +284,9 @@ def test_a_registered_strategy_is_known_by_its_name() -> None:
     assert strategies.create("mine") == Plugin(5)
 
 
-@pytest.mark.parametrize(("name", "loader"), [("", Plugin), (3, Plugin), ("mine", Plugin())])
+@pytest.mark.parametrize(
+    ("name", "loader"), [("", Plugin), (3, Plugin), ("mine:linear", Plugin), ("mine", Plugin())]
+)
 def test_what_cannot_be_registered(name: Any, loader: Any) -> None:
     with pytest.raises(ArgumentError):
         strategies.register(name, loader)
