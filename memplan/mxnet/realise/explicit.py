@@ -30,6 +30,7 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     runnable,
 )
+from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
 from memplan.mxnet.realise.varying_layouts import (
     check_sensitive,
     with_notes_for_their_data,
@@ -130,6 +131,7 @@ class Explicit(Form):
         if device_type == "cpu" and onednn_is_enabled():
             check_sensitive(graph, nodes)
             graph = with_notes_for_their_data(graph, nodes)
+            graph = with_layouts_as_turned(graph, nodes)
         return in_order(graph, nodes)
 
     def memory(self, trace: Trace) -> Memory:

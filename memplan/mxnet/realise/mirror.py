@@ -15,6 +15,7 @@ from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.measure import allocated_nbytes
+from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
 from memplan.mxnet.realise.varying_layouts import with_layouts_of_unmirrored
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace import symbol_json
@@ -53,12 +54,14 @@ class Mirror(Form):
     ) -> TrainingGraph:
         """On a CPU fewer ops may run twice where a gradient would be another one by that.
 
+        Nor do they where what reads an array that a Reshape turns would see another layout.
+
         The notes of a max pooling are for what its backward op reads: unless the pooling itself
         comes again, MXNet has that read what the pooling has read.
         """
         if device_type != "cpu" or not onednn_is_enabled():
             return graph
-        return with_layouts_of_unmirrored(graph, nodes)
+        return with_layouts_as_turned(with_layouts_of_unmirrored(graph, nodes), nodes)
 
     def memory(self, trace: Trace) -> Blocks:
         """MXNet's blocks, at the match range under which the network was traced."""

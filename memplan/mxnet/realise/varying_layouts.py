@@ -38,7 +38,7 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
         for op, node in zip(graph.ops, nodes, strict=True)
         if _takes_notes(node) and not node.inputs[0][0].is_variable and op.inputs[0] in varying
     }
-    return _run_once(graph, once)
+    return with_ops_once(graph, once)
 
 
 def check_sensitive(graph: TrainingGraph, nodes: Sequence[Node]) -> None:
@@ -80,7 +80,7 @@ def with_layouts_of_unmirrored(graph: TrainingGraph, nodes: Sequence[Node]) -> T
         for source in graph.ops[op].inputs:
             once.update((graph.producer[source], *graph.readers[source]))
             tensors.append(source)
-    return _run_once(graph, once)
+    return with_ops_once(graph, once)
 
 
 def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
@@ -88,7 +88,17 @@ def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
 
     All other ones are in the usual layout, or in one that follows from the shapes.
     """
-    own: set[int] = set()  # what may be in a layout of oneDNN's
+    return _layouts(graph, nodes)[1]
+
+
+def may_be_own(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
+    """The tensors of ``graph`` that may be in a layout of oneDNN's as its ops, ``nodes``, end."""
+    return _layouts(graph, nodes)[0]
+
+
+def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set[int]]:
+    """What may be in a layout of oneDNN's, and what another schedule may lay out otherwise."""
+    own: set[int] = set()
     varying: set[int] = set()
     for op, node in zip(graph.ops, nodes, strict=True):
         call = node if node.forward is None else node.forward
@@ -105,7 +115,7 @@ def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
             own.update(op.outputs)
             if _varies(op, node, own, varying):
                 varying.update(op.outputs)
-    return varying
+    return own, varying
 
 
 def _is_written_over(graph: TrainingGraph, op: Op, source: int) -> bool:
@@ -145,7 +155,8 @@ def _sensitive(
                 yield node, op.inputs[:1]
 
 
-def _run_once(graph: TrainingGraph, once: Iterable[int]) -> TrainingGraph:
+def with_ops_once(graph: TrainingGraph, once: Iterable[int]) -> TrainingGraph:
+    """``graph``, of which these ops must not run twice."""
     ops = list(graph.ops)
     for index in once:
         ops[index] = dataclasses.replace(ops[index], recomputable=False)

@@ -1,0 +1,133 @@
+"""What a Reshape turns into the usual layout, and others read: in MXNet's layouts by any plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import mxnet as mx
+import pytest
+
+from helpers.schedules import random_schedule
+from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
+from memplan.mxnet.realise.mirror import annotate
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
+from memplan.step.mirroring import flaggable
+
+Symbol = mx.sym.Symbol
+
+SHAPES = {"img": (2, 8, 8, 8)}
+
+
+def _convolution(data: Symbol, name: str) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=name)
+
+
+def _norm(data: Symbol, name: str = "norm") -> Symbol:
+    return mx.sym.BatchNorm(data, fix_gamma=False, name=name)
+
+
+def _relu(data: Symbol, name: str) -> Symbol:
+    return mx.sym.Activation(data, act_type="relu", name=name)
+
+
+def _pooling(data: Symbol, kind: str) -> Symbol:
+    return mx.sym.Pooling(data, kernel=(3, 3), pad=(1, 1), pool_type=kind, name="pool")
+
+
+def _sum(data: Symbol) -> Symbol:
+    return _norm(mx.sym.elemwise_add(data, _convolution(data, "branch"), name="sum"))
+
+
+def _reshape(data: Symbol) -> Symbol:
+    return mx.sym.reshape(data, shape=(0, 0, -1), name="turn")
+
+
+def _expand(data: Symbol) -> Symbol:
+    return mx.sym.expand_dims(data, axis=1, name="turn")
+
+
+def _block(data: Symbol) -> Symbol:
+    return mx.sym.Flatten(mx.sym.BlockGrad(data, name="block"), name="turn")
+
+
+def _network(
+    turn: Callable[[Symbol], Symbol], read: Callable[[Symbol], Symbol], is_read_first: bool
+) -> Symbol:
+    """A ReLU that ``turn`` turns and ``read`` reads, before that or after it."""
+    shared = _relu(_norm(_convolution(mx.sym.Variable("img"), "conv"), "first"), "shared")
+    losses = [mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(of(shared)))) for of in (turn, read)]
+    return mx.sym.Group(losses[::-1] if is_read_first else losses)
+
+
+READERS: dict[str, Callable[[Symbol], Symbol]] = {
+    "norm": _norm,
+    "average": lambda data: _norm(_pooling(data, "avg")),
+    "largest": lambda data: _pooling(data, "max"),
+    "sum": _sum,
+    "handed_on": lambda data: _norm(_relu(data, "again")),
+    "written_over": lambda data: _norm(mx.sym.sin(data)),
+}
+
+CASES = [
+    *((_reshape, reader, is_first) for reader in READERS for is_first in (False, True)),
+    *((turn, "norm", False) for turn in (mx.sym.Flatten, _expand, _block)),
+]
+
+
+@pytest.mark.parametrize(("turn", "reader", "is_read_first"), CASES)
+def test_explicit_steps_read_what_a_reshape_turns_as_mxnet_does(
+    turn: Callable[[Symbol], Symbol], reader: str, is_read_first: bool
+) -> None:
+    network = _network(turn, READERS[reader], is_read_first)
+    traced = trace(network, shapes=SHAPES, realisation="explicit")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(12):
+        schedule = random_schedule(traced.graph, seed)
+        assert not differences(stock, planned_steps(bound(traced, schedule, values), 1)), seed
+
+
+@pytest.mark.parametrize(("turn", "reader", "is_read_first"), CASES)
+def test_mirrored_networks_read_what_a_reshape_turns_as_others_do(
+    turn: Callable[[Symbol], Symbol], reader: str, is_read_first: bool
+) -> None:
+    network = _network(turn, READERS[reader], is_read_first)
+    traced = trace(network, shapes=SHAPES, realisation="mirror")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(12):
+        rng = random.Random(seed)
+        flags = {op for op in flaggable(traced.graph) if rng.random() < 0.6}
+        mirrored = dataclasses.replace(traced, symbol=annotate(traced, flags))
+        assert not differences(stock, stock_steps(mirrored, values, 1)), seed
+
+
+def _recomputable(traced: Trace) -> set[str]:
+    return {op.name for op in traced.graph.ops if op.recomputable}
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "mirror"])
+@pytest.mark.parametrize("reader", [lambda data: _convolution(data, "more"), mx.sym.sin])
+def test_who_reads_in_any_layout_leaves_what_a_reshape_turns_to_be_recomputed(
+    reader: Callable[[Symbol], Symbol], realisation: str
+) -> None:
+    traced = trace(_network(_reshape, reader, False), shapes=SHAPES, realisation=realisation)
+    assert {"conv", "first", "shared", "turn"} <= _recomputable(traced)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_a_flatten_before_a_dense_layer_has_all_recomputed_as_before(kind: str) -> None:
+    data = _relu(_norm(_convolution(mx.sym.Variable("img"), "conv"), "first"), "relu")
+    dense = mx.sym.FullyConnected(mx.sym.Flatten(_pooling(data, kind), name="flat"), num_hidden=4)
+    traced = trace(mx.sym.SoftmaxOutput(dense), shapes=SHAPES, realisation="explicit")
+    assert {"conv", "first", "relu", "pool", "flat"} <= _recomputable(traced)
+
+
+def test_what_reads_before_a_reshape_runs_once_and_before_it() -> None:
+    traced = trace(_network(_reshape, _norm, True), shapes=SHAPES, realisation="explicit")
+    ops = {op.name: op for op in traced.graph.ops}
+    assert {"shared", "norm"}.isdisjoint(_recomputable(traced))
+    assert traced.graph.ops[ops["turn"].after[0]].name == "norm"
