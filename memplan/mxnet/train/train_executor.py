@@ -25,6 +25,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
 
@@ -136,6 +137,12 @@ class TrainExecutor(BoundArrays):
         array_names = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
         self._own_grads = self._arrays("args_grad", array_names, args_grad)
         self._warn_of_late_sums()
+        on_cpu = self.ctx.device_type == "cpu"
+        gammas = gammas_without_gradient(trace) if on_cpu else []
+        # An operator that is called alone fixes them, as a block does, and an executor's does not.
+        is_packed = trace.form.in_one_array
+        self._kept_gammas = gammas if keeps_operators and is_packed else []
+        self._fixed_gammas = [] if keeps_operators or is_packed else gammas
         options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)
@@ -184,11 +191,12 @@ class TrainExecutor(BoundArrays):
 
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
+        ones = {name: mx.nd.ones_like(self.arg_dict[name]) for name in self._kept_gammas}
         return PackedStep(
             self.trace,
             self.schedule,
             ctx=self.ctx,
-            arrays={**self.arg_dict, **self.head_grads, **self.aux_dict},
+            arrays={**self.arg_dict, **self.head_grads, **self.aux_dict, **ones},
             gradients={n: a for n, a in self._own_grads.items() if self.trace.grad_req[n] == "add"},
             **options,
         )
@@ -307,6 +315,8 @@ class TrainExecutor(BoundArrays):
             keep_large(self._nsteps >= FIRST_STEPS)
             self._nsteps += 1
         to_default_layout(self._matrices)
+        for name in self._fixed_gammas:
+            self.arg_dict[name][:] = 1
         self._hidden_writes.begin()
 
     def _finish(self, more: Arrays | None = None) -> None:
