@@ -94,3 +94,35 @@ def test_vectors_are_joined_with_axis_none() -> None:
         values = random_values(traced)
         executor = bound(traced, Schedule.unplanned(traced.graph), values)
         assert not differences(stock_steps(traced, values, 2), planned_steps(executor, 2))
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_what_onednn_alone_computes_is_refused_where_it_must_not(
+    realisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = S.contrib.BatchNormWithReLU(S.Variable("data"), name="norm")
+    shapes = {"data": (2, 8, 6, 6)}
+    trace(S.MakeLoss(S.sum(norm)), shapes=shapes, realisation=realisation)
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    with pytest.raises(TraceError, match=r"'norm'.*write a BatchNorm and an Activation"):
+        trace(S.MakeLoss(S.sum(norm)), shapes=shapes, realisation=realisation)
+
+
+def _recurrent(dtype: str, mode: str = "gru") -> Any:
+    states = [S.zeros((1, 3, 4), dtype=dtype)] * (2 if mode == "lstm" else 1)
+    inputs = S.Variable("data", dtype=dtype), S.Variable("weight", dtype=dtype), *states
+    return S.MakeLoss(S.sum(S.RNN(*inputs, mode=mode, state_size=4, num_layers=1, name="layer")))
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+@pytest.mark.parametrize("mode", ["rnn_tanh", "gru", "lstm"])
+def test_a_fused_recurrent_layer_must_be_told_of_onednn_too(
+    realisation: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = {"data": (5, 3, 10)}
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    trace(_recurrent("float64", mode), shapes=shapes, realisation=realisation)
+    with pytest.raises(TraceError, match=r"'layer' \(RNN\).*set MXNET_USE_MKLDNN_RNN=0, too"):
+        trace(_recurrent("float32", mode), shapes=shapes, realisation=realisation)
+    monkeypatch.setenv("MXNET_USE_MKLDNN_RNN", "0")
+    trace(_recurrent("float32", mode), shapes=shapes, realisation=realisation)

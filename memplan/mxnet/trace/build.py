@@ -21,7 +21,11 @@ from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
 from memplan.mxnet.trace.inference import infer
-from memplan.mxnet.trace.misinferred import check_flat_parts, check_operators
+from memplan.mxnet.trace.misinferred import (
+    check_flat_parts,
+    check_operators,
+    check_without_onednn,
+)
 from memplan.mxnet.trace.nnvm import (
     Attrs,
     Entry,
@@ -116,6 +120,7 @@ def trace(
     check_flat_parts(nodes, shapes)
     requests = complete_grad_req(symbol, shapes, grad_req)
     _infer("network", heads, known_shapes, known_dtypes)
+    check_without_onednn(depth_first(heads), device_type)
     for node in depth_first(heads):
         check_op(node)
     outputs = merge_equal_nodes(list(heads))
