@@ -54,7 +54,7 @@ class Mirror(Form):
     ) -> TrainingGraph:
         """On a CPU fewer ops may run twice where a gradient would be another one by that.
 
-        Nor do they where what reads an array that a Reshape turns would see another layout.
+        Nor may they where others would read what a Reshape turns in another layout.
 
         The notes of a max pooling are for what its backward op reads: unless the pooling itself
         comes again, MXNet has that read what the pooling has read.
