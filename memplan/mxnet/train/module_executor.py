@@ -6,6 +6,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from memplan.mxnet.realise.explicit import step_nodes
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
+from memplan.mxnet.train.module_gradients import Key, ModuleGradients, key_of
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
 from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
@@ -34,7 +36,7 @@ class Device:
     """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``.
 
     ``inputs`` are their arrays for data, labels and states, and ``gradients`` those that are added
-    up for them: each as large as the largest so far.
+    up for them: each as large as the largest so far. ``written`` are all others, of steps.
     """
 
     # No references: MXNet's memory is free as soon as nobody holds the first executor.
@@ -42,6 +44,7 @@ class Device:
     pool: Pool = field(default_factory=Pool)
     inputs: Arrays = field(default_factory=dict)
     gradients: Arrays = field(default_factory=dict)
+    written: ModuleGradients = field(default_factory=ModuleGradients)
     nruns: int = 0
 
     def make_room(self, need: Need, ctx: mx.Context) -> None:
@@ -53,6 +56,7 @@ class Device:
         """Give up what is bound."""
         for executor in self.executors:
             executor.give_up()
+        self.written.clear()
         self.pool.clear()
         release(ctx)
 
@@ -106,7 +110,8 @@ class Executor(BoundArrays):
         names = [name for name in self._arguments if request.grad_req[name] == "add"]
         summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
         self._added: Arrays = arrays(names, summed or {}, gradients)
-        self.grad_arrays = [self._added.get(name) for name in self._arguments]
+        self._written: Arrays = {}
+        self._gradients: list[NDArray | None] | None = None
         self._training: TrainExecutor | None = None
         self._inference: mx.executor.Executor | None = None
         self._shared: mx.executor.Executor | None = None
@@ -131,6 +136,26 @@ class Executor(BoundArrays):
     @property
     def grad_dict(self) -> Arrays:
         return dict(zip(self._arguments, self.grad_arrays, strict=True))
+
+    @property
+    def grad_arrays(self) -> list[NDArray | None]:
+        """The gradients in the order of the arguments; None where there is none, or none yet."""
+        if self._plans.update_within:
+            return [None] * len(self._arguments)
+        if self._gradients is not None:
+            return self._gradients
+        written = self.device.written.of(self._keys)
+        arrays = {**written, **self._added}
+        result = [arrays.get(name) for name in self._arguments]
+        if len(written) == len(self._keys):
+            self._gradients = result  # Module asks for each gradient by itself
+        return result
+
+    @cached_property
+    def _keys(self) -> dict[str, Key]:
+        """By what the arrays for gradients are known that steps compute."""
+        requests = self._request.grad_req
+        return {n: key_of(n, a) for n, a in self.arg_dict.items() if requests[n] == "write"}
 
     @property
     def outputs(self) -> list[NDArray]:
@@ -162,7 +187,9 @@ class Executor(BoundArrays):
                 packing=plan.packing,
             )
             pool.add(need, self._training.pool, self._training.memory)
-            self.grad_arrays = self._training.grad_arrays
+            computed = self._training.grad_dict.items()
+            self._written = {name: a for name, a in computed if name not in self._added}
+            self.device.written.add(self._written)
             self._outputs = self._outputs or self._training.outputs
             self._plans.nbound += 1
             self._watch()
@@ -177,7 +204,7 @@ class Executor(BoundArrays):
         """Free the memory in which it runs; it is bound anew when it is next needed."""
         was_bound = self._training is not None
         self._training = self._inference = self._outputs = None
-        self.grad_arrays = [self._added.get(name) for name in self._arguments]
+        self._trained, self._written = -1, {}
         released = self._plans.released()
         if was_bound and released is not None:
             released()
@@ -210,6 +237,8 @@ class Executor(BoundArrays):
         executor = self.train() if is_train else self.infer()
         self.device.nruns += 1
         self._trained = self.device.nruns if is_train else -1
+        if is_train:
+            self.device.written.begin(self._written, inputs=self._request.shapes)
         self._outputs = executor.forward(is_train=is_train)
         return self._outputs
 

@@ -50,9 +50,18 @@ def withhold(array: NDArray, kind: type | None, parameter: Parameter, data: NDAr
     """
     _let_parameters_write()
     if kind is None or kind.__base__ is not type(array):
-        kind = _kind(type(array), parameter, data)
+        kind = _kind(type(array), *_of_parameter(parameter, data))
     array.__class__ = kind
     return kind
+
+
+def refuse(array: NDArray, reason: str) -> None:
+    """Let nobody read ``array`` before it is :func:`shown`: a UsageError has the ``reason``."""
+
+    def check(_: NDArray) -> None:
+        raise UsageError(reason)
+
+    array.__class__ = _kind(type(shown(array)), check, lambda gone: _filled(gone, math.nan))
 
 
 def shown(array: NDArray) -> NDArray:
@@ -67,24 +76,37 @@ def handle_of(array: NDArray) -> Any:
     return NDArrayBase.handle.__get__(array)
 
 
-def _kind(base: type, parameter: Parameter, data: NDArray) -> type:
-    """A class of withheld arrays: ``base`` without a handle."""
+def _of_parameter(
+    parameter: Parameter, data: NDArray
+) -> tuple[Callable[[NDArray], None], Callable[[NDArray], NDArray]]:
+    """What is done where the gradient is read, and what stands in for it in a copy."""
+
+    def check(array: NDArray) -> None:
+        if data._fresh_grad:
+            is_computed(parameter)
+        elif parameter in _COMPUTED:
+            raise UsageError(_message(parameter))
+        else:
+            shown(array)[:] = 0  # as MXNet has made it
+
+    return check, lambda array: _stand_in(array, parameter)
+
+
+def _kind(
+    base: type, check: Callable[[NDArray], None], stand_in: Callable[[NDArray], NDArray]
+) -> type:
+    """A class of withheld arrays: ``base`` with a handle that nobody gets without a ``check``."""
 
     def handle(array: NDArray) -> Any:
         if sys._getframe(1).f_code.co_name not in _HARMLESS:
-            if data._fresh_grad:
-                is_computed(parameter)
-            elif parameter in _COMPUTED:
-                raise UsageError(_message(parameter))
-            else:
-                shown(array)[:] = 0  # as MXNet has made it
+            check(array)
         return handle_of(array)
 
     def set_item(array: NDArray, key: Any, value: Any) -> None:
         shown(array)[key] = value
 
     def get_state(array: NDArray) -> Any:
-        return _stand_in(array, parameter).__getstate__()
+        return stand_in(array).__getstate__()
 
     own = {"__slots__": (), "_withheld": base, "__module__": __name__}
     own |= {"handle": property(handle), "__setitem__": set_item, "__getstate__": get_state}
@@ -93,7 +115,10 @@ def _kind(base: type, parameter: Parameter, data: NDArray) -> type:
 
 def _stand_in(array: NDArray, parameter: Parameter) -> NDArray:
     """For a copy of the block, say. A copy of what lies in memory would look like a gradient."""
-    value = math.nan if parameter in _COMPUTED else 0
+    return _filled(array, math.nan if parameter in _COMPUTED else 0)
+
+
+def _filled(array: NDArray, value: float) -> NDArray:
     return mx.nd.full(array.shape, value, array.context, array.dtype).tostype(array.stype)
 
 
