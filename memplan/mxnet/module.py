@@ -14,12 +14,8 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.updates import (
-    changed,
-    inputs_of,
-    refusal_of_module,
-    refusal_of_updater,
-)
+from memplan.mxnet.train.updated_by import UpdatedBy
+from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
@@ -100,9 +96,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             contexts=self._context,
         )
         #: By what the last training step has updated the parameters, until :meth:`update`.
-        self._updated_by: dict[str, Any] | None = None
-        #: How often the parameters were set.
-        self._nsettings = 0
+        self._updated_by = UpdatedBy()
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
@@ -165,7 +159,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         nbound = self._plans.nbound
         super().forward(data_batch, is_train)
         if trains and self._plans.update_within:
-            self._params_dirty, self._updated_by = True, self._updates_by()
+            self._params_dirty = True
+            self._updated_by.begin(self._updater, self._updated())
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
@@ -178,7 +173,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def _tell_of_update(self) -> None:
         """Warn where MXNet's parameters would be those of before the last training step."""
-        if self._updated_by is not None:
+        if self._updated_by.is_due:
             warnings.warn(
                 "update() was not called after the last training step, which has updated the "
                 "parameters already (realisation='updating'); call update() right after the step, "
@@ -186,38 +181,29 @@ class Module(mx.mod.Module):  # type: ignore[misc]
                 stacklevel=3,
             )
 
-    def init_params(self, *arguments: Any, **options: Any) -> None:
-        """Set the parameters, or initialise them."""
-        self._nsettings += 1
-        super().init_params(*arguments, **options)
-
-    def set_params(self, *arguments: Any, **options: Any) -> None:
-        """Set the parameters."""
-        self._nsettings += 1
-        super().set_params(*arguments, **options)
-
     def update(self) -> None:
         """Update the parameters by the gradients of the last training step, if it has not."""
         if not self._plans.update_within:
             self._check_gradients()
             super().update()
-        elif self._updated_by is None:
+        elif not self._updated_by.is_due:
             raise UsageError(
                 "parameters are updated within the training step, and none has run since the last "
                 "update()"
             )
         else:
-            self._check_unchanged(self._updated_by)
-        self._updated_by = None
+            self._check_unchanged()
+        self._updated_by.end()
 
-    def _updates_by(self) -> dict[str, Any]:
-        """By what a training step updates the parameters now."""
-        inputs = inputs_of(self._plans.updates.updater)
-        return {"updater": self._updater, "parameters": self._nsettings, **inputs}
+    def _updated(self) -> list[Any]:
+        """The parameters that a training step updates."""
+        group = self._exec_group
+        pairs = zip(group.param_names, group.param_arrays, strict=True)
+        return [array for name, [array] in pairs if group.grad_req[name] != "null"]
 
-    def _check_unchanged(self, before: Mapping[str, Any]) -> None:
+    def _check_unchanged(self) -> None:
         """UsageError if :meth:`update` would have updated by something else than the step has."""
-        names = changed(self._updates_by(), before)
+        names = self._updated_by.changed(self._updater)
         if names:
             raise UsageError(
                 f"{', '.join(names)} changed after the training step, which has updated the "

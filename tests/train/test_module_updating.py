@@ -184,50 +184,6 @@ def test_the_updater_is_the_one_that_the_module_has(first: int, kind: str) -> No
     assert made.plan.realisation == ("packed" if kind == "Halved" else "updating")
 
 
-def set_to(name: str, value: Any) -> Callable[[Module], None]:
-    return lambda module: setattr(module._optimizer, name, value)
-
-
-def set_again(module: Module) -> None:
-    module.set_params(*module.get_params())
-
-
-CHANGES: dict[str, Callable[[Module], Any]] = {
-    "lr": set_to("lr", 0.3),
-    "rescale_grad": set_to("rescale_grad", 1 / 3),
-    "wd": set_to("wd", 0.1),
-    "momentum": set_to("momentum", 0.5),
-    "clip_gradient": set_to("clip_gradient", 1),
-    "lr_mult": lambda module: module._optimizer.set_lr_mult({"conv0_weight": 0.1}),
-    "wd_mult": lambda module: module._optimizer.wd_mult.update(stem_weight=0.1),
-    "lr_scheduler.base_lr": lambda module: setattr(module._optimizer.lr_scheduler, "base_lr", 1),
-    "lr_scheduler.step": lambda module: module._optimizer.lr_scheduler.step.append(9),
-    "states": lambda module: module._updater.set_states(module._updater.get_states()),
-    "parameters": set_again,
-    "updater": lambda module: setattr(module, "_updater", Halved(module._updater)),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_updates_depend_on_is_set_before_the_step(name: str) -> None:
-    """Not between the step and ``update``, which MXNet's Module would obey."""
-    scheduler = mx.lr_scheduler.MultiFactorScheduler([1, 2, 7], 0.5)
-    options = {"momentum": 0.9, "lr_scheduler": scheduler}
-    module = ready({}, {"optimizer_params": options})
-    for _ in range(3):
-        module.forward_backward(batch())
-        assert module._optimizer.learning_rate == scheduler.base_lr
-        module.update()
-    module.forward_backward(batch())
-    CHANGES[name](module)
-    with pytest.raises(UsageError, match=rf"^{name} changed after.*before the step"):
-        module.update()
-    is_told = pytest.warns(UserWarning, match="the updater is a Halved")
-    with is_told if name == "updater" else contextlib.nullcontext():
-        module.forward_backward(batch())
-    module.update()
-
-
 @pytest.mark.parametrize(
     "early",
     [
@@ -245,7 +201,7 @@ def test_what_comes_before_update_is_told_of_it(early: Callable[[Module], Any]) 
             module.forward_backward(batch())
             module.update()
             early(module)
-            if module._updated_by is not None:
+            if module._updated_by.is_due:
                 module.update()
     module.forward_backward(batch())
     with pytest.warns(UserWarning, match=r"update\(\) was not called.*right after the step"):

@@ -10,12 +10,14 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.nesting import leaves
 from memplan.mxnet.train.read_by import is_mxnets, is_scripts
 from memplan.mxnet.train.settings import is_same, settings
 
@@ -93,7 +95,9 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     """What enters an update beside weights and gradients, and a script may set, as it is now."""
     optimizer = updater.optimizer
     scheduler = optimizer.lr_scheduler
-    inputs = {"optimizer": optimizer, "states": updater.states, "lr_scheduler": scheduler}
+    # MXNet replaces the state of a parameter in its dictionary, and a script may.
+    states = {index: tuple(map(id, leaves(state))) for index, state in updater.states.items()}
+    inputs = {"optimizer": optimizer, "states": states, "lr_scheduler": scheduler}
     inputs |= {name: v for name, v in settings(vars(optimizer)).items() if name not in _OWN}
     inputs |= {
         f"lr_scheduler.{name}": value
@@ -109,6 +113,24 @@ def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """The names of what enters an update ``now`` and is not what it was ``before``."""
     both = now.keys() & before.keys()
     return [n for n in {**before, **now} if n not in both or not is_same(now[n], before[n])]
+
+
+#: What optimizers, which several modules may have, had counted at the end of their last step.
+_COUNTED: WeakKeyDictionary[mx.optimizer.Optimizer, dict[str, Any]] = WeakKeyDictionary()
+
+
+def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
+    """The updates that ``optimizer`` has counted, on which its further ones depend."""
+    counts = optimizer._all_index_update_counts
+    return {
+        "num_update": optimizer.num_update,
+        "_index_update_count": {device: dict(own) for device, own in counts.items() if own},
+    }
+
+
+def counts_of_steps(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
+    """The same at the end of the last step within which it has updated, if it has in one."""
+    return _COUNTED.get(optimizer) or counts_of(optimizer)
 
 
 def warn_behind(reason: str) -> None:
@@ -152,6 +174,7 @@ class OptimizerUpdates:
             for index in first:
                 if index in counts:
                     counts[index] = counts.pop(index)
+            _COUNTED[optimizer] = counts_of(optimizer)
 
     def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
         """Update one of the weights of the step."""

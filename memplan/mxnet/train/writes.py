@@ -44,16 +44,25 @@ class Writes:
         self._parts_of: dict[int, list[tuple[str, Part | None]]] = {}
         for name, array in arrays.items():
             self._parts_of.setdefault(_memory_of(array), []).append((name, part_of(array)))
-        if arrays:
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is written as yet; look from now on."""
+        self._written.clear()
+        if self._arrays:
             _watch(self, True)
+
+    def pause(self) -> None:
+        """Look no longer, until :meth:`begin`."""
+        _watch(self, False)
 
     def written(self) -> set[str]:
         """The names of those that were written."""
         return self._written
 
     def end(self) -> None:
-        """Look no longer."""
-        _watch(self, False)
+        """Look no longer, and let go of the arrays."""
+        self.pause()
         self._parts_of, self._arrays = {}, []
 
     def notice(self, array: NDArray) -> None:

@@ -1,0 +1,138 @@
+"""What a script changes between a step that updates the parameters and ``update()``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.networks import residual_net
+from helpers.training_runs import differences
+from memplan.errors import UsageError
+from memplan.mxnet import Module
+
+NET = residual_net()[0]
+SHAPES = {"data": (16, 3, 16, 16)}
+OPTIONS: dict[str, Any] = {"realisation": "updating", "strategy": "store_all"}
+
+
+def ready(**optimizer: Any) -> Module:
+    module = Module(NET, **OPTIONS)
+    module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(**optimizer)
+    return module
+
+
+def batch() -> Any:
+    random = np.random.default_rng(1)
+    data = mx.nd.array(random.normal(size=SHAPES["data"]))
+    return mx.io.DataBatch([data], [mx.nd.array(random.integers(0, 10, 16))])
+
+
+class Halved:
+    """An updater of the user's, around MXNet's, as a script may put into a module."""
+
+    def __init__(self, updater: Any) -> None:
+        self.updater = updater
+
+    def __call__(self, indices: Any, gradients: Any, weights: Any) -> None:
+        self.updater(indices, [gradient / 2 for gradient in gradients], weights)
+
+
+def set_to(name: str, value: Any) -> Callable[[Module], None]:
+    return lambda module: setattr(module._optimizer, name, value)
+
+
+def set_again(module: Module) -> None:
+    module.set_params(*module.get_params())
+
+
+def written(module: Module) -> None:
+    for [weight] in module._exec_group.param_arrays:
+        weight *= 0.5
+
+
+def copied(module: Module) -> None:
+    [executor] = module._exec_group.execs
+    executor.copy_params_from({"first_weight": mx.nd.zeros_like(executor.arg_dict["first_weight"])})
+
+
+def state_written(module: Module) -> None:
+    module._updater.states[1][:] = 0
+
+
+def state_replaced(module: Module) -> None:
+    module._updater.states[1] = module._updater.states[1].copy()
+
+
+CHANGES: dict[str, Callable[[Module], Any]] = {
+    "lr": set_to("lr", 0.3),
+    "rescale_grad": set_to("rescale_grad", 1 / 3),
+    "wd": set_to("wd", 0.1),
+    "momentum": set_to("momentum", 0.5),
+    "clip_gradient": set_to("clip_gradient", 1),
+    "lr_mult": lambda module: module._optimizer.set_lr_mult({"conv0_weight": 0.1}),
+    "wd_mult": lambda module: module._optimizer.wd_mult.update(first_weight=0.1),
+    "lr_scheduler.base_lr": lambda module: setattr(module._optimizer.lr_scheduler, "base_lr", 1),
+    "lr_scheduler.step": lambda module: module._optimizer.lr_scheduler.step.append(9),
+    "states": lambda module: module._updater.set_states(module._updater.get_states()),
+    "states ": state_written,
+    "states  ": state_replaced,
+    "states   ": lambda module: module._updater.states.clear(),
+    "num_update": set_to("num_update", 50),
+    "_index_update_count": lambda module: module._optimizer._index_update_count.update({0: 7}),
+    "parameters": set_again,
+    "parameters ": written,
+    "parameters  ": copied,
+    "updater": lambda module: setattr(module, "_updater", Halved(module._updater)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_updates_depend_on_is_set_before_the_step(name: str) -> None:
+    """Not between the step and ``update``, which MXNet's Module would obey."""
+    scheduler = mx.lr_scheduler.MultiFactorScheduler([1, 2, 7], 0.5)
+    options = {"momentum": 0.9, "lr_scheduler": scheduler}
+    module = ready(optimizer_params=options)
+    for _ in range(3):
+        module.forward_backward(batch())
+        assert module._optimizer.learning_rate == scheduler.base_lr
+        module.update()
+    module.forward_backward(batch())
+    CHANGES[name](module)
+    with pytest.raises(UsageError, match=rf"^{name.strip()} changed after.*before the step"):
+        module.update()
+    is_told = pytest.warns(UserWarning, match="the updater is a Halved")
+    with is_told if name == "updater" else contextlib.nullcontext():
+        module.forward_backward(batch())
+    module.update()
+
+
+def test_what_others_change_is_no_change() -> None:
+    """Modules that have one optimizer count its updates together; a weight may be frozen."""
+
+    def run(make: Callable[..., Any]) -> list[dict[str, Any]]:
+        optimizer = mx.optimizer.create("adam", learning_rate=0.01, rescale_grad=1 / 16)
+        modules = [make(NET, fixed_param_names=["first_weight"]) for _ in range(2)]
+        mx.random.seed(3)
+        for module in modules:
+            module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+            module.init_params(mx.init.Xavier())
+            module.init_optimizer(optimizer=optimizer)
+        for _ in range(3):
+            for module in modules:
+                module.forward_backward(batch())
+            mx.nd.waitall()
+            for module in modules:
+                module._exec_group.execs[0].arg_dict["first_weight"][:] += 0.01
+                module.init_params()  # says that they are initialised, and does nothing
+                module.update()
+            mx.nd.waitall()
+        return [{n: a.asnumpy() for n, a in m.get_params()[0].items()} for m in modules]
+
+    assert not differences(run(mx.mod.Module), run(lambda *a, **o: Module(*a, **OPTIONS, **o)))
