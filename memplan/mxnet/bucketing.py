@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.module import Module
+from memplan.mxnet.train.bound_before import BoundBefore
 from memplan.mxnet.train.plans import planner_of_steps
 from memplan.mxnet.train.updates import refusal_of_module
 from memplan.planning.plan import Plan
@@ -16,6 +17,13 @@ from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
 SymGen = Callable[[Any], tuple[mx.sym.Symbol, Sequence[str], Sequence[str]]]
+
+
+# What a bind sets.
+_BOUND = (
+    *("binded", "_buckets", "_curr_module", "_curr_bucket_key"),
+    *("for_training", "inputs_need_grad", "_grad_req"),
+)
 
 
 class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
@@ -124,16 +132,19 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     def bind(self, *arguments: Any, **options: Any) -> None:
         """Bind as ``mx.mod.BucketingModule`` does; to train, plan the default bucket first.
 
-        A bind that fails or is interrupted can be made again.
+        Where the plan is refused, or its search interrupted, all is as it was.
         """
         if self._default_bucket_key not in self._buckets:
             self._add(self._default_bucket_key)
-        was_bound = self.binded
+        self._before = BoundBefore(self, _BOUND)
         try:
             super().bind(*arguments, **options)
         except BaseException:
-            self.binded = was_bound and self._curr_module is not None
+            if not self._before.bring_back():
+                self.binded = False
             raise
+        finally:
+            del self._before
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make this bucket the current one; it is planned when it is first trained."""
@@ -152,6 +163,8 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     def _reset_bind(self) -> None:
         super()._reset_bind()
         self._add(self._default_bucket_key)
+        plans = self._buckets[self._default_bucket_key]._plans
+        plans.when_found.append(self._before.let_go)
 
     def _add(self, key: Any, symbol: mx.sym.Symbol | None = None) -> None:
         """A module for a bucket, not bound yet."""

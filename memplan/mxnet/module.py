@@ -12,6 +12,7 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.trace.environment import match_range
+from memplan.mxnet.train.bound_before import BoundBefore
 from memplan.mxnet.train.module_executor import Executor
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
 from memplan.mxnet.train.updated_by import UpdatedBy
@@ -20,6 +21,13 @@ from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
+
+# What a bind sets.
+_BOUND = (
+    *("binded", "_exec_group", "_data_shapes", "_label_shapes", "_total_exec_bytes"),
+    *("for_training", "inputs_need_grad", "_grad_req"),
+    *("params_initialized", "_arg_params", "_aux_params", "_updated_by"),
+)
 
 
 class Module(mx.mod.Module):  # type: ignore[misc]
@@ -44,7 +52,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     would not give the bits of ``update``, a warning says why, and the step is packed.
 
     ``bind`` and ``forward`` raise what :func:`memplan.plan` raises, and ArgumentError for a
-    network that they cannot train. A bind that fails or is interrupted leaves all as it was.
+    network that they cannot train. Where the plan is refused, or its search interrupted, all is as
+    it was.
     """
 
     def __init__(
@@ -142,13 +151,22 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         shared = options.get("shared_module", next(iter(arguments[5:6]), None))
         if isinstance(shared, Module):
             self._plans.begin_with(shared._plans)
-        symbol = self.symbol
+        symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
+        self._plans.when_found.append(before.let_go)
         self._symbol = _Binder(symbol, self._plans)
         try:
             super().bind(*arguments, **options)
+        except BaseException:
+            before.bring_back()
+            raise
         finally:
             self._symbol = symbol
+            self._plans.when_found.clear()
         self._update_within()
+
+    def _reset_bind(self) -> None:
+        super()._reset_bind()
+        self._updated_by = UpdatedBy()
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
@@ -286,6 +304,7 @@ class _Binder:
         """An executor that trains by a plan; MXNet's own if no gradient is wanted."""
         arguments = self._net.list_arguments()
         if all(grad_req[name] == "null" for name in arguments):
+            self._plans.found()
             with match_range(None):
                 return self._net.simple_bind(
                     ctx=ctx,
@@ -312,6 +331,9 @@ class _Binder:
                 self._plans.update_behind("gradients of inputs are wanted, which stay to its end")
             elif "add" in request.grad_req.values():
                 self._plans.update_behind("gradients are added up over steps (grad_req='add')")
+        if self._plans.at_once:
+            self._plans.find(request)
+        self._plans.found()
         executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names)
         if self._plans.at_once:
             executor.train()

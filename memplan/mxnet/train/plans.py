@@ -67,7 +67,8 @@ class Plans:
     """The plans of one network, made by ``planner`` when first asked for, or ``given``.
 
     ``nbound`` counts the executors that were bound to them, ``released`` refers to what is to be
-    called when one has freed its memory. With ``at_once`` a step is bound with the module, not
+    called when one has freed its memory, ``when_found`` is called when there is a plan to bind an
+    executor to, before that takes memory. With ``at_once`` a step is bound with the module, not
     when it is first run.
     """
 
@@ -82,6 +83,7 @@ class Plans:
         self._net, self._planner, self._given = net, planner, given
         self.at_once = at_once
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
+        self.when_found: list[Callable[[], None]] = []
         self.realisation = planner.realisation
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
@@ -98,6 +100,22 @@ class Plans:
             self._planner.begin_with(other._planner)
             if self._net.tojson() == other._net.tojson():
                 self.plans = other.plans | self.plans
+
+    def kept(self) -> Callable[[], None]:
+        """What makes the plans those that there are now, and how others are made."""
+        realisation, of_planner = self.realisation, self._planner.realisation
+        plans = dict(self.plans)
+
+        def bring_back() -> None:
+            self.realisation, self._planner.realisation = realisation, of_planner
+            self.plans = plans
+
+        return bring_back
+
+    def found(self) -> None:
+        """An executor is to be bound, by a plan that was found if it trains at once."""
+        for function in self.when_found:
+            function()
 
     @property
     def update_within(self) -> bool:

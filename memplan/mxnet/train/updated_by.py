@@ -22,7 +22,7 @@ class UpdatedBy:
     """What enters the updates of a step, as it is at its end."""
 
     def __init__(self) -> None:
-        self._updater: mx.optimizer.Updater | None = None
+        self._updater: Any = None
         self._before: Mapping[str, Any] = {}
         self._states = _Watched()
         self._parameters = _Watched()

@@ -1,0 +1,133 @@
+"""How a Module stands after a plan was refused: as before."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from memplan.errors import MemplanError
+from memplan.mxnet import BucketingModule, Module
+from memplan.mxnet.train import module_executor
+
+S = mx.sym
+ADVANCE = {"learning_rate": 0.1, "momentum": 0.9}
+#: Enough for batches of 8, not for those of 4096.
+OPTIONS: dict[str, Any] = {"budget": "64 KiB", "strategy": "store_all", "realisation": "packed"}
+BOTH = pytest.mark.parametrize("bucketing", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.1)
+
+
+def network(width: int = 6) -> mx.sym.Symbol:
+    x = S.relu(S.FullyConnected(S.Variable("data"), num_hidden=width, name="hidden"))
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="scores"), name="softmax")
+
+
+def shapes(size: int) -> tuple[Any, Any]:
+    return [("data", (size, 5))], [("softmax_label", (size,))]
+
+
+def batch(size: int, key: int = 1) -> Any:
+    random = np.random.default_rng(size)
+    data, label = random.normal(size=(size, 5)), random.integers(0, 3, size)
+    result = mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)], bucket_key=key)
+    result.provide_data, result.provide_label = shapes(size)
+    return result
+
+
+def generated(_: int) -> Any:
+    return network(), ["data"], ["softmax_label"]
+
+
+def made(bucketing: bool, planned: bool = True, **more: Any) -> Any:
+    """A module that is bound to batches of 8."""
+    options = {**OPTIONS, **more} if planned else {}
+    if bucketing:
+        kind: Any = BucketingModule if planned else mx.mod.BucketingModule
+        module = kind(generated, default_bucket_key=1, **options)
+    else:
+        module = (Module if planned else mx.mod.Module)(network(), **options)
+    module.bind(*shapes(8))
+    mx.random.seed(2)
+    module.init_params(mx.init.Uniform(0.3))
+    module.init_optimizer(optimizer_params=ADVANCE)
+    return module
+
+
+def weights(module: Any) -> dict[str, np.ndarray]:
+    mx.nd.waitall()
+    return {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+
+
+def run(module: Any, between: Callable[[Any], None]) -> dict[str, np.ndarray]:
+    """Weights after two steps, with something between the first one and its update."""
+    for number in range(2):
+        module.forward_backward(batch(8))
+        if number == 0:
+            between(module)
+        module.update()
+    return weights(module)
+
+
+def refused(module: Any, **options: Any) -> None:
+    with pytest.raises(MemplanError):
+        module.bind(*shapes(4096), force_rebind=True, **options)
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"inputs_need_grad": True, "grad_req": "add"}])
+def test_a_bind_that_is_refused(bucketing: bool, options: dict[str, Any]) -> None:
+    names = ("binded", "data_shapes", "label_shapes", "for_training", "inputs_need_grad")
+
+    def refuse(module: Any) -> None:
+        before = [getattr(module, name) for name in names]
+        refused(module, **options)
+        with pytest.raises(ValueError, match="Data provided by"):
+            module.bind([("other", (8, 5))], shapes(8)[1], force_rebind=True)
+        assert [getattr(module, name) for name in names] == before
+
+    ours = run(module := made(bucketing), refuse)
+    stock = run(made(bucketing, planned=False), lambda _: None)
+    assert all(np.array_equal(stock[name], ours[name]) for name in stock)
+    module.bind(*shapes(4), force_rebind=True)
+    module.init_optimizer(force_init=True)
+    module.forward_backward(batch(4))
+    module.update()
+
+
+def test_one_that_would_have_ended_updates_within() -> None:
+    module = made(bucketing=False, realisation="updating")
+    module.forward_backward(batch(8))
+    with pytest.warns(UserWarning, match="gradients of inputs are wanted"):
+        refused(module, inputs_need_grad=True)
+    module.update()
+    assert module.plan.realisation == module._plans.realisation == "updating"
+    module.bind(*shapes(4), force_rebind=True)
+    assert module.plan.realisation == "updating"
+
+
+@BOTH
+def test_the_memory_is_free_before_that_of_another_is_taken(
+    bucketing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, found = made(bucketing), []
+    inner = module._curr_module if bucketing else module
+    held = weakref.ref(inner._exec_group.execs[0]._training)
+    del inner
+    train_executor = module_executor.TrainExecutor
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        found.append(held())
+        return train_executor(*arguments, **options)
+
+    monkeypatch.setattr(module_executor, "TrainExecutor", noting)
+    module.bind(*shapes(4), force_rebind=True)
+    assert found == [None]
