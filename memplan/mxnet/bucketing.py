@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.errors import MemplanError
 from memplan.mxnet.module import Module
 from memplan.mxnet.train.bound_before import BoundBefore
 from memplan.mxnet.train.plans import planner_of_steps
@@ -41,6 +42,8 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     """
 
     binded: bool
+    _curr_module: Any
+    _curr_bucket_key: Any
 
     def __init__(
         self,
@@ -145,6 +148,15 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
             raise
         finally:
             del self._before
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Run a training step, gradients included, or inference, of the bucket of the batch."""
+        before = self._curr_module, self._curr_bucket_key
+        try:
+            super().forward(data_batch, is_train)
+        except (MemplanError, KeyboardInterrupt):
+            self._curr_module, self._curr_bucket_key = before
+            raise
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make this bucket the current one; it is planned when it is first trained."""

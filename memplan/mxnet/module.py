@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError, UsageError
+from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.bound_before import BoundBefore
 from memplan.mxnet.train.module_executor import Executor
@@ -55,6 +56,9 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     network that they cannot train. Where the plan is refused, or its search interrupted, all is as
     it was.
     """
+
+    _data_shapes: Any
+    _label_shapes: Any
 
     def __init__(
         self,
@@ -168,6 +172,23 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         super()._reset_bind()
         self._updated_by = UpdatedBy()
 
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Go on with inputs of other shapes."""
+        with self._back_if_refused():
+            super().reshape(data_shapes, label_shapes)
+
+    @contextlib.contextmanager
+    def _back_if_refused(self) -> Iterator[None]:
+        """Within it shapes may change, and are as they were where a step with them is refused."""
+        shapes, labels = self._data_shapes, self._label_shapes
+        try:
+            yield
+        except (MemplanError, KeyboardInterrupt):
+            if self._data_shapes is not shapes:
+                self._data_shapes, self._label_shapes = shapes, labels
+                self._exec_group.bind_exec(shapes, labels, reshape=True)
+            raise
+
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Run a training step, gradients included, or inference."""
         self._tell_of_update()
@@ -175,7 +196,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if trains:
             self._update_within()  # whatever a script has put in its place
         nbound = self._plans.nbound
-        super().forward(data_batch, is_train)
+        with self._back_if_refused():
+            super().forward(data_batch, is_train)
         if trains and self._plans.update_within:
             self._params_dirty = True
             self._updated_by.begin(self._updater, self._updated())

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from memplan.errors import MemplanError
+from memplan.errors import ArgumentError, BudgetError, MemplanError
 from memplan.mxnet import BucketingModule, Module
 from memplan.mxnet.train import module_executor
 
@@ -131,3 +131,35 @@ def test_the_memory_is_free_before_that_of_another_is_taken(
     monkeypatch.setattr(module_executor, "TrainExecutor", noting)
     module.bind(*shapes(4), force_rebind=True)
     assert found == [None]
+
+
+@BOTH
+def test_a_step_that_is_refused(bucketing: bool) -> None:
+    """The gradients of the one before are still there, and the shapes are those before."""
+
+    def refuse(module: Any) -> None:
+        with pytest.raises(BudgetError):
+            module.forward_backward(batch(4096, key=2))
+        assert [tuple(shape) for _, shape in module.data_shapes] == [(8, 5)]
+
+    ours = run(module := made(bucketing), refuse)
+    stock = run(made(bucketing, planned=False), lambda _: None)
+    assert all(np.array_equal(stock[name], ours[name]) for name in stock)
+    refuse(module)
+    module.init_optimizer(force_init=True)
+    inner = module._curr_module if bucketing else module
+    assert inner._optimizer.rescale_grad == 1 / 8
+    monitor = mx.mon.Monitor(1, pattern=".*output")
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward_backward(batch(8))
+    assert monitor.toc()
+
+
+def test_shapes_that_no_parameters_are_for() -> None:
+    module = made(bucketing=False)
+    with pytest.raises(ArgumentError, match="'hidden_weight'"):
+        module.reshape([("data", (4, 7))], [("softmax_label", (4,))])
+    assert (module._exec_group.batch_size, module.data_shapes[0].shape) == (8, (8, 5))
+    module.forward_backward(batch(8))
+    module.update()
