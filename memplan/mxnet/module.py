@@ -157,7 +157,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             self._plans.begin_with(shared._plans)
         symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
         self._plans.when_found.append(before.let_go)
-        self._symbol = _Binder(symbol, self._plans)
+        self._symbol = _Binder(symbol, self._plans, self._context)
         try:
             super().bind(*arguments, **options)
         except BaseException:
@@ -303,8 +303,8 @@ def _check_symbol(symbol: Any) -> None:
 class _Binder:
     """Stands in for a network while Module binds it: ``simple_bind`` gives planned executors."""
 
-    def __init__(self, net: mx.sym.Symbol, plans: Plans) -> None:
-        self._net, self._plans = net, plans
+    def __init__(self, net: mx.sym.Symbol, plans: Plans, contexts: Sequence[mx.Context]) -> None:
+        self._net, self._plans, self._contexts = net, plans, contexts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._net, name)
@@ -353,6 +353,7 @@ class _Binder:
                 self._plans.update_behind("gradients of inputs are wanted, which stay to its end")
             elif "add" in request.grad_req.values():
                 self._plans.update_behind("gradients are added up over steps (grad_req='add')")
+        self._plans.check_contexts(self._contexts)  # of which each would be planned before the next
         if self._plans.at_once:
             self._plans.find(request)
         self._plans.found()

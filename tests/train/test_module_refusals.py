@@ -163,3 +163,13 @@ def test_shapes_that_no_parameters_are_for() -> None:
     assert (module._exec_group.batch_size, module.data_shapes[0].shape) == (8, (8, 5))
     module.forward_backward(batch(8))
     module.update()
+
+
+@pytest.mark.parametrize("budget", ["1 kB", None])
+def test_contexts_on_which_no_step_can_run_are_refused_before_a_budget_is(budget: Any) -> None:
+    """Or a script would raise its budget in vain."""
+    two = [mx.cpu(0), mx.cpu(1)]
+    module = Module(network(), context=two, **{**OPTIONS, "budget": budget})
+    with pytest.raises(ArgumentError, match=r"packed memory is on cpu\(0\) or a GPU, not on cpu"):
+        module.bind(*shapes(8))
+    module.bind(*shapes(8), for_training=False)

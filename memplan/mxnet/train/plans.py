@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,14 @@ from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.mxnet.train.updates import OptimizerUpdates, warn_behind
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import UPDATING, runs_whole_steps, suited, trace_by
+from memplan.planning.realisation import (
+    AUTO,
+    UPDATING,
+    load,
+    runs_whole_steps,
+    suited,
+    trace_by,
+)
 from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
 
@@ -135,6 +142,11 @@ class Plans:
         warn_behind(reason)
         self.realisation = self._planner.realisation = "packed"
         self.plans.clear()
+
+    def check_contexts(self, contexts: Iterable[mx.Context]) -> None:
+        """ArgumentError where steps of this realisation cannot run on one of ``contexts``."""
+        for ctx in contexts if self.realisation != AUTO else ():
+            load(self.realisation).check_context(ctx)
 
     def find(self, request: Request) -> Plan:
         """The plan for ``request``."""
