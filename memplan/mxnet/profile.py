@@ -127,7 +127,7 @@ def _workspace_nbytes(way: Realisation, traced: Trace, ctx: mx.Context) -> int:
     tell("measuring workspaces")
     schedule = frugal_schedule(traced.graph, REALISATIONS[way.name].space)
     grown = run_apart(schedule, traced, ctx=ctx).grown_nbytes
-    not_counted = uncounted_nbytes(traced.graph, PACKED_CALL_NBYTES) if way.in_one_array else 0
+    not_counted = uncounted_nbytes(traced.nodes, PACKED_CALL_NBYTES) if way.in_one_array else 0
     return max(0, grown - way.memory(traced).nbytes(schedule) - not_counted)
 
 

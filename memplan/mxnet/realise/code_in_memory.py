@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import TrainingGraph
 
@@ -17,6 +18,12 @@ from memplan.step.graph import TrainingGraph
 # dense layer, 11 for an LSTM's cell, 14 for a convolution with a BatchNorm, each 3 MB less without
 # AVX-512 (benchmarks/code_memory.py). The arrays of these networks are in that, too.
 FIRST_NBYTES = 12 << 20
+
+# The same where oneDNN computes nothing, or a loss alone: 2 to 3 MB for nine layers of float64, and
+# 4 to 5 for fifteen operators of float32. Fifteen of oneDNN's, no dense layer or convolution among
+# them, take 8 MB.
+FIRST_NBYTES_WITHOUT_ONEDNN = 3 << 20
+_LOSS = "SoftmaxOutput"
 
 # What each further operator takes that is called like others: in executors as MXNet binds them, in
 # executors of explicit steps, and in packed steps (the same script, of an LSTM's cell).
@@ -38,16 +45,18 @@ MOST_OF_OUTPUTS, FEW_OF_WRITTEN = 4, 50
 OPERATOR_NBYTES, FIRST_OPERATORS = 50_000, 48
 
 
-def code_nbytes(graph: TrainingGraph, nodes: Sequence[Node], call_nbytes: int) -> int:
-    """The code for the ops of ``graph``, which ``nodes`` are, and what their calls take."""
-    return first_nbytes(graph, call_nbytes) + _of_operators(nodes)
+def code_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
+    """The code for the operators ``nodes`` of a step, and what their calls take."""
+    return first_nbytes(nodes, call_nbytes) + _of_operators(nodes)
 
 
-def first_nbytes(graph: TrainingGraph, call_nbytes: int) -> int:
-    """What is counted of the code as it is first used, and of calls of so many bytes each."""
-    written = sum(tensor.nbytes for tensor in graph.tensors)
-    most = written // MOST_OF_WRITTEN
-    return min(FIRST_NBYTES, most) + min(call_nbytes * len(graph.ops), most)
+def first_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
+    """What is counted of the code as it is first used, and of calls of so many bytes each.
+
+    Gradients of parameters are written, too, into whatever memory.
+    """
+    most = sum(total_nbytes(node.infos.outputs) for node in nodes) // MOST_OF_WRITTEN
+    return min(_of_library(nodes), most) + min(call_nbytes * len(nodes), most)
 
 
 def further_calls(graph: TrainingGraph, call_nbytes: int) -> list[int]:
@@ -58,16 +67,30 @@ def further_calls(graph: TrainingGraph, call_nbytes: int) -> list[int]:
     return [min(call_nbytes, nbytes // MOST_OF_OUTPUTS) for nbytes in written]
 
 
-def uncounted_nbytes(graph: TrainingGraph, call_nbytes: int) -> int:
+def uncounted_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
     """What is not counted of it in a small network."""
-    return FIRST_NBYTES + call_nbytes * len(graph.ops) - first_nbytes(graph, call_nbytes)
+    return _of_library(nodes) + call_nbytes * len(nodes) - first_nbytes(nodes, call_nbytes)
+
+
+def _of_library(nodes: Iterable[Node]) -> int:
+    """The code that a process takes as it first trains by ``nodes``."""
+    uses_onednn = any(_is_onednns(node) for node in nodes if node.op != _LOSS)
+    return FIRST_NBYTES if uses_onednn else FIRST_NBYTES_WITHOUT_ONEDNN
 
 
 def _of_operators(nodes: Iterable[Node]) -> int:
     """The code for the operators of oneDNN that differ, but for the first ones."""
     kinds: set[Any] = set()
-    for node in nodes:
-        if reads_any_layout(node):
-            call = node if node.forward is None else node.forward
-            kinds.add((node.op, call.op, call.key, node.infos.inputs))
+    for node in filter(_is_onednns, nodes):
+        call = node if node.forward is None else node.forward
+        kinds.add((node.op, call.op, call.key, node.infos.inputs))
     return OPERATOR_NBYTES * max(0, len(kinds) - FIRST_OPERATORS)
+
+
+def _is_onednns(node: Node) -> bool:
+    """Does oneDNN compute ``node``? Of the dtypes that MXNet trains with it knows float32 alone."""
+    if not onednn_is_enabled() or not reads_any_layout(node):
+        return False
+    inputs = (node if node.forward is None else node.forward).infos.inputs
+    data = inputs[0] if inputs else None
+    return data is None or data.dtype == "float32"

@@ -99,7 +99,7 @@ def executor_nbytes(
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
-    nbytes += code_nbytes(graph, nodes, call_nbytes)
+    nbytes += code_nbytes(nodes, call_nbytes)
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
     # Mirrored steps were seen to take less than is counted for their calls, without further ones.
     further = further_calls(graph, 0 if leaves_holes else call_nbytes)
@@ -126,13 +126,13 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     *_, second, kept = 0, 0, *sorted(all_copies.kept_nbytes)
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
-    again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(graph, PACKED_CALL_NBYTES))
+    again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
     for_copies = max(space + space // 2 + kept, space + kept + again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
-    return nbytes + code_nbytes(graph, nodes, PACKED_CALL_NBYTES)
+    return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
