@@ -3,9 +3,11 @@
 Read in the source of oneDNN 2.4 (src/cpu/gemm_inner_product.cpp, and gemm_driver.cpp and
 gemm_info.cpp of src/cpu/x64/gemm). A product of small matrices is computed where they are. Of
 others so many rows and columns are copied at a time, into memory that is freed behind each product.
-Threads that make a product together copy parts of their own, besides. The array that they get for a
-deep product of matrices that are not copied is as large as 19 MB with 16 threads, but none writes
-to it: what is multiplied at a time fits the stack.
+Counted is what is written of that memory, not what is allocated: where all columns are copied at
+once, rows are copied by a few, each time to the same place. Threads that make a product together
+copy parts of their own, besides, or share the rows, which are then all copied. The array that they
+get for a deep product of matrices that are not copied is as large as 19 MB with 16 threads, but
+none writes to it: what is multiplied at a time fits the stack.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ class _Blocks(NamedTuple):
 
 _AVX512 = _Blocks(48, 8, 9984, 384, 384, 384)
 _AVX2 = _Blocks(24, 4, 10000, 384, 192, 256)
-_LEAST_DEPTH, _SMALL_DEPTH, _COLUMNS_IF_SMALL = 128, 48, 24
+_SMALL_DEPTH, _COLUMNS_IF_SMALL = 48, 24
+
+# Threads share the copied rows of products of so many rows, and columns for each thread or, with
+# AVX2, in all; ten threads copy ten times as many rows at a time as one (set_thread_opts_nopack and
+# get_m_padd_parallel_a of gemm_driver.cpp).
+_SHARED_ROWS, _SHARED_COLUMNS_BY_THREAD, _SHARED_COLUMNS_AVX2 = 1000, 96, 4000
+_MOST_THREADS_OF_ROWS = 10
 
 # Up to this size matrices are computed where they are (nocopy_checker of gemm_driver.cpp).
 _FEW_AVX512, _FEW_AVX2, _NOT_FEW = 0.00196, 0.0038, 378
@@ -90,19 +98,29 @@ def _products(node: Node) -> list[_Product]:
 
 
 def _nbytes(product: _Product) -> int:
-    """What the parts of both matrices take that are copied at a time."""
+    """What is written of the parts of both matrices that are copied at a time."""
     blocks = _AVX512 if has_avx512() else _AVX2
     if (_is_where_it_is if has_avx512() else _is_where_it_is_with_avx2)(product):
         return 0
     depth = product.depth
-    if depth <= blocks.depth_at_once:
-        depth = max(depth, _LEAST_DEPTH)
-    else:
+    if depth > blocks.depth_at_once:
         depth = -(-depth // 2) if depth < 2 * blocks.most_depth else blocks.most_depth
     most_columns = _COLUMNS_IF_SMALL if product.depth < _SMALL_DEPTH else blocks.most_columns
-    nrows = _whole(min(product.nrows, blocks.most_rows), blocks.rows)
+    if _have_shared_rows(product):
+        most_rows = blocks.most_rows * min(threads(), _MOST_THREADS_OF_ROWS)
+    else:
+        most_rows = blocks.rows if product.ncolumns <= most_columns else blocks.most_rows
+    nrows = _whole(min(product.nrows, most_rows), blocks.rows)
     ncolumns = _whole(min(product.ncolumns, most_columns), blocks.columns)
     return 4 * depth * (nrows + ncolumns)
+
+
+def _have_shared_rows(product: _Product) -> bool:
+    """Do threads copy the rows of a product together, for all of them?"""
+    if threads() == 1 or product.nrows < _SHARED_ROWS:
+        return False
+    of_threads = _SHARED_COLUMNS_BY_THREAD * threads()
+    return product.ncolumns >= (of_threads if has_avx512() else _SHARED_COLUMNS_AVX2)
 
 
 def _is_where_it_is(product: _Product) -> bool:
