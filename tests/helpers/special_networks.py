@@ -123,6 +123,20 @@ def transformer(hidden: int = 16, nheads: int = 4, wide: int = 32) -> Network:
     return loss(body), {"data": (3, 7)}
 
 
+def attention_layers(count: int) -> Network:
+    """Layers of attention with a head each."""
+    body = var()
+    for layer in range(count):
+        query, key, value, passed = (
+            dense(body, 32, flatten=False, name=f"{name}{layer}")
+            for name in ("query", "key", "value", "passed")
+        )
+        weights = mx.sym.softmax(mx.sym.batch_dot(query, key, transpose_b=True) / 5.0)
+        attended = mx.sym.batch_dot(weights, value)
+        body = mx.sym.LayerNorm(attended + passed, name=f"norm{layer}")
+    return mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(body))), {"data": (4, 64, 32)}
+
+
 def embedding() -> Network:
     words = mx.sym.Embedding(var(), input_dim=30, output_dim=8, name="embedding")
     picked = mx.sym.pick(mx.sym.tanh(words), var("places"), axis=-1, name="picked")
@@ -211,6 +225,19 @@ def multi_head(batch: int = 2) -> Network:
         "data": (batch, 3, 16, 16),
         "box_label": (batch, 4 * (64 + 16 + 4)),
     }
+
+
+def heads_of_trunk(nheads: int = 3, filters: int = 32, batch: int = 4) -> Network:
+    """Heads with losses of their own on one trunk, whose gradient is the sum of theirs."""
+    trunk = mx.sym.Activation(conv(var(), "trunk", 4), act_type="relu", name="trunk_relu")
+    losses = []
+    for head in range(nheads):
+        x = trunk
+        for layer in range(2):
+            x = mx.sym.BatchNorm(conv(x, f"head{head}_{layer}", filters), fix_gamma=False)
+            x = mx.sym.Dropout(mx.sym.sigmoid(x), p=0.3)
+        losses.append(mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(x)), name=f"loss{head}"))
+    return mx.sym.Group(losses), {"data": (batch, 3, 16, 16)}
 
 
 def gathered() -> Network:

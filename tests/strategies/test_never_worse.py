@@ -7,7 +7,10 @@ import pytest
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import cells, held_out, training_step, tree
+from helpers.special_networks import attention_layers
 from memplan.memory.memory import Blocks, Packed
+from memplan.planning.realisation import trace
+from memplan.step.costs import with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -18,6 +21,7 @@ from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
+from memplan.strategies.spaces import Flags
 
 PLENTY = 1e5
 EFFORT = 0.1
@@ -75,6 +79,21 @@ def test_in_blocks_the_usual_order_is_searched_from_nothing_too(seed: int) -> No
     problem = Problem(graph, budget, memory=memory, time_limit=PLENTY)
     auto = Auto(effort=EFFORT, gap=0.0).solve(problem).schedule
     schedule = Search(effort=EFFORT, reorder=False).solve(problem).schedule
+    assert auto is not None
+    assert schedule is not None
+    assert auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("percent", [69, 72])
+def test_flags_are_annealed_from_nothing_too(percent: int) -> None:
+    """From the flags of the proof annealing stays near them, or finds none that fit."""
+    symbol, shapes = attention_layers(2)
+    graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * percent // 100
+    problem = Problem(graph, budget, memory=memory, space=Flags(), time_limit=PLENTY)
+    auto = Auto(effort=EFFORT).solve(problem).schedule
+    schedule = Search(effort=EFFORT).solve(problem).schedule
     assert auto is not None
     assert schedule is not None
     assert auto.seconds <= schedule.seconds * (1 + 1e-9)
