@@ -6,7 +6,7 @@ have: near the least memory in which a step can run, all depends on the order of
 
 from __future__ import annotations
 
-from memplan.search.eager import reordered
+from memplan.search.by_loss import best_order, loss_by_loss
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -35,10 +35,13 @@ class Choosing:
         few: bool,
     ) -> None:
         self.seed, self.few = seed, few
-        self.reordered = reordered(graph, reorder=reorder)
+        rules = {"reorder": reorder, "recompute_backward": recompute_backward}
+        self.reordered = best_order(graph, **rules)
         graphs = [graph]
         if self.reordered.graph is not graph:
             graphs.append(self.reordered.graph)
+        if loss_by_loss(graph, **rules).graph is not graph:
+            graphs.reverse()  # where losses take turns least is to be dropped
         self.orders = [Evictions(each, 0, recompute_backward=recompute_backward) for each in graphs]
         self.last: Start | None = None
 
@@ -50,10 +53,12 @@ class Choosing:
             online = self.orders[0].within(budget_nbytes).cheapest_online(stop)
         starts = repairs or self._starts(budget_nbytes, online, stop)
         if not starts:
-            return online
+            return None if online is None else self.reordered.back(online)
         self.last = improve_best(starts, stop, patience=PATIENCE, seed=self.seed)
-        best = self.reordered.back(self.last.fit.schedule)
-        return online if online is not None and online.seconds < best.seconds else best
+        best = self.last.fit.schedule
+        if online is not None and online.seconds < best.seconds:
+            best = online
+        return self.reordered.back(best)
 
     def _mended(self, budget_nbytes: int, stop: Stop) -> list[Start]:
         """The last schedule with more drops."""
@@ -66,9 +71,9 @@ class Choosing:
     def _starts(self, budget_nbytes: int, online: Schedule | None, stop: Stop) -> list[Start]:
         """What a search may begin with; with ``few`` the first of these."""
         result = []
-        for evictions in (order.within(budget_nbytes) for order in self.orders):
-            is_base = evictions.graph is self.reordered.original
-            fits = [evictions.first(online if is_base else None, stop)]
+        for number, order in enumerate(self.orders):
+            evictions = order.within(budget_nbytes)
+            fits = [evictions.first(None if number else online, stop)]
             if not self.few:
                 aims = (int(slack * budget_nbytes) for slack in SLACKS)
                 fits += [evictions.within(aim).fit((), stop) for aim in aims]

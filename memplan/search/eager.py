@@ -76,9 +76,7 @@ def _eager(graph: TrainingGraph) -> list[int]:
 
     Of what is ready, what leads least far comes first: so do gradients of weights.
     """
-    depth = [0] * len(graph.ops)
-    for op in range(len(graph.ops) - 1, -1, -1):
-        depth[op] = max((depth[follower] + 1 for follower in graph.followers[op]), default=0)
+    depth = depths(graph)
     nmissing = [len(set(dependencies)) for dependencies in graph.dependencies]
     order: list[int] = []
     has_run = [False] * len(graph.ops)
@@ -94,6 +92,14 @@ def _eager(graph: TrainingGraph) -> list[int]:
                 ready = [follower for follower in graph.followers[op] if not nmissing[follower]]
                 stack += sorted(ready, key=lambda follower: -depth[follower])
     return order
+
+
+def depths(graph: TrainingGraph) -> list[int]:
+    """For each op, on how many ops that follow each other the longest way from it leads."""
+    depth = [0] * len(graph.ops)
+    for op in range(len(graph.ops) - 1, -1, -1):
+        depth[op] = max((depth[follower] + 1 for follower in graph.followers[op]), default=0)
+    return depth
 
 
 def mirrored_order(graph: TrainingGraph) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from memplan.memory.packing import ALIGNMENT
 from memplan.search.aiming import Excess
-from memplan.search.eager import reordered
+from memplan.search.by_loss import best_order, loss_by_loss
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.annealing import (
     BEST_LENGTH,
@@ -105,8 +105,10 @@ class Rounds:
         self.room = np.zeros(self.capacity, dtype=np.int64)
         self.ruining = recreating_room(self.model, self.capacity)
         self.packing = packing_room(self.model, self.capacity, ALIGNMENT)
-        # What MXNet allocates in blocks depends on its own order.
-        self.reordered = reordered(graph, reorder=rules.reorder and not rules.match_ranges)
+        # What MXNet allocates in blocks depends on its own order, but for losses that take turns.
+        order = loss_by_loss if rules.match_ranges else best_order
+        backward = rules.recompute_backward
+        self.reordered = order(graph, reorder=rules.reorder, recompute_backward=backward)
         dropped = self.reordered.graph
         self.evictions = Evictions(dropped, 0, recompute_backward=rules.recompute_backward)
         self.found = self.nothing()

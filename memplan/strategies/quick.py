@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from memplan.memory.memory import Live
-from memplan.search.eager import reordered
+from memplan.search.by_loss import best_order, loss_by_loss
 from memplan.search.eviction import Evictions
 from memplan.search.online import online_schedules
 from memplan.search.segments import stages
@@ -48,6 +48,11 @@ def candidates(
     """
     graph, budget_nbytes = problem.graph, problem.budget_nbytes
     yield Schedule.unplanned(graph)
+    rules = {"reorder": reorder, "recompute_backward": recompute_backward}
+    if isinstance(problem.space, Sequences):
+        in_turns = loss_by_loss(graph, **rules)
+        if in_turns.graph is not graph:
+            yield in_turns.back(Schedule.unplanned(in_turns.graph))
     # What fits as live bytes seldom fits in blocks.
     by_live = isinstance(problem.space, Sequences) and not problem.memory.match_ranges
     if budget_nbytes is not None and by_live:
@@ -55,7 +60,7 @@ def candidates(
         schedules = list(_dropped(problem, until, recompute_backward))
         yield from schedules
         if not any(schedule.overhead <= FEW_SECONDS for schedule in schedules):
-            other = reordered(graph, reorder=reorder)
+            other = best_order(graph, **rules)
             run = partial(online_schedules, recompute_backward=recompute_backward)
             schedules = [other.back(s) for s in run(other.graph, budget_nbytes, until)]
             yield from schedules

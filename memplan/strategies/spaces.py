@@ -18,7 +18,9 @@ from memplan.programs.flag_refinement import refine_flags
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
+from memplan.search.by_loss import loss_by_loss
 from memplan.search.choosing import Choosing
+from memplan.search.eager import Reordered
 from memplan.search.eviction import lowest
 from memplan.search.flag_annealing import (
     anneal,
@@ -239,14 +241,17 @@ class Sequences(Space):
                 return
 
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+        in_turns = _in_turns(problem.graph, moves)
         if is_slow(problem):
-            return self._greedy(problem, stop) or self._mirrored(problem, stop, moves)
+            return self._greedy(problem, stop, moves) or self._mirrored(problem, stop, moves)
         if problem.memory.match_ranges:
-            return [*self._mirrored(problem, stop.share(0.5), moves), *self._greedy(problem, stop)]
+            mirrored = self._mirrored(problem, stop.share(0.5), moves)
+            return [*mirrored, *self._greedy(problem, stop, moves)]
         if problem.budget_nbytes is None:
             if len(problem.graph.ops) > LARGE:
                 return []
-            return [lowest(problem.graph, stop, most_seconds=problem.most_seconds)]
+            least = lowest(in_turns.graph, stop, most_seconds=problem.most_seconds)
+            return [in_turns.back(least)]
         return self._evicted(problem, stop, moves)
 
     def _mirrored(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
@@ -269,7 +274,7 @@ class Sequences(Space):
             result += [] if schedule is None else [schedule]
         return result
 
-    def _greedy(self, problem: Problem, stop: Stop) -> list[Schedule]:
+    def _greedy(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """What a search in live bytes begins with, for the most of them with which blocks fit."""
         if problem.budget_nbytes is None:
             return []
@@ -277,10 +282,13 @@ class Sequences(Space):
         # A large graph's first aim takes what work there is, but a later one fits.
         work = GREEDY_WORK * stop.work_left
         stop = stop.with_work(math.inf) if is_slow(problem) else stop
+        # Of other orders only that of losses that take turns holds less in blocks.
+        reorder = _in_turns(problem.graph, moves).graph is not problem.graph
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             until = until.with_work(work) if is_slow(problem) else until
-            return _search(problem, aim, None, until, Moves(rounds=0, reorder=False), blocks=False)
+            none = Moves(rounds=0, reorder=reorder)
+            return _search(problem, aim, None, until, none, blocks=False)
 
         schedule = problem.aim_lower(solve, stop)
         return [] if schedule is None else [schedule]
@@ -349,6 +357,12 @@ class Sequences(Space):
 def is_slow(problem: Problem) -> bool:
     """Is a move of a search slow? In blocks it replays the allocator, whose steps are many then."""
     return bool(problem.memory.match_ranges) and len(problem.graph.ops) > LARGE
+
+
+def _in_turns(graph: TrainingGraph, moves: Moves) -> Reordered:
+    """The graph whose losses take turns, where that holds less and ops may change their order."""
+    backward = moves.recompute_backward
+    return loss_by_loss(graph, reorder=moves.reorder, recompute_backward=backward)
 
 
 @contextmanager

@@ -275,7 +275,7 @@ def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
     for large, schedules in ((8, []), (0, [small])):
         monkeypatch.setattr(spaces, "LARGE", large * len(graph.ops))
         stop = Stop.after(NEVER_SECONDS, work=1000.0)
-        assert Sequences()._greedy(problem, stop) == schedules
+        assert Sequences()._greedy(problem, stop, Moves()) == schedules
     assert given[1:] == [spaces.GREEDY_WORK * 1000.0] * 2
 
 

@@ -1,0 +1,81 @@
+"""Losses that take turns: the backward pass of each runs before the forward pass of the next."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.graphs import tensors, unit_chain
+from memplan.search.by_loss import best_order, loss_by_loss, losses_of, order_by_loss
+from memplan.step.graph import Op, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.step.validate import validate
+
+
+def heads(count: int, length: int = 3, *, once: bool = False) -> TrainingGraph:
+    """``count`` chains on one trunk, each with a loss, in MXNet's order.
+
+    With ``once`` the first ops of chains must not run again.
+    """
+    ops = [Op("trunk", "forward", (), (0,), 1.0)]
+    losses = []
+    for head in range(count):
+        before = 0
+        for layer in range(length):
+            name, number = f"f{head}_{layer}", len(ops)
+            again = not (once and layer == 0)
+            ops.append(Op(name, "forward", (before,), (number,), 1.0, recomputable=again))
+            before = number
+        losses.append(before)
+    nforward, ends = len(ops), []
+    for loss in reversed(losses):
+        gradient: tuple[int, ...] = ()
+        for twin in range(loss, loss - length, -1):
+            reads, number = (*gradient, twin), len(ops)
+            name = f"b{ops[twin].name[1:]}"
+            options = {"recomputable": False, "differentiates": twin, "after": (twin,)}
+            ops.append(Op(name, "backward", reads, (number,), 1.0, **options))
+            gradient = (number,)
+        ends += gradient
+    ops.append(Op("sum", "backward", tuple(ends), (len(ops),), 1.0, recomputable=False))
+    names = {op.name: 1 for op in ops}
+    return TrainingGraph(tuple(ops), tensors(**names), (len(ops) - 1,), nforward)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_losses_take_turns(once: bool) -> None:
+    graph = heads(3, once=once)
+    order = order_by_loss(graph)
+    assert order is not None
+    assert losses_of(graph) == [3, 6, 9]
+    assert [graph.ops[op].name for op in order[:7]] == [
+        *("trunk", "f0_0", "f0_1", "f0_2", "b0_2", "b0_1", "b0_0")
+    ]
+    schedule = Schedule.sequence(graph, order)
+    assert validate(schedule).valid
+    assert simulate(schedule).peak_nbytes < simulate(Schedule.unplanned(graph)).peak_nbytes
+    firsts = [op for op in order if graph.ops[op].name.endswith("_0") and op < graph.nforward]
+    assert firsts == sorted(firsts), "as do random ops"
+
+
+def test_one_loss_has_no_turns() -> None:
+    for graph in (heads(1), unit_chain(8)):
+        assert order_by_loss(graph) is None
+        assert loss_by_loss(graph, reorder=True, recompute_backward=False).graph is graph
+
+
+def test_without_leave_no_op_moves() -> None:
+    graph = heads(3)
+    assert best_order(graph, reorder=False, recompute_backward=False).graph is graph
+
+
+@pytest.mark.parametrize("recompute_backward", [False, True])
+def test_the_same_ops_may_run_again(recompute_backward: bool) -> None:
+    graph = heads(3, once=True)
+    other = best_order(graph, reorder=True, recompute_backward=recompute_backward)
+    assert other.graph is not graph
+    for op, changed in zip(other.order, other.graph.ops, strict=True):
+        allowed = graph.ops[op].recomputable and (recompute_backward or op < graph.nforward)
+        assert changed.recomputable is allowed
+    schedule = other.back(Schedule.unplanned(other.graph))
+    assert other.there(schedule) == Schedule.unplanned(other.graph)
