@@ -14,7 +14,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.bound_before import BoundBefore
-from memplan.mxnet.train.module_executor import Executor
+from memplan.mxnet.train.module_executor import Executor, Lent
 from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
 from memplan.mxnet.train.updated_by import UpdatedBy
 from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
@@ -357,7 +357,8 @@ class _Binder:
         if self._plans.at_once:
             self._plans.find(request)
         self._plans.found()
-        executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names)
+        lent = Lent([name for name in arguments if name not in shared_arg_names], shared_buffer)
+        executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names, lent)
         if self._plans.at_once:
             executor.train()
         return executor

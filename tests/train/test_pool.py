@@ -25,7 +25,8 @@ from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
-from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need, view
+from memplan.mxnet.train.input_memory import view
+from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
 

@@ -32,7 +32,7 @@ from memplan.mxnet.train.gradients import (
 )
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
-from memplan.mxnet.train.pool import Pool, view
+from memplan.mxnet.train.pool import Pool
 from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
@@ -52,10 +52,9 @@ class BoundStep:
         params: Mapping[str, Parameter],
         ctx: mx.Context,
         pool: Pool,
-        others: Sequence[BoundStep],
         updates: Updates | None = None,
     ) -> None:
-        """Bind in the memory of ``pool``; inputs and labels in that of ``others``.
+        """Bind in the memory of ``pool``.
 
         ``updates`` are for a plan that updates the parameters within the step.
         """
@@ -73,13 +72,17 @@ class BoundStep:
         self.places = [(p, place_of(p, ctx), p.grad_req) for p in parameters]
         data = {p.name: p._data[i] for p, i, _ in self.places}
         states = set(network.symbol.list_auxiliary_states())
+
+        def input_array(name: str) -> NDArray:
+            return pool.inputs.array(name, trace.shapes[name], trace.dtypes[name], ctx)
+
         self.executor: TrainExecutor = TrainExecutor(
             trace,
             plan.schedule,
             ctx=ctx,
             args={
                 **{name: array for name, array in data.items() if name not in states},
-                **{name: array for name in network.shapes for array in _lent(name, trace, others)},
+                **{name: input_array(name) for name in network.shapes if name in trace.shapes},
             },
             args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
             aux_states={name: array for name, array in data.items() if name in states},
@@ -266,19 +269,6 @@ def gradient_request(parameter: Parameter) -> str:
     """What the plan does with the gradient; autograd adds that of what is derived."""
     has_gradient = parameter.grad_req != "null"
     return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
-
-
-def _lent(name: str, trace: Trace, others: Sequence[BoundStep]) -> list[NDArray]:
-    """An array for an input in the memory of one that is as large; none where there is none."""
-    if name not in trace.shapes:
-        return []
-    inputs = [other.executor.arg_dict for other in others]
-    views = [
-        view(arrays[name], trace.shapes[name], trace.dtypes[name])
-        for arrays in inputs
-        if name in arrays
-    ]
-    return [array for array in views if array is not None][:1]
 
 
 def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:

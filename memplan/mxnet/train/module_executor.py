@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,10 @@ from memplan.mxnet.realise.explicit import step_nodes
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
+from memplan.mxnet.train.input_memory import InputMemory, view
 from memplan.mxnet.train.module_gradients import Key, ModuleGradients, key_of
 from memplan.mxnet.train.plans import Plans, Request
-from memplan.mxnet.train.pool import Need, Pool, release, training_need, view
+from memplan.mxnet.train.pool import Need, Pool, release, training_need
 from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import may_pack
@@ -35,14 +36,14 @@ Callback = Callable[..., Any]
 class Device:
     """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``.
 
-    ``inputs`` are their arrays for data, labels and states, and ``gradients`` those that are added
-    up for them: each as large as the largest so far. ``written`` are all others, of steps.
+    In ``inputs`` lie their arrays for data, labels and states; ``gradients`` are those that are
+    added up for them, each as large as the largest so far. ``written`` are all others, of steps.
     """
 
     # No references: MXNet's memory is free as soon as nobody holds the first executor.
     executors: WeakSet[Executor] = field(default_factory=WeakSet)
     pool: Pool = field(default_factory=Pool)
-    inputs: Arrays = field(default_factory=dict)
+    inputs: InputMemory = field(default_factory=InputMemory)
     gradients: Arrays = field(default_factory=dict)
     written: ModuleGradients = field(default_factory=ModuleGradients)
     nruns: int = 0
@@ -61,12 +62,24 @@ class Device:
         release(ctx)
 
 
+@dataclass(frozen=True)
+class Lent:
+    """The ``arrays`` in which executors that run in turn have the inputs ``names``.
+
+    They are those of MXNet's executors, too: the ``shared_buffer`` of ``simple_bind``, which has
+    states and what it has seen of data and labels, or the arrays of one that is reshaped.
+    """
+
+    names: Collection[str]
+    arrays: Arrays
+
+
 class Executor(BoundArrays):
     """Looks to Module like MXNet's executor: trains by a plan, and infers as MXNet does.
 
     The arguments ``shared_names``, their gradients if they are added up, and the auxiliary states
-    are those of ``shared``, an executor of this kind or MXNet's. It is bound to train, and to
-    infer, when first needed.
+    are those of ``shared``, an executor of this kind or MXNet's. Inputs are in the memory of what
+    is ``lent``, where that is large enough. It is bound to train, and to infer, when first needed.
     """
 
     def __init__(
@@ -76,6 +89,7 @@ class Executor(BoundArrays):
         request: Request,
         shared: Any,
         shared_names: Sequence[str],
+        lent: Lent,
     ) -> None:
         self._symbol, self._plans, self._request = net, plans, request
         self.device: Device = shared.device if isinstance(shared, Executor) else Device()
@@ -85,37 +99,58 @@ class Executor(BoundArrays):
         self._trained, self._lacks_backward = -1, False
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
-        inputs, gradients = self.device.inputs, self.device.gradients
         # As MXNet's executor has them: an optimizer updates a sparse weight in another way.
         stypes = storage_types(net)
 
-        def array(name: str, old: NDArray | None, stock: Arrays) -> NDArray:
-            if old is not None and name in shareable:
-                return old
+        def array(name: str, old: Arrays) -> NDArray:
+            if name in old and name in shareable:
+                return old[name]
+            stype = stypes.get(name, "default")
+            if name in lent.names and stype == "default":
+                return self._input(name, shapes[name], dtypes[name], lent.arrays)
+            return mx.nd.zeros(shapes[name], request.ctx, dtypes[name], stype=stype)
+
+        def gradient(name: str, old: Arrays, stock: Arrays) -> NDArray:
+            if old.get(name) is not None and name in shareable:
+                return old[name]
             part = view(stock[name], shapes[name], dtypes[name]) if name in stock else None
             if part is None:
-                stype = "default" if stock is gradients else stypes.get(name)
-                part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name], stype=stype)
+                part = mx.nd.zeros(shapes[name], request.ctx, dtypes[name])
                 if name in request.shapes:
                     stock[name] = part
             return part
 
-        def arrays(names: Sequence[str], old: Arrays, stock: Arrays) -> Arrays:
-            return {name: array(name, old.get(name), stock) for name in names}
-
         self._arguments = net.list_arguments()
-        self.arg_dict = arrays(self._arguments, shared.arg_dict if shared else {}, inputs)
-        states = net.list_auxiliary_states()
-        self.aux_dict = arrays(states, shared.aux_dict if shared else {}, {})
+        held = shared.arg_dict if shared else {}
+        self.arg_dict = {name: array(name, held) for name in self._arguments}
+        held = shared.aux_dict if shared else {}
+        self.aux_dict = {name: array(name, held) for name in net.list_auxiliary_states()}
         names = [name for name in self._arguments if request.grad_req[name] == "add"]
         summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
-        self._added: Arrays = arrays(names, summed or {}, gradients)
+        stock = self.device.gradients
+        self._added: Arrays = {name: gradient(name, summed or {}, stock) for name in names}
         self._written: Arrays = {}
         self._gradients: list[NDArray | None] | None = None
         self._training: TrainExecutor | None = None
         self._inference: mx.executor.Executor | None = None
         self._shared: mx.executor.Executor | None = None
         self._outputs: list[NDArray] | None = None
+
+    def _input(self, name: str, shape: tuple[int, ...], dtype: str, lent: Arrays) -> NDArray:
+        """The array of an input, in the memory where MXNet's executor would have it.
+
+        That is the one ``lent`` by this name, of which a smaller input is a view, or a larger one,
+        which is lent from then on (ReshapeOrCreate of src/common/exec_utils.h). Where its gradient
+        is wanted a smaller input is no view: MXNet would take a view for the gradient, too.
+        """
+        held = lent.get(name)
+        part = None if held is None else view(held, shape, dtype)
+        is_whole = held is None or held.shape == shape or self._request.grad_req[name] == "null"
+        if part is None or not is_whole:
+            part = self.device.inputs.array(name, shape, dtype, self._request.ctx)
+        if held is None or held.size < part.size:
+            lent[name] = part
+        return part
 
     @property
     def handle(self) -> Any:
@@ -284,7 +319,8 @@ class Executor(BoundArrays):
             if not partial_shaping:
                 _check_unchanged(changed, shapes)
             unchanged = [name for name in self.arg_dict if name not in changed]
-            executor = Executor(self._symbol, self._plans, request, self, unchanged)
+            lent = Lent(request.shapes, dict(self.arg_dict))
+            executor = Executor(self._symbol, self._plans, request, self, unchanged, lent)
             executor._monitor = self._monitor
             self._reshaped[request.key] = executor
         return self._reshaped[request.key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.gradients import REMEMBERED, Earlier, Gradients
+from memplan.mxnet.train.input_memory import InputMemory
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 
@@ -46,6 +45,8 @@ class Pool:
         self.executor: mx.executor.Executor | None = None
         #: The largest memory of packed steps; None if there is none.
         self.memory: PackedMemory | None = None
+        #: For the inputs of the steps of a block.
+        self.inputs = InputMemory()
         #: By which autograd knew parameters in the steps that ran here before.
         self.earlier: Earlier = deque(maxlen=REMEMBERED)
         self._gradients: Gradients | None = None
@@ -102,6 +103,7 @@ class Pool:
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""
         self.executor = self.memory = None
+        self.inputs.clear()
         self._blocks.clear()
         self._arrays_nbytes = 0
 
@@ -143,11 +145,3 @@ def inference_need(trace: Trace) -> Need:
         heads=graph.heads[: len(trace.symbol.list_outputs())],
     )
     return Need(allocate(Schedule.unplanned(forward)).blocks)
-
-
-def view(array: NDArray, shape: tuple[int, ...], dtype: str) -> NDArray | None:
-    """The front of ``array`` as one of ``shape`` and ``dtype``; None where that cannot be."""
-    nelements = math.prod(shape)
-    if array.stype != "default" or np.dtype(array.dtype) != dtype or array.size < nelements:
-        return None
-    return array.reshape((-1,))[:nelements].reshape(shape)

@@ -314,9 +314,8 @@ class TrainStep:
         self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
         for place in unfit:
             self._pools[place].clear()
-        others = [other for (_, place), other in self._bound.items() if place == ctx]
         updates = self._trainer.updates() if plan.trace.form.updates else None
-        bound = BoundStep(plan, network, params, ctx, pool, others, updates)
+        bound = BoundStep(plan, network, params, ctx, pool, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
         pool.serve(bound.gradients)
         bound.hand_over_gradients()  # the parameters hold those of what went
