@@ -236,8 +236,13 @@ class MomentProgram:
         effort: float = 1.0,
         gap_seconds: float = 0.0,
     ) -> Bound:
-        """What is proved before ``stop``; of the linear relaxation with ``relax``."""
+        """What is proved before ``stop``; of the linear relaxation with ``relax``.
+
+        That comes first in any case: HiGHS begins with the answer to which it rounds.
+        """
         gap = self.scale * gap_seconds
+        if not relax:
+            self.program.solve(stop, relax=True)
         answer = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
         if answer.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops))

@@ -46,7 +46,8 @@ class _Leaf:
     """Moments in one order, in which no schedule takes less than ``seconds``.
 
     ``relaxed_seconds`` is what their relaxation says alone, which has the answer ``bound``. With
-    ``is_solved`` the integer program has been solved, too.
+    ``is_solved`` the integer program has been solved, too, and ``bound`` is its answer, if it has
+    one.
     """
 
     seconds: float
@@ -185,10 +186,12 @@ class OrderTree:
         Only answers that take less than what is enough are asked for: without one, all take that.
         """
         self.nsolved += 1
-        with Program(self.options.solver) as program:
+        with Program(self.options.solver, restarts=False) as program:
             moments = MomentProgram(self.moments, leaf.bound.ops, self.budget_nbytes, program)
             moments.demand_less(self.enough_seconds)
             effort, gap = INTEGER_EFFORT * self.options.effort, self.options.program_gap
             solved = moments.bound(self.stop, effort=effort, gap_seconds=gap)
         seconds = max(leaf.seconds, min(solved.seconds, self.enough_seconds))
-        return _Leaf(seconds, leaf.relaxed_seconds, next(self.numbers), leaf.bound, is_solved=True)
+        # What this answer has no room for proves more, as a moment, than that of a relaxation.
+        answer = solved if solved.present else leaf.bound
+        return _Leaf(seconds, leaf.relaxed_seconds, next(self.numbers), answer, is_solved=True)

@@ -219,11 +219,16 @@ def _stoppable(model: Model, stop: Stop) -> Iterator[None]:
 class Program:
     """A minimisation over variables between 0 and an upper bound; rows may be added any time.
 
-    A context manager: at its end the solver's memory is freed (:meth:`close`).
+    A context manager: at its end the solver's memory is freed (:meth:`close`). Without ``restarts``
+    HiGHS does not presolve again what its first node has fixed much of. That takes most of the time
+    of the programs of several moments, which it solves in a few nodes.
     """
 
-    def __init__(self, solver: str = DEFAULT_SOLVER) -> None:
+    def __init__(self, solver: str = DEFAULT_SOLVER, *, restarts: bool = True) -> None:
         self.model = new_model(solver)
+        if solver == "HIGHS" and not restarts:
+            highs = self.model.solver
+            highs._lib.Highs_setBoolOptionValue(highs._model, b"mip_allow_restart", 0)
         self.model.max_mip_gap = 0.1 * TOLERANCE
         self.nodes = MOST
         self.variables: list[Any] = []

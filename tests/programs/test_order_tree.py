@@ -201,6 +201,22 @@ def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:
     assert tree.seconds == 0.0
 
 
+def test_after_its_integer_program_a_leaf_has_that_answer() -> None:
+    """The next moment is chosen by what is over the budget in it."""
+    tree = tree_of_four_branches()
+    leaf = tree.leaves[0]
+    while len(leaf.bound.ops) < 2:
+        tree.grow()
+        leaf = tree.leaves[0]
+    with pytest.MonkeyPatch.context() as patch:
+        answer = Bound(tree.graph.seconds + 1.0, leaf.bound.ops, ((1,), ()), (frozenset(),) * 2)
+        patch.setattr(MomentProgram, "bound", lambda *_, **__: answer)
+        assert tree._solved(leaf).bound is answer
+        nothing = dataclasses.replace(answer, seconds=math.inf, present=())
+        patch.setattr(MomentProgram, "bound", lambda *_, **__: nothing)
+        assert tree._solved(leaf).bound is leaf.bound
+
+
 @pytest.mark.parametrize("is_read_between", [False, True])
 def test_what_two_full_moments_leave_no_room_for_runs_again_before_each_read(
     *, is_read_between: bool

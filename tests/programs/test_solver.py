@@ -340,3 +340,9 @@ def test_every_strategy_has_the_same_solver_and_the_same_check(name: str, realis
 
 def test_strategies_that_ask_a_solver_are_known() -> None:
     assert {name for name, _ in SOLVER_FIELDS} == {"auto", "checkmate", "checkmate_lp"}
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_highs_is_told_whether_it_may_restart(*, restarts: bool) -> None:
+    with Program("HIGHS", restarts=restarts) as program:
+        assert program.model.solver._get_bool_option_value("mip_allow_restart") == restarts
