@@ -141,8 +141,7 @@ class Schedule:
     def overhead(self) -> float:
         """Extra seconds of recomputation / seconds of the unplanned step (0 if that is 0)."""
         unplanned = self.graph.seconds
-        # Added up in another order, the same seconds may be less in the last bits.
-        return max(0.0, self.seconds - unplanned) / unplanned if unplanned else 0.0
+        return (self.seconds - unplanned) / unplanned if unplanned else 0.0
 
     def matrices(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Checkmate's R and S (Jain et al. 2020, section 4.2).

@@ -241,7 +241,6 @@ class Sequences(Space):
                 return
 
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
-        in_turns = _in_turns(problem.graph, moves)
         if is_slow(problem):
             return self._greedy(problem, stop, moves) or self._mirrored(problem, stop, moves)
         if problem.memory.match_ranges:
@@ -250,6 +249,7 @@ class Sequences(Space):
         if problem.budget_nbytes is None:
             if len(problem.graph.ops) > LARGE:
                 return []
+            in_turns = _in_turns(problem.graph, moves)
             least = lowest(in_turns.graph, stop, most_seconds=problem.most_seconds)
             return [in_turns.back(least)]
         return self._evicted(problem, stop, moves)

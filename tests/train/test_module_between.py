@@ -7,17 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 import pytest
 
-from helpers.networks import residual_net
 from helpers.training_runs import differences
+from helpers.updating import NET, OPTIONS, SHAPES, batch
 from memplan.errors import UsageError
 from memplan.mxnet import Module
-
-NET = residual_net()[0]
-SHAPES = {"data": (16, 3, 16, 16)}
-OPTIONS: dict[str, Any] = {"realisation": "updating", "strategy": "store_all"}
 
 
 def ready(**optimizer: Any) -> Module:
@@ -26,12 +21,6 @@ def ready(**optimizer: Any) -> Module:
     module.init_params(mx.init.Xavier())
     module.init_optimizer(**optimizer)
     return module
-
-
-def batch() -> Any:
-    random = np.random.default_rng(1)
-    data = mx.nd.array(random.normal(size=SHAPES["data"]))
-    return mx.io.DataBatch([data], [mx.nd.array(random.integers(0, 10, 16))])
 
 
 class Halved:

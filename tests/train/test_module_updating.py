@@ -15,15 +15,11 @@ import pytest
 import memplan
 from helpers.fitting import wait
 from helpers.module_runs import module_steps
-from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from helpers.training_runs import differences
+from helpers.updating import NET, OPTIONS, SHAPES, batch
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet import BucketingModule, Module
-
-NET = residual_net()[0]
-SHAPES = {"data": (16, 3, 16, 16)}
-OPTIONS: dict[str, Any] = {"realisation": "updating", "strategy": "store_all"}
 
 
 def bound(**options: Any) -> Module:
@@ -37,12 +33,6 @@ def ready(bind: dict[str, Any], optimizer: dict[str, Any]) -> Module:
     module = bound(**bind)
     module.init_optimizer(**optimizer)
     return module
-
-
-def batch() -> Any:
-    random = np.random.default_rng(1)
-    data = mx.nd.array(random.normal(size=SHAPES["data"]))
-    return mx.io.DataBatch([data], [mx.nd.array(random.integers(0, 10, 16))])
 
 
 @pytest.mark.parametrize("budget", [None, 0.8])
