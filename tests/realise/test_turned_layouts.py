@@ -105,6 +105,72 @@ def test_mirrored_networks_read_what_a_reshape_turns_as_others_do(
         assert not differences(stock, stock_steps(mirrored, values, 1)), seed
 
 
+def _noted(
+    decided: Callable[[Symbol], Symbol],
+    first: Callable[[Symbol], Symbol] | None = None,
+    behind: Callable[[Symbol], Symbol] | None = None,
+) -> Symbol:
+    """What a max pooling takes notes on, and a Reshape turns then, of a convolution.
+
+    ``first`` and ``behind`` read the convolution, too, before that and after it.
+    """
+    shared = _convolution(mx.sym.Variable("img"), "conv")
+    data = decided(shared)
+    before, after = ([of(shared)] if of is not None else [] for of in (first, behind))
+    read = [*before, _pooling(data, "max"), _reshape(data), *after]
+    return mx.sym.Group([mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(each))) for each in read])
+
+
+def _twice(data: Symbol) -> Symbol:
+    """What may write over the data, as its gradient does not read them."""
+    return data * 2
+
+
+def _more(data: Symbol) -> Symbol:
+    return data + 1
+
+
+def _copied(data: Symbol) -> Symbol:
+    return _more(mx.sym.identity(data))
+
+
+NOTED = {
+    "backward reads": _noted(mx.sym.square),
+    "gate": _noted(lambda data: data * mx.sym.sigmoid(data)),
+    "chain": _noted(lambda data: _twice(mx.sym.sin(data))),
+    "read before": _noted(_twice, first=_more),
+    "read behind": _noted(_twice, behind=_more),
+    "read before under another name": _noted(_twice, first=_copied),
+    "read behind under another name": _noted(_twice, behind=_copied),
+}
+
+
+@pytest.mark.parametrize("network", NOTED.values(), ids=NOTED.keys())
+def test_explicit_steps_take_notes_on_what_a_reshape_turns_in_the_layout_of_mxnet(
+    network: Symbol,
+) -> None:
+    traced = trace(network, shapes=SHAPES, realisation="explicit")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(12):
+        schedule = random_schedule(traced.graph, seed)
+        assert not differences(stock, planned_steps(bound(traced, schedule, values), 1)), seed
+
+
+@pytest.mark.parametrize("network", NOTED.values(), ids=NOTED.keys())
+def test_mirrored_networks_take_notes_on_what_a_reshape_turns_in_the_layout_of_others(
+    network: Symbol,
+) -> None:
+    traced = trace(network, shapes=SHAPES, realisation="mirror")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(12):
+        rng = random.Random(seed)
+        flags = {op for op in flaggable(traced.graph) if rng.random() < 0.6}
+        mirrored = dataclasses.replace(traced, symbol=annotate(traced, flags))
+        assert not differences(stock, stock_steps(mirrored, values, 1)), seed
+
+
 def _recomputable(traced: Trace) -> set[str]:
     return {op.name for op in traced.graph.ops if op.recomputable}
 

@@ -13,7 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from memplan.mxnet.realise.layout_copies import SUM
-from memplan.mxnet.realise.varying_layouts import may_be_own, with_ops_once
+from memplan.mxnet.realise.varying_layouts import (
+    deciding,
+    may_be_own,
+    takes_notes,
+    varying_layouts,
+    with_ops_once,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, reads_any_layout
 from memplan.step.graph import TrainingGraph
@@ -35,10 +41,14 @@ def with_layouts_as_turned(graph: TrainingGraph, nodes: Sequence[Node]) -> Train
     """``graph``, in which ops read arrays in the layouts of MXNet's own step where that counts.
 
     Such an array is computed once. What reads it before the first Reshape runs once, before that,
-    and what reads it later runs after that.
+    and what reads it later runs after that. Where that is a max pooling, the gradient is another
+    one, and not only its last bits, if the array has another layout until it is turned: the notes
+    are for that, and the backward op reads the turned array. So what decides on the layout runs
+    once, and in MXNet's order, too.
     """
     readers = _Readers(graph, nodes)
     once: set[int] = set()
+    noted: list[int] = []
     after: dict[int, set[int]] = defaultdict(set)
     for tensor in may_be_own(graph, nodes):
         first = readers.first_to_turn(tensor)
@@ -48,10 +58,16 @@ def with_layouts_as_turned(graph: TrainingGraph, nodes: Sequence[Node]) -> Train
         # What reads a copy before the Reshape has that, whenever it runs: the array lives on.
         before = {op for op in dependent if op < first and reads_any_layout(nodes[op])}
         once |= {graph.producer[tensor], *before}
+        if any(takes_notes(nodes[op]) for op in before):
+            noted.append(tensor)
         after[first] |= before
         for op in dependent:
             if op > first:
                 after[op].add(first)
+    for op, others in deciding(graph, varying_layouts(graph, nodes), noted).items():
+        once |= {op, *others}
+        for other in others:
+            after[max(op, other)].add(min(op, other))
     ops = list(with_ops_once(graph, once).ops)
     for index, others in after.items():
         order = dict.fromkeys((*ops[index].after, *sorted(others)))

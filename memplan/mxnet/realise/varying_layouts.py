@@ -7,7 +7,7 @@ array in it, and a plan has other tensors die there than MXNet (MXNet's src/comm
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.layout_copies import SUM
@@ -30,13 +30,14 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
     """``graph``, in which no data comes again in a layout that the notes on it are not for.
 
     A max pooling notes the places of the largest for its backward op, in the layout that its data
-    had when it ran. So data whose layout may be another one in a copy is computed once.
+    had when it ran. So data whose layout may be another one in a copy is computed once. Where a
+    Reshape turns the data after that, :func:`turned_layouts.with_layouts_as_turned` does the rest.
     """
     varying = varying_layouts(graph, nodes)
     once = {
         graph.producer[op.inputs[0]]
         for op, node in zip(graph.ops, nodes, strict=True)
-        if _takes_notes(node) and not node.inputs[0][0].is_variable and op.inputs[0] in varying
+        if takes_notes(node) and not node.inputs[0][0].is_variable and op.inputs[0] in varying
     }
     return with_ops_once(graph, once)
 
@@ -66,21 +67,49 @@ def with_layouts_of_unmirrored(graph: TrainingGraph, nodes: Sequence[Node]) -> T
     They are what it is computed from as far as layouts vary, with all that reads the same: each
     writes over what it does in MXNet's own step then.
     """
-    varying = varying_layouts(graph, nodes)
-    tensors = [tensor for _, read in _sensitive(graph, nodes) for tensor in read]
-    once: set[int] = set()
-    deciding: set[int] = set()
-    while tensors:
-        tensor = tensors.pop()
+    read = [tensor for _, tensors in _sensitive(graph, nodes) for tensor in tensors]
+    order = deciding(graph, varying_layouts(graph, nodes), read)
+    return with_ops_once(graph, {*order}.union(*order.values()))
+
+
+def deciding(
+    graph: TrainingGraph, varying: Set[int], tensors: Iterable[int]
+) -> dict[int, set[int]]:
+    """The ops that decide on the layouts of ``tensors``, and for each the others that count.
+
+    Those that write these tensors decide, and those that write what they are computed from, as far
+    as layouts in ``graph`` are ``varying``. Each writes over an array that it reads if nobody reads
+    that later, so the others are all that write that array or read it, under any name. Where all of
+    these ops run once, and the others before or after the op as in MXNet's own step, the layouts
+    are those of that step.
+    """
+    array_of = _arrays(graph)
+    others: dict[int, set[int]] = {}
+    stack = list(tensors)
+    while stack:
+        tensor = stack.pop()
         op = graph.producer[tensor]
-        if tensor not in varying or op in deciding:
+        if tensor not in varying or op in others:
             continue
-        deciding.add(op)
-        once.add(op)
-        for source in graph.ops[op].inputs:
-            once.update((graph.producer[source], *graph.readers[source]))
-            tensors.append(source)
-    return with_ops_once(graph, once)
+        shared = [each for source in graph.ops[op].inputs for each in array_of[source]]
+        others[op] = {reader for each in shared for reader in graph.readers[each]}
+        others[op].update(graph.producer[each] for each in shared)
+        others[op].discard(op)
+        stack += shared
+    return others
+
+
+def _arrays(graph: TrainingGraph) -> dict[int, list[int]]:
+    """For each tensor all that share its array, as the output of a Reshape shares its input's."""
+    array_of: dict[int, list[int]] = {}
+    for op in graph.ops:
+        array_of.update((tensor, [tensor]) for tensor in op.outputs)
+        for handover in op.handovers:
+            if handover.alias:
+                written = op.outputs[handover.output]
+                array_of[written] = array_of[op.inputs[handover.input]]
+                array_of[written].append(written)
+    return array_of
 
 
 def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
@@ -131,7 +160,8 @@ def _varies(op: Op, node: Node, own: set[int], varying: set[int]) -> bool:
     return node.op in _SUMS or not is_of_one_layout or not varying.isdisjoint(op.inputs)
 
 
-def _takes_notes(node: Node) -> bool:
+def takes_notes(node: Node) -> bool:
+    """Does ``node`` note for its backward op places in its data, by the layout of that?"""
     if node.op == "Pooling":
         return node.attrs.get("pool_type", "max") == "max"
     return node.op == "_contrib_BatchNormWithReLU"
