@@ -26,7 +26,7 @@ from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.mirror import Mirror, annotate, unread_copies
+from memplan.mxnet.realise.mirror import Mirror, annotate, unread_ops
 from memplan.mxnet.realise.packed import Packed, PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import GradReq
@@ -172,8 +172,8 @@ def _without_readers(traced: Trace, schedule: Schedule, ctx: mx.Context) -> Sche
     """``schedule`` with fewer flags, so that MXNet runs it without any op added."""
     flags = frozenset(schedule.recomputed)
     on_gpu = ctx.device_type == "gpu"
-    while unread := unread_copies(traced, flags, on_gpu=on_gpu, for_timing=True):
-        flags -= unread
+    while to_keep := unread_ops(traced, flags, on_gpu=on_gpu, for_timing=True):
+        flags -= to_keep
     return mirror(traced.graph, flags)
 
 

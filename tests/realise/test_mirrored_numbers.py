@@ -27,7 +27,7 @@ from helpers.operator_runs import (
 )
 from memplan.mxnet.profile import profile
 from memplan.mxnet.realise.measure import executor_description
-from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.realise.mirror import annotate, unread_ops
 from memplan.mxnet.trace.build import trace
 from memplan.step.mirroring import flaggable
 
@@ -62,6 +62,7 @@ def test_begin_states_without_a_batch_size_can_be_bound_with_any_flags() -> None
 
 
 DOUBLE = {"data": "float64", "scale": "float64"}
+Symbol = mx.sym.Symbol
 UNREAD = ("convolution", "grouped", "depthwise", "deconvolution", "convolution, 1D")
 
 
@@ -71,9 +72,9 @@ def test_copies_that_must_be_read(name: str) -> None:
     symbol, shapes = shelled(*TABLE[name])
     traced = trace(symbol, shapes=shapes, type_dict=DOUBLE)
     (op,) = (i for i in flaggable(traced.graph) if "onvolution" in traced.graph.ops[i].kind)
-    assert unread_copies(traced, frozenset({op}), on_gpu=False) == {op}
+    assert unread_ops(traced, frozenset({op}), on_gpu=False) == {op}
     reader = next(i for i in flaggable(traced.graph) if traced.graph.ops[i].name == "reader")
-    assert not unread_copies(traced, frozenset({op, reader}), on_gpu=False)
+    assert not unread_ops(traced, frozenset({op, reader}), on_gpu=False)
     assert_mirrored_is(training_run(symbol, traced), traced, some_flags(traced))
 
 
@@ -87,6 +88,40 @@ def test_mxnet_fails_where_such_a_copy_is_not_read() -> None:
     )
     with pytest.raises(mx.base.MXNetError, match="kWriteTo"):
         training_run(traced.symbol, traced)
+
+
+def _pooling(data: Symbol) -> Symbol:
+    """MXNet's own, as oneDNN does not compute sums."""
+    return S.Pooling(data, kernel=(2, 2), pool_type="sum", name="pool")
+
+
+def test_a_pooling_of_which_others_read_only_the_shape_can_be_flagged() -> None:
+    """The backward op of a flagged one reads the output of the copy."""
+    data = S.broadcast_mul(V("data"), V("scale", shape=(1, 1, 1, 1)))
+    symbol = S.broadcast_add(S.zeros_like(_pooling(data)), S.mean(S.sin(data), keepdims=True))
+    traced = trace(symbol, shapes={"data": IMAGE})
+    alone = by_name(traced, "pool")
+    assert alone <= set(flaggable(traced.graph))
+    assert_mirrored_is(training_run(symbol, traced), traced, iter([alone, *some_flags(traced)]))
+
+
+def test_a_pooling_of_whose_copy_only_the_shape_is_read_can_be_flagged() -> None:
+    """It has no backward op, as nobody wants the gradient of the data."""
+    pooled = _pooling(V("data"))
+    like = S.ones_like(pooled, name="like")
+    product = S.broadcast_mul(like, V("scale", shape=(1, 1, 1, 1)), name="product")
+    symbol = S.Group([S.sin(pooled), S.sin(product)])
+    traced = trace(symbol, shapes={"data": IMAGE}, grad_req={"data": "null", "scale": "write"})
+    flags = by_name(traced, "pool", "like", "product")
+    assert unread_ops(traced, flags, on_gpu=False) == by_name(traced, "pool")
+    assert_mirrored_is(training_run(symbol, traced), traced, iter([flags]))
+
+
+def test_a_pooling_whose_output_others_read_needs_no_reader() -> None:
+    pooled = _pooling(S.broadcast_mul(V("data"), V("scale", shape=(1, 1, 1, 1))))
+    for symbol in (S.sin(pooled), S.BlockGrad(pooled), S.Group([S.zeros_like(pooled), pooled])):
+        traced = trace(symbol, shapes={"data": IMAGE})
+        assert not unread_ops(traced, frozenset(flaggable(traced.graph)), on_gpu=False)
 
 
 def test_outputs_keep_their_names_behind_a_reader() -> None:

@@ -16,7 +16,7 @@ import memplan
 from helpers.networks import loss, var
 from helpers.operator_runs import by_name, training_run
 from helpers.special_networks import normalized_by_what_it_reads, statistics
-from memplan.mxnet.realise.mirror import annotate, unread_copies
+from memplan.mxnet.realise.mirror import annotate, unread_ops
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
@@ -108,7 +108,7 @@ def test_a_planned_symbol_keeps_every_momentum_on_a_gpu() -> None:
 def test_a_recomputed_batch_norm_needs_no_reader() -> None:
     """MXNet's own kernel writes whatever is asked of it; cuDNN's does not know kNullOp."""
     traced = trace(network(), shapes=SHAPES)
-    assert not unread_copies(traced, by_name(traced, "usual"), on_gpu=True)
+    assert not unread_ops(traced, by_name(traced, "usual"), on_gpu=True)
 
 
 def test_what_reads_statistics_is_not_recomputed_when_they_have_been_updated() -> None:

@@ -57,7 +57,8 @@ class Mirror(Form):
         Nor may they where others would read what a Reshape turns in another layout.
 
         The notes of a max pooling are for what its backward op reads: unless the pooling itself
-        comes again, MXNet has that read what the pooling has read.
+        comes again, MXNet has that read what the pooling has read, and where a Reshape has turned
+        that since, it lay before in the layout that it has in a step without flags.
         """
         if device_type != "cpu" or not onednn_is_enabled():
             return graph
@@ -93,9 +94,8 @@ def annotate(
     ``mirror_stage`` hints are kept. A flagged BatchNorm gets ``cudnn_off``, unless this is
     ``for_timing``: cuDNN updates the moving statistics in every forward call, and so twice where
     one is recomputed; MXNet's own kernels do so once, in the backward op, on any device
-    (src/operator/nn/batch_norm.cu). Where nobody would read a copy that must be read
-    (:func:`unread_copies`), an identity op does, flagged as well, which
-    costs no memory.
+    (src/operator/nn/batch_norm.cu). Where nobody would read what must be read (:func:`unread_ops`),
+    an identity op does, flagged as well, which costs no memory.
     """
     data = symbol_json.parse(trace.symbol)
     for op in flags:
@@ -106,21 +106,23 @@ def annotate(
             if not for_timing and may_run_on_cudnn(node["op"], attrs):
                 attrs[CUDNN_OFF_BEFORE] = attrs.get("cudnn_off", "")
                 attrs["cudnn_off"] = "True"
-    for op in sorted(unread_copies(trace, flags, on_gpu=on_gpu)):
+    for op in sorted(unread_ops(trace, flags, on_gpu=on_gpu)):
         for index in trace.sources[op]:
             _add_reader(data, index)
     del data["node_row_ptr"]
     return symbol_json.load(data)
 
 
-def unread_copies(
+def unread_ops(
     trace: Trace, flags: AbstractSet[int], *, on_gpu: bool, for_timing: bool = False
 ) -> frozenset[int]:
-    """The flagged ops in whose copies MXNet fails, as nobody reads their main output.
+    """The flagged ops in which MXNet fails, as nobody reads the main output of a run of theirs.
 
     MXNet then asks the operator for no output (kNullOp), which some kernels do not know: on a GPU
     MXNet's own Convolution (depthwise) and Deconvolution; on a CPU these two where oneDNN does not
-    compute them. Nor does cuDNN's BatchNorm, which :func:`annotate` replaces but ``for_timing``.
+    compute them; on both MXNet's own Pooling, whose backward op reads the output, but of a flagged
+    one that of the copy, while others may need the shape alone. Nor does cuDNN's BatchNorm, which
+    :func:`annotate` replaces but ``for_timing``.
     """
     graph = trace.graph
     on_cudnn = on_gpu and for_timing
@@ -128,17 +130,21 @@ def unread_copies(
     if not suspects:
         return frozenset()
     schedule = mirror(graph, flags)
-    read_ops = {
-        schedule.ops[source]
-        for step, sources in enumerate(schedule.reads)
-        for source, tensor in zip(sources, graph.ops[schedule.ops[step]].inputs, strict=True)
-        if source >= graph.nforward and tensor == graph.ops[schedule.ops[source]].outputs[0]
+    inputs = [graph.ops[op].inputs for op in schedule.ops]
+    calls = zip(inputs, schedule.reads, strict=True)
+    read = {
+        source
+        for tensors, sources in (*calls, (graph.heads, schedule.heads))
+        for tensor, source in zip(tensors, sources, strict=True)
+        if tensor == graph.ops[schedule.ops[source]].outputs[0]
     }
-    return frozenset(suspects & set(schedule.recomputed) - read_ops)
+    return frozenset(
+        op for step, op in enumerate(schedule.ops) if op in suspects and step not in read
+    )
 
 
 def _must_be_read(node: Node, on_gpu: bool, on_cudnn: bool) -> bool:
-    if on_cudnn and may_run_on_cudnn(node.op, node.attrs):
+    if node.op == "Pooling" or (on_cudnn and may_run_on_cudnn(node.op, node.attrs)):
         return True
     if node.op not in ("Convolution", "Deconvolution"):
         return False
