@@ -28,9 +28,47 @@ from helpers.fitting import (
     state,
     steps,
 )
-from helpers.networks import residual_net
+from helpers.networks import Network, residual_net
 from memplan.errors import ArgumentError, UsageError
 from memplan.planning.shapes import ShapePlanner
+
+
+class Growing(mx.operator.CustomOp):
+    """Multiplies by the number of training steps that this very object has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nsteps = 0
+
+    def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self.nsteps += is_train
+        self.assign(out_data[0], req[0], in_data[0] * (self.nsteps if is_train else 1))
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        self.assign(in_grad[0], req[0], out_grad[0] * self.nsteps)
+
+
+@mx.operator.register("growing")
+class GrowingProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Growing:
+        return Growing()
+
+
+def with_growing() -> Network:
+    hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="hidden")
+    for _ in range(3):
+        hidden = mx.sym.tanh(hidden * 2)
+    hidden = mx.sym.Custom(hidden, op_type="growing")
+    scores = mx.sym.FullyConnected(hidden, num_hidden=CLASSES, name="scores")
+    return mx.sym.SoftmaxOutput(scores, name="softmax"), {"data": (8, 20)}
+
+
+def test_user_code_forgets_what_it_keeps_where_shapes_change() -> None:
+    """As in the executors that MXNet makes at every change, for evaluation by other shapes, too."""
+    assert_same(with_growing(), 8, 8)
+    assert_same(with_growing(), 8, 5, 8, 8, 5)
 
 
 @pytest.mark.parametrize("context", [mx.cpu(), TWO], ids=["one", "two"])

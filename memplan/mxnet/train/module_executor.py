@@ -313,7 +313,7 @@ class Executor(BoundArrays):
         shapes = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
         request = replace(self._request, shapes={**self._request.shapes, **shapes})
         if request.key == self._request.key:
-            return self
+            return self._with_new_operators()
         if request.key not in self._reshaped:
             changed = self._changed(request)
             if not partial_shaping:
@@ -323,7 +323,13 @@ class Executor(BoundArrays):
             executor = Executor(self._symbol, self._plans, request, self, unchanged, lent)
             executor._monitor = self._monitor
             self._reshaped[request.key] = executor
-        return self._reshaped[request.key]
+        return self._reshaped[request.key]._with_new_operators()
+
+    def _with_new_operators(self) -> Executor:
+        """It, whose user code, if any, has forgotten what it kept: MXNet binds at every reshape."""
+        if self._plans.has_user_code:
+            self._training = self._inference = None  # plan, memory and gradients stay
+        return self
 
     def _changed(self, request: Request) -> dict[str, str]:
         """The arguments and states that have other shapes in ``request``: both in words."""

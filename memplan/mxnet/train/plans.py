@@ -89,6 +89,8 @@ class Plans:
     ) -> None:
         self._net, self._planner, self._given = net, planner, given
         self.at_once = at_once
+        #: Are there Custom ops, in loops or branches, too?
+        self.has_user_code = '"Custom"' in symbol_json.text_of(net)
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
         self.when_found: list[Callable[[], None]] = []
         self.realisation = planner.realisation
