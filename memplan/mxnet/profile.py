@@ -212,7 +212,7 @@ def _timed_calls(
     """The seconds of every call of a packed step, for each repeat."""
     arguments, states = random_arrays(traced, ctx)
     executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
-    arrays = {**executor.arg_dict, **executor.aux_dict, **executor.head_grads}
+    arrays = {**executor.inputs, **executor.aux_dict}
     step = PackedStep(traced, schedule, ctx=ctx, arrays=arrays, memory=executor.memory)
     passes = []
     for number in range(warmup + repeats):

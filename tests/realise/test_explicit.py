@@ -232,7 +232,7 @@ def test_half_precision_is_counted_by_its_true_size() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("shared_weights", {}), ("embedding", {}), ("unet", {"type_dict": {"data": "float64"}})],
+    [("embedding", {}), ("unet", {"type_dict": {"data": "float64"}})],
 )
 def test_added_gradients_are_sums_of_written_ones(name: str, options: dict[str, Any]) -> None:
     """Some kernels of MXNet's add term by term, so that their sums differ in the last bit."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -12,6 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import differences
+from helpers.schedules import random_schedule
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.profile import profile
@@ -279,3 +282,72 @@ def test_a_packed_step_says_that_it_adds_what_a_loop_gives_at_once() -> None:
     assert not told["write"]
     assert len(told["add"]) == 1
     assert "iteration by iteration" in told["add"][0]
+
+
+READERS: dict[str, Callable[..., mx.sym.Symbol]] = {
+    "product": lambda x, w, b: mx.sym.broadcast_mul(x, w),
+    "dense": functools.partial(mx.sym.FullyConnected, num_hidden=16),
+    "convolution": functools.partial(mx.sym.Convolution, kernel=(3, 3), num_filter=16),
+    "norm": functools.partial(mx.sym.BatchNorm, fix_gamma=False),
+}
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("nterms", [4, 5, 7, 8])
+@pytest.mark.parametrize("reader", READERS)
+def test_sums_of_many_terms_begin_with_what_is_there(
+    reader: str, nterms: int, realisation: str
+) -> None:
+    """MXNet adds five, six or seven terms one after the other to it, and other sums as a whole."""
+    data, weight, bias = map(mx.sym.Variable, ("data", "weight", "bias"))
+    if reader == "product":
+        weight = mx.sym.Variable("weight", shape=(1, 16, 1, 1))
+    terms = [READERS[reader](mx.sym.sin(data * (i + 1)), weight, bias) for i in range(nterms)]
+    net = mx.sym.Group([mx.sym.MakeLoss(term * term) for term in terms])
+    names = [name for name in net.list_arguments() if name != "data"]
+    traced, written = (
+        trace(
+            net,
+            shapes={"data": (2, 16, 5, 5)},
+            grad_req=dict.fromkeys(names, request) | {"data": "null"},
+            realisation=realisation,
+        )
+        for request in ("add", "write")
+    )
+    random = np.random.default_rng(1)
+    arrays, found = (
+        {n: mx.nd.array(random.normal(size=traced.shapes[n])) for n in net.list_arguments()}
+        for _ in range(2)
+    )
+    gradients = {name: found[name].copy() for name in names}
+    more = sum(4 * array.size for array in gradients.values())
+    assert traced.graph.fixed_nbytes == written.graph.fixed_nbytes + more
+    assert not warnings_of(traced, "grad_req='add'")
+    states = {name: mx.nd.ones(16) for name in net.list_auxiliary_states()}
+    stock = net.bind(mx.cpu(), arrays, found, dict(traced.grad_req), aux_states=states)
+    executor = TrainExecutor(
+        traced, random_schedule(traced.graph, 1), args=arrays, args_grad=gradients
+    )
+    for _ in range(2):
+        stock.forward(is_train=True)
+        stock.backward()
+        executor.forward(is_train=True)
+        for name in names:
+            assert np.array_equal(found[name].asnumpy(), gradients[name].asnumpy()), name
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_a_step_says_that_it_adds_the_terms_for_an_input_at_once(realisation: str) -> None:
+    """It is not known whether oneDNN adds them, and then their sum."""
+    told = {}
+    for nterms in (4, 5):
+        data = mx.sym.Variable("data")
+        options = {"kernel": (3, 3), "num_filter": 16}
+        terms = [mx.sym.Convolution(data, name=f"conv{i}", **options) for i in range(nterms)]
+        net = mx.sym.Group([mx.sym.MakeLoss(term * term) for term in terms])
+        requests = dict.fromkeys(net.list_arguments(), "null") | {"data": "add"}
+        shapes = {"data": (2, 16, 5, 5)}
+        traced = trace(net, shapes=shapes, grad_req=requests, realisation=realisation)
+        told[nterms] = warnings_of(traced, "five and more terms")
+    assert not told[4]
+    assert len(told[5]) == 1

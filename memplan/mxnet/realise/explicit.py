@@ -52,6 +52,7 @@ from memplan.mxnet.trace.operators import (
     runs_user_code,
 )
 from memplan.mxnet.trace.probe import counts_as_backward
+from memplan.mxnet.trace.sums import is_added_late
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
 from memplan.step.schedule import Schedule
@@ -195,7 +196,8 @@ def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: boo
 def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     """The Symbol that makes MXNet execute ``schedule`` of a ``trace`` made for "explicit".
 
-    Its outputs are those of the network, then the gradients in the order of the arguments. It is
+    Its outputs are those of the network, then the gradients in the order of the arguments, some of
+    which have what was there added already (:attr:`Trace.old_gradients`, which it reads). It is
     bound by :class:`memplan.mxnet.executor.TrainExecutor`. Raises ScheduleError for a
     schedule of another graph.
     """
@@ -214,7 +216,8 @@ def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
 
     Their sums may differ from MXNet's in the last bits. In packed steps autograd adds those of an
     Embedding, and a loop adds what each iteration gives. Without oneDNN a convolution on a CPU adds
-    picture by picture.
+    picture by picture. Of 5 gradients or more each is added, unless oneDNN adds them all up first:
+    that is not known here for an input of the network itself.
     """
     # Which output is added so: the gradient of a table or a weight.
     pieces = {("_backward_take", 0), ("_backward_gather_nd", 0)}
@@ -227,7 +230,8 @@ def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
     return [
         name
         for name, (node, k) in zip(names, gradients, strict=True)
-        if trace.grad_req[name] == "add" and ((node.op, k) in pieces or _is_of_loop(node))
+        if trace.grad_req[name] == "add"
+        and ((node.op, k) in pieces or _is_of_loop(node) or is_added_late(node))
     ]
 
 

@@ -83,7 +83,7 @@ def _hint(symbol: mx.sym.Symbol) -> str:
 def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
     """MXNet's description of a training symbol, whose gradients are outputs."""
     shapes, dtypes = dict(trace.shapes), dict(trace.dtypes)
-    for node in trace.head_grads.values():
+    for node in (*trace.head_grads.values(), *trace.old_gradients.values()):
         info = node.infos.outputs[0]
         if info is not None:
             shapes[node.name], dtypes[node.name] = info.shape, info.dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -43,7 +43,7 @@ from memplan.mxnet.trace.operators import (
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.sizes import check_op
 from memplan.mxnet.trace.stock_order import stock_order
-from memplan.mxnet.trace.sums import chain_sums
+from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
@@ -80,9 +80,18 @@ class Trace:
     @property
     def head_grads(self) -> dict[int, Node]:
         """The variables for the gradients of outputs that are no losses, by the output's place."""
-        variables = (node for node in depth_first(self.heads) if node.is_variable)
-        gradients = (node for node in variables if node.name not in self.shapes)
+        others = (node for node in self._variables() if OLD_GRADIENT not in node.attrs)
+        gradients = (node for node in others if node.name not in self.shapes)
         return dict(sorted((output_of(node), node) for node in gradients))
+
+    @property
+    def old_gradients(self) -> dict[str, Node]:
+        """The variables for gradients as they were before the step adds to them, by argument."""
+        variables = (node for node in self._variables() if OLD_GRADIENT in node.attrs)
+        return {node.attrs[OLD_GRADIENT]: node for node in variables}
+
+    def _variables(self) -> Iterator[Node]:
+        return (node for node in depth_first(self.heads) if node.is_variable)
 
     @property
     def outputs_without_loss(self) -> list[str]:
@@ -129,7 +138,8 @@ def trace(
     full = form.rewritten(full, device_type)
     _infer("training step", full, known_shapes, known_dtypes)
     if form.spells_out_backward:
-        chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array)
+        added = _added(full[len(outputs) :], requests)
+        chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array, added=added)
     full = form.ended(full, len(outputs), requests)
     order = form.ordered(_checked(full))
     graph = _build(order, full, len(outputs), form, requests)
@@ -354,6 +364,12 @@ def _held(
     ]
 
 
+def _added(gradients: Sequence[Entry], requests: Mapping[str, str]) -> dict[Entry, str]:
+    """The gradients that are added up, and of which argument each is."""
+    pairs = zip(gradients, wanted(requests), strict=True)
+    return {entry: name for entry, name in pairs if requests[name] == "add"}
+
+
 def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
     """Bytes of arguments, auxiliary states, given head gradients and arrays for gradients.
 
@@ -362,7 +378,7 @@ def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
     total = 0
     for node in depth_first(full):
         info = node.infos.outputs[0] if node.is_variable else None
-        if info is not None:
+        if info is not None and OLD_GRADIENT not in node.attrs:
             total += info.nbytes * (2 if node.name in with_gradient else 1)
     return total
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.nnvm import Entry, Infos, Node, depth_first
+from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Infos, Node, depth_first
 from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
 from memplan.mxnet.trace.probe import handovers
+
+# Says of a variable of whose gradient it is what was there before the step.
+OLD_GRADIENT = "__memplan_old_gradient__"
 
 # Tells the sums of two of which a chain consists from those that MXNet has written.
 _IS_LINK = "__memplan_link__"
@@ -41,9 +44,20 @@ _COPIES = frozenset("_copy _backward_copy _backward_add".split())
 # Those that write in the layout of their first input, in its place or not.
 _LIKE_FIRST = frozenset("_backward_Activation _backward_LeakyReLU".split())
 
+# Those that write all gradients but the first, of weights and biases, in the usual layout
+# (CreateMKLDNNWeightGrad of src/operator/nn/mkldnn/mkldnn_base.cc).
+_OF_WEIGHTS = frozenset(
+    "_backward_Convolution _backward_Deconvolution _backward_FullyConnected".split()
+)
+
 
 def chain_sums(
-    heads: Sequence[Entry], noutputs: int, device_type: str, *, in_one_array: bool
+    heads: Sequence[Entry],
+    noutputs: int,
+    device_type: str,
+    *,
+    in_one_array: bool,
+    added: Mapping[Entry, str],
 ) -> None:
     """Spell out sums of gradients in MXNet's full graph term by term, to equal bits.
 
@@ -53,6 +67,10 @@ def chain_sums(
     certain, and a step with other hand-overs may not. Where MXNet adds without oneDNN for certain,
     so does the chain, if its ops are called one by one, ``in_one_array``. (In an executor they
     would leave the layout of what MXNet has them write over.)
+
+    ``added`` are the arguments to whose gradients a step adds these entries. The kernel adds the
+    first of 5 terms or more to what is there, and the others to that: so the chain begins with a
+    variable for that where MXNet adds without oneDNN for certain, which would add the sum.
     """
     order = depth_first(heads)
     forward = set(depth_first(heads[:noutputs]))
@@ -67,6 +85,12 @@ def chain_sums(
         in_stock, in_any = _Usual(order, heads), _Usual(order)
         without_onednn = {node for node in few + many if in_stock.any_of(node)}
         from_right = {node for node in without_onednn.intersection(few) if not in_any.any_of(node)}
+    read = {entry for node in order for entry in node.inputs} if added else set()
+    for node in many:
+        is_by_kernel = not has_layouts or node in without_onednn or _adds_parameters(node)
+        if (node, 0) in added and (node, 0) not in read and is_by_kernel:
+            # Behind the first term, in whose place add_n may write.
+            node.inputs.insert(1, (_old_gradient(node, added[node, 0], order), 0))
     for node in sums:
         if node in many or node in from_right:
             link = _FALLBACK if in_one_array and node in without_onednn else link_elsewhere
@@ -76,6 +100,34 @@ def chain_sums(
 def is_link(node: Node) -> bool:
     """Is ``node`` one of the sums of two that a sum of gradients became?"""
     return _IS_LINK in node.attrs
+
+
+def is_added_late(node: Node) -> bool:
+    """Does MXNet add the terms of the sum that ends in ``node`` to what is there, but not a step?
+
+    Where it is a gradient that is added up.
+    """
+    nterms, first = 1, None
+    while is_link(node):
+        node, nterms, first = node.inputs[0][0], nterms + 1, node.inputs[1][0]
+    return nterms >= _LEFT_TO_RIGHT and first is not None and OLD_GRADIENT not in first.attrs
+
+
+def _old_gradient(total: Node, argument: str, order: Sequence[Node]) -> Node:
+    """The variable for the gradient of ``argument`` as it is before ``total`` is added to it."""
+    name, names = f"_old_grad_{argument}", {node.name for node in order}
+    while name in names:
+        name = f"_{name}"
+    return Node(VARIABLE, name, {OLD_GRADIENT: argument}, infos=Infos((), total.infos.outputs))
+
+
+def _adds_parameters(node: Node) -> bool:
+    """Does the sum ``node`` add gradients of parameters, which oneDNN leaves in the usual layout?
+
+    Those of one dimension have no other.
+    """
+    is_vector = any(info is not None and len(info.shape) == 1 for info in node.infos.outputs)
+    return is_vector or any(source.op in _OF_WEIGHTS and k > 0 for source, k in node.inputs)
 
 
 def _chain(node: Node, op: str, attrs: Mapping[str, str], *, from_right: bool) -> None:

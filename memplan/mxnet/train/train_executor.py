@@ -136,6 +136,8 @@ class TrainExecutor(BoundArrays):
         names = [] if trace.form.updates else wanted(trace.grad_req)
         array_names = [n for n in names if trace.grad_req[n] == "add" or n in (args_grad or {})]
         self._own_grads = self._arrays("args_grad", array_names, args_grad)
+        #: The variables by which the step reads gradients to which it adds, by argument.
+        self._old_grads = {name: node.name for name, node in trace.old_gradients.items()}
         self._warn_of_late_sums()
         on_cpu = self.ctx.device_type == "cpu"
         gammas = gammas_without_gradient(trace) if on_cpu else []
@@ -167,10 +169,10 @@ class TrainExecutor(BoundArrays):
         if added_late:
             warnings.warn(
                 f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
-                f"behind the step, where MXNet adds it row by row, picture by picture or iteration "
-                f"by iteration: the last bits may differ from an unplanned loop; those of an "
-                f"Embedding are equal in packed steps, those of a convolution with oneDNN "
-                f"(MXNET_MKLDNN_ENABLED=1)",
+                f"behind the step, where MXNet adds it row by row, picture by picture, iteration "
+                f"by iteration or, as a sum of five and more terms, term by term: the last bits "
+                f"may differ from an unplanned loop; those of an Embedding are equal in packed "
+                f"steps, those of a convolution's weights with oneDNN (MXNET_MKLDNN_ENABLED=1)",
                 stacklevel=4,
             )
 
@@ -189,6 +191,12 @@ class TrainExecutor(BoundArrays):
             taken.add(address)
         return pairs
 
+    @property
+    def inputs(self) -> dict[str, NDArray]:
+        """What a step reads, but for auxiliary states, by the names of the variables."""
+        old = {variable: self._own_grads[name] for name, variable in self._old_grads.items()}
+        return {**self.arg_dict, **self.head_grads, **old}
+
     def _packed(self, **options: Any) -> PackedStep:
         """The step in one array; ``options`` are those of PackedStep."""
         ones = {name: mx.nd.ones_like(self.arg_dict[name]) for name in self._kept_gammas}
@@ -196,7 +204,7 @@ class TrainExecutor(BoundArrays):
             self.trace,
             self.schedule,
             ctx=self.ctx,
-            arrays={**self.arg_dict, **self.head_grads, **self.aux_dict, **ones},
+            arrays={**self.inputs, **self.aux_dict, **ones},
             gradients={n: a for n, a in self._own_grads.items() if self.trace.grad_req[n] == "add"},
             **options,
         )
@@ -205,9 +213,8 @@ class TrainExecutor(BoundArrays):
         self, pool: mx.executor.Executor | None, match_range: int | None
     ) -> mx.executor.Executor:
         """The step in MXNet's blocks."""
-        arrays = {**self.arg_dict, **self.head_grads}
         symbol = training_symbol(self.trace, self.schedule)
-        return bind_as_it_stands(symbol, self.ctx, arrays, self.aux_dict, pool, match_range)
+        return bind_as_it_stands(symbol, self.ctx, self.inputs, self.aux_dict, pool, match_range)
 
     def _arrays(self, kind: str, names: Sequence[str], arrays: Arrays | None) -> dict[str, NDArray]:
         for name in arrays or {}:
@@ -329,7 +336,7 @@ class TrainExecutor(BoundArrays):
         for name, array in self._own_grads.items():
             if array is self._computed[name]:
                 continue  # a packed step has written it, or added to it
-            if self.trace.grad_req[name] == "add":
+            if self.trace.grad_req[name] == "add" and name not in self._old_grads:
                 array += self._computed[name]
             else:
                 self._computed[name].copyto(array)
