@@ -125,6 +125,9 @@ class _Order:
         self.eager = set(every_op) - self.lazy - _needed(graph)
         self.nmissing = [len(set(row) - self.lazy) for row in self.before]
         self.followers, self.depth = graph.followers, depths(graph)
+        for op, call in enumerate(graph.ops):
+            if call.differentiates is not None:  # which need not be among what it depends on
+                self.before[op].append(call.differentiates)
         once = [op for op in range(nforward) if not graph.ops[op].recomputable]
         for before, op in pairwise(once):
             self.before[op].append(before)

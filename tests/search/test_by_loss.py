@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from helpers.graphs import tensors, unit_chain
@@ -56,6 +58,20 @@ def test_losses_take_turns(once: bool) -> None:
     assert simulate(schedule).peak_nbytes < simulate(Schedule.unplanned(graph)).peak_nbytes
     firsts = [op for op in order if graph.ops[op].name.endswith("_0") and op < graph.nforward]
     assert firsts == sorted(firsts), "as do random ops"
+
+
+def test_no_op_runs_before_what_it_differentiates() -> None:
+    """Which it need not depend on: it may read other tensors only."""
+    graph = heads(3)
+    ops = [
+        dataclasses.replace(op, differentiates=9, after=()) for op in graph.ops if op.name == "b0_2"
+    ]
+    place = [op.name for op in graph.ops].index("b0_2")
+    graph = dataclasses.replace(graph, ops=(*graph.ops[:place], *ops, *graph.ops[place + 1 :]))
+    assert 9 not in graph.dependencies[place]
+    other = loss_by_loss(graph, reorder=True, recompute_backward=False)
+    assert other.graph is not graph
+    assert other.order.index(9) < other.order.index(place)
 
 
 def test_one_loss_has_no_turns() -> None:
