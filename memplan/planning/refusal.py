@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memplan.errors import BudgetError
 from memplan.planning.beside import Beside
 from memplan.planning.job import Job, Least
@@ -33,7 +35,9 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     budget_nbytes, held_nbytes = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
     kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
     text = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
-    if budget_nbytes is None or max_overhead is not None:
+    if max_overhead == math.inf:
+        text += ", whatever its time"
+    elif budget_nbytes is None or max_overhead is not None:
         most = "one more forward pass" if max_overhead is None else f"{max_overhead:.1%} more time"
         text += f" at {most} at most"
     if budget_nbytes is None:
@@ -59,7 +63,8 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         )
     sentences += [better] if better else []
     if budget_nbytes is None:
-        sentences.append("Raise max_overhead, or take strategy='auto'")
+        no_limit = max_overhead == math.inf
+        sentences.append(f"{'T' if no_limit else 'Raise max_overhead, or t'}ake strategy='auto'")
     elif lowest <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:

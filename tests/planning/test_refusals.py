@@ -21,6 +21,7 @@ from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError,
 from memplan.mxnet.trace.build import trace
 from memplan.planning import job as planning_job
 from memplan.planning.attempt import budget_error, try_strategy
+from memplan.planning.plan import Attempt
 from memplan.programs.moments import Moments
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
@@ -113,6 +114,18 @@ def test_what_takes_several_steps_is_no_plan_unless_it_is_asked_for(network: Any
     with pytest.raises(BudgetError, match="at no more than 4 times the step's time"):
         quick(network, **options)
     assert quick(network, max_overhead=math.inf, **options).overhead > MOST_OVERHEAD
+
+
+def test_any_time_is_worded_as_such(network: Any) -> None:
+    """It is no number of percent, and none is above it."""
+    with pytest.raises(BudgetError, match=", whatever its time") as caught:
+        quick(network, strategy="memonger", budget=0.2, max_overhead=math.inf)
+    assert "inf%" not in str(caught.value)
+    job = planning_job.Job.prepare(network[0], max_overhead=math.inf, **network[1])
+    missed = Attempt("memonger", None, Status.NO_PLAN_FOUND, None, 0.0)
+    text = str(budget_error(job, missed, "memonger"))
+    assert "no plan, whatever its time" in text
+    assert "Raise max_overhead" not in text
 
 
 def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
