@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from memplan.errors import ArgumentError
-from memplan.strategies.base import Outcome, Problem, Status, Strategy
+from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_option
 from memplan.strategies.spaces import Flags, Sequences, Space
 from memplan.util.numbers import shown
 
@@ -232,8 +232,14 @@ def in_words(options: Iterable[str]) -> list[str]:
 
 
 def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:
-    """``strategy`` with those of ``options`` that it has and that are not None."""
+    """``strategy`` with those of ``options`` that it has and that are not None.
+
+    ArgumentError for a value that an option cannot have, also where ``strategy`` lacks it.
+    """
     solver = create(strategy)
+    for option, value in options.items():
+        if value is not None:
+            check_option(option, value)
     fields = options_of(solver)
     values = {k: v for k, v in options.items() if k in fields and v is not None}
     if isinstance(strategy, str):

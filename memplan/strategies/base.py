@@ -249,12 +249,17 @@ def check_options(strategy: Any) -> None:
     """
     for field in dataclasses.fields(strategy):
         value = plain(getattr(strategy, field.name))
-        fits, requirement = _OPTIONS.get(field.name, (None, ""))
-        if fits is None or (value is None and field.default is None):
+        if field.name not in _OPTIONS or (value is None and field.default is None):
             continue
         object.__setattr__(strategy, field.name, value)
-        if not fits(value):
-            raise ArgumentError(f"{field.name} must be {requirement}, got {shown(value)}")
+        check_option(field.name, value)
+
+
+def check_option(name: str, value: Any) -> None:
+    """ArgumentError unless ``value`` is one that an option of this name, a known one, may have."""
+    fits, requirement = _OPTIONS[name]
+    if not fits(plain(value)):
+        raise ArgumentError(f"{name} must be {requirement}, got {shown(value)}")
 
 
 class Strategy(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import memplan
 from helpers.networks import Network, residual_net
 from helpers.planning import ROOFLINE
+from memplan.errors import ArgumentError
 from memplan.planning import record
 from memplan.planning.attempt import try_strategy
 from memplan.planning.job import Job
@@ -91,6 +93,16 @@ def test_options_go_to_the_strategies_that_have_them() -> None:
     assert configured(Auto(rounds=1), seed=2) == Auto(rounds=1, seed=2)
     other = Memonger()
     assert configured(other, gap=0.01) is other
+
+
+@pytest.mark.parametrize("strategy", ["memonger", Memonger(), "auto", Auto()])
+@pytest.mark.parametrize("options", [{"gap": math.nan}, {"gap": -1}, {"seed": "x"}, {"seed": 0.5}])
+def test_options_are_looked_at_whether_or_not_the_strategy_has_them(
+    strategy: Any, options: dict[str, Any]
+) -> None:
+    [name] = options
+    with pytest.raises(ArgumentError, match=f"^{name} must be "):
+        configured(strategy, **options)
 
 
 def test_a_plan_takes_a_gap_and_a_seed(network: Network) -> None:
