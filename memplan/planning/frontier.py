@@ -151,7 +151,7 @@ def _targets(
     job: Job, budgets: int | Iterable[int | float | str | None] | None
 ) -> Sequence[int | None] | int:
     """The budgets that are named, in bytes and descending, or how many there are to be."""
-    if isinstance(budgets, Iterable) and not isinstance(budgets, str):
+    if isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes | bytearray):
         parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets}
         if not parsed:
             raise ArgumentError("budgets: none is named")

@@ -170,7 +170,7 @@ def _plan(
 
 def _listed(values: Any, name: str) -> list[Any]:
     """These values, or the one that it is; ArgumentError for none, as the argument ``name``."""
-    several = isinstance(values, Iterable) and not isinstance(values, str)
+    several = isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray)
     listed = list(values) if several else [values]
     if not listed:
         raise ArgumentError(f"{name}: none is named")

@@ -198,6 +198,22 @@ def test_nothing_to_compare(network: Any, name: str) -> None:
         memplan.compare(net, **{name: ()}, **shapes)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategies": b"auto"}, "strategy must be a name"),
+        ({"strategies": "memonger", "budgets": b"60%"}, "the budget b'60%' cannot be used"),
+    ],
+)
+def test_bytes_are_one_value_that_cannot_be_used(
+    network: Any, options: dict[str, Any], message: str
+) -> None:
+    """They would be read as one whole number after the other."""
+    net, shapes = network
+    with pytest.raises(ArgumentError, match=message):
+        memplan.compare(net, **options, **shapes)
+
+
 def test_compare_takes_a_single_strategy_and_budget(network: Any) -> None:
     net, shapes = network
     for budget in (0.9, "90%", None):

@@ -259,6 +259,9 @@ def test_grad_req(grad_req: Any, expected: dict[str, str]) -> None:
         ({"shapes": {"data": (0, 20)}}, "the shape of 'data', .* is unknown"),
         ({"shapes": {"data": 8}}, "the shape of 'data' must be a tuple of integers, got 8"),
         ({"shapes": {"data": ("a", 1)}}, "the shape of 'data' must be a tuple of integers"),
+        ({"shapes": {"data": {8, 20}}}, "the shape of 'data' must be a tuple of integers"),
+        ({"shapes": {"data": {8: 1, 20: 2}}}, "the shape of 'data' must be a tuple of integers"),
+        ({"shapes": {"data": b"ab"}}, "the shape of 'data' must be a tuple of integers"),
         (
             {"shapes": {"data": (8, 20), "fc1_weight": (3, 3)}},
             r"'fc1_weight': \(3, 3\)} do not fit the network: .*operator fc1: Shape inconsistent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import mxnet as mx
@@ -194,6 +194,8 @@ def wanted(requests: Mapping[str, str]) -> list[str]:
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
+        if isinstance(shape, Set | Mapping | bytes | bytearray):
+            raise TypeError  # sizes in no order, or characters
         sizes = tuple(shape)
         if any(isinstance(size, bool) for size in sizes):
             raise TypeError  # they are integers for Python, and a slip of a script's here
