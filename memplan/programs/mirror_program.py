@@ -40,7 +40,7 @@ from typing import Any
 
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_facts import Aliases, consumers_of, gradients_of, reasons_of
-from memplan.programs.solver import LEEWAY, SCALE, Program
+from memplan.programs.solver import LEEWAY, SCALE, Looks, Program
 from memplan.step.graph import TrainingGraph, reached
 from memplan.step.mirroring import flaggable
 from memplan.util.stop import Stop
@@ -369,9 +369,17 @@ class MirrorProgram:
             values[number] = max([0.0, *(low.value(values) for low in lows)])
         self.program.start_from([values[number] for number in range(len(values))])
 
-    def solve(self, stop: Stop, *, effort: float = 1.0, gap_seconds: float = 0.0) -> Solution:
+    def solve(
+        self,
+        stop: Stop,
+        *,
+        effort: float = 1.0,
+        gap_seconds: float = 0.0,
+        looks: Looks | None = None,
+    ) -> Solution:
         """Solve the relaxation by so much work, to such a gap."""
-        answer = self.program.solve(stop, effort=effort, gap=gap_seconds * self.scale)
+        gap = gap_seconds * self.scale
+        answer = self.program.solve(stop, effort=effort, gap=gap, looks=looks)
         flags = None
         if answer.values is not None:
             flags = frozenset(u for u, n in self.number.items() if answer.values[n] > 0.5)

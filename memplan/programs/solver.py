@@ -52,8 +52,9 @@ NODES_BY_VARIABLES = 1_000_000
 ITERATIONS_BY_VARIABLES = 1_000_000_000
 MOST = (1 << 31) - 1
 
+_IN_BRANCH_AND_BOUND = 6
 # HiGHS asks in the simplex method, the interior point method and branch and bound.
-_MAY_BE_STOPPED = (1, 2, 6)
+_MAY_BE_STOPPED = (1, 2, _IN_BRANCH_AND_BOUND)
 
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 _SOLVED = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
@@ -80,6 +81,17 @@ class Solved:
     bound: float
     optimal: bool
     infeasible: bool
+
+
+@dataclass
+class Looks:
+    """How many more times HiGHS may look in branch and bound whether it is to end.
+
+    A look counts as many times as the program has variables, by which it takes longer. HiGHS looks
+    after a round of cuts and after a node: in large programs rounds of cuts take most of the time.
+    """
+
+    left: float = math.inf
 
 
 def check_solver(solver: str) -> None:
@@ -183,22 +195,23 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stoppable(model: Model, stop: Stop) -> Iterator[None]:
+def _stoppable(model: Model, stop: Stop, looks: Looks) -> Iterator[None]:
     """Let an interrupt stop HiGHS: Python alone would only see it once the solver has come back.
 
-    So does another thread that ends ``stop``. CBC offers no such way.
+    So does another thread that ends ``stop``, and the last of ``looks``. CBC offers no such way.
     """
     if model.solver_name != "HIGHS":
         yield
         return
     with deferring() as interrupt:
-        highs, pointer = model.solver._lib, model.solver._model
+        highs, pointer, weight = model.solver._lib, model.solver._model, model.num_cols
 
         def is_to_end() -> bool:
             return interrupt.has_come or stop.is_ended
 
         def look(kind: int, message: Any, out: Any, answer: Any, data: Any) -> None:
-            if is_to_end() and answer != mip.highs.ffi.NULL:
+            looks.left -= weight if kind == _IN_BRANCH_AND_BOUND else 0
+            if (is_to_end() or looks.left <= 0.0) and answer != mip.highs.ffi.NULL:
                 answer.user_interrupt = 1
 
         signature = "void(int, char *, HighsCallbackDataOut *, HighsCallbackDataIn *, void *)"
@@ -209,7 +222,7 @@ def _stoppable(model: Model, stop: Stop) -> Iterator[None]:
         try:
             yield
         except KeyError:  # python-mip knows no status "interrupted"
-            if not is_to_end():
+            if not (is_to_end() or looks.left <= 0.0):
                 raise
         finally:
             for kind in _MAY_BE_STOPPED:
@@ -286,13 +299,15 @@ class Program:
         relax: bool = False,
         effort: float = 1.0,
         gap: float = 0.0,
+        looks: Looks | None = None,
     ) -> Solved:
         """Minimise; with ``relax``, the linear relaxation.
 
         It ends after a number of nodes or iterations, ``effort`` times the usual one, and where no
         solution can be cheaper by more than ``gap``; ``stop`` says whether the clock has ended it.
-        A status that is not known to mean more proves nothing. After a failure nothing is known
-        any more, as python-mip may have left integer variables continuous.
+        HiGHS ends with a bound alone when no ``looks`` are left. A status that is not known to mean
+        more proves nothing. After a failure nothing is known any more, as python-mip may have left
+        integer variables continuous.
         """
         infeasible = Solved(None, math.inf, self.floor, False, True)
         if self.contradicts:
@@ -303,7 +318,7 @@ class Program:
         if self.has_failed:
             return no_answer
         self._limit(effort, gap, relax=relax)
-        status = self._optimize(stop, relax=relax)
+        status = self._optimize(stop, looks := looks or Looks(), relax=relax)
         if self._is_late(stop):
             stop.cut()
         if status == mip.OptimizationStatus.UNBOUNDED:
@@ -311,7 +326,7 @@ class Program:
             return infeasible if is_proved else no_answer
         if status in _INFEASIBLE:
             return infeasible
-        bound = self.floor if relax else self._bound()
+        bound = self.floor if relax else self._bound(is_fresh=looks.left <= 0.0)
         if status not in _SOLVED or not self.model.num_solutions:
             return replace(no_answer, bound=bound)
         value = self.model.objective_value
@@ -342,13 +357,13 @@ class Program:
         status = library.Highs_getModelStatus(self.model.solver._model)
         return bool(status == library.kHighsModelStatusTimeLimit)
 
-    def _optimize(self, stop: Stop, *, relax: bool) -> mip.OptimizationStatus:
+    def _optimize(self, stop: Stop, looks: Looks, *, relax: bool) -> mip.OptimizationStatus:
         """The status when ``stop`` is over at the latest; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
         is_linear = relax or not self.has_integers
         around = {
             "CBC": _silence if is_linear else contextlib.nullcontext,
-            "HIGHS": lambda: _stoppable(self.model, stop),
+            "HIGHS": lambda: _stoppable(self.model, stop, looks),
         }
         with around[self.model.solver_name]():
             try:
@@ -369,12 +384,16 @@ class Program:
         Without an objective nothing is unbounded: what is infeasible then, is so.
         """
         self.model.objective = mip.LinExpr()
-        status = self._optimize(stop, relax=relax)
+        status = self._optimize(stop, Looks(), relax=relax)
         self.model.objective = mip.LinExpr(self.variables, self.costs)
         return status in _INFEASIBLE
 
-    def _bound(self) -> float:
-        """What the solver has proved, or what holds in any case."""
-        bound = self.model.objective_bound
+    def _bound(self, *, is_fresh: bool) -> float:
+        """What the solver has proved, or what holds in any case.
+
+        python-mip has none of a solve that is stopped; that of HiGHS is of it if ``is_fresh``.
+        """
+        highs = self.model.solver
+        bound = highs.get_objective_bound() if is_fresh else self.model.objective_bound
         # CBC says 1e50, or the largest float, where it has no bound.
         return bound if bound is not None and self.floor < bound < 1e50 else self.floor

@@ -32,15 +32,19 @@ from helpers.graphs import (
     unit_chain,
 )
 from helpers.networks import Network, unrolled_lstm
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import ScheduleError
 from memplan.mxnet.trace.build import trace
+from memplan.programs import flag_refinement
 from memplan.programs.flag_refinement import _moments, refine_flags
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_program import MirrorProgram
 from memplan.programs.refinement import Proving
 from memplan.programs.solver import SOLVERS, Program
+from memplan.step.costs import with_costs
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
+from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
@@ -311,6 +315,20 @@ def test_a_budget_below_one_op_is_infeasible(solver: str) -> None:
     assert solution.infeasible
     assert solution.flags is None
     assert solution.bound_seconds == 0.0
+
+
+def test_all_solves_together_have_so_many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbol, shapes = attention()
+    graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
+    stop, bounds = Stop.after(NEVER_SECONDS), []
+    for looks in (1.0, flag_refinement.LOOKS):
+        monkeypatch.setattr(flag_refinement, "LOOKS", looks)
+        *_, last = refine_flags(graph, budget, stop, Proving(effort=0.25))
+        bounds.append(last.bound_seconds)
+        assert (last.schedule is None) is (looks == 1.0)
+    assert graph.seconds <= bounds[0] <= bounds[1]
+    assert not stop.cut_by_clock
 
 
 def test_a_graph_in_another_order_is_refused() -> None:

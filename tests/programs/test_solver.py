@@ -22,7 +22,7 @@ from helpers.pressing import Pressing
 from helpers.script import printed_by
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import solver as solver_module
-from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Program, Solved
+from memplan.programs.solver import DEFAULT_SOLVER, SOLVERS, Looks, Program, Solved
 from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status, create, names
@@ -196,6 +196,22 @@ def test_highs_works_in_another_thread() -> None:
     thread.join()
     assert found[0].optimal
     assert found[0].value == 0
+
+
+def test_highs_ends_after_so_many_looks() -> None:
+    """In its first node, too, where nodes count nothing: with what it has proved by then."""
+    found = []
+    for _ in range(2):
+        program, looks, stop = hard_program("HIGHS"), Looks(5 * 300), Stop.after(NEVER_SECONDS)
+        found.append(program.solve(stop, looks=looks))
+        assert looks.left <= 0
+        assert not stop.cut_by_clock
+    first, second = found
+    assert first == second
+    assert first.values is None
+    assert program.floor < first.bound < 0.0
+    assert not first.optimal
+    assert not first.infeasible
 
 
 def test_another_thread_stops_highs() -> None:
