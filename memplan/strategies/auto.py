@@ -54,9 +54,10 @@ MOST_ANEW, AGAIN_SHARE = 1000, 0.5
 # what is left: a search may end far from the best there, however long it is. And those of at most
 # FEW are searched as the strategy `search` does it. Set on random networks of 10 to 95 ops.
 FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
-# Flags of at most FEW ops are annealed from nothing so many times, each as the strategy `search`
-# does it. Set on mirrored layers of attention, residual and plain networks of 23 to 104 ops.
-TIMES_OF_FLAGS = 2
+# Flags of at most so many ops are annealed as the strategy `search` does it, too, which takes a
+# third of the time on the zoo's ResNet-50; and those of at most FEW ops from nothing once more. Set
+# on mirrored layers of attention, residual, plain and random networks of 23 to 362 ops.
+MOST_FLAGS = 400
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
@@ -150,6 +151,7 @@ class _Search:
         starts: list[Schedule],
     ) -> None:
         self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
+        self.starts = starts
         self.best = problem.cheapest(starts)
         self.anew: Schedule | None = None
         self.is_begun = bool(starts)
@@ -166,7 +168,8 @@ class _Search:
         self.searches_again = is_annealed and nops <= MOST_ANEW and not self._in_blocks
         self.searches_often = is_annealed and nops <= (FEW_IN_BLOCKS if self._in_blocks else FEW)
         self.is_small = is_annealed and nops <= FEW
-        self.is_small_of_flags = is_of_flags and nops <= FEW
+        self.anneals_as_alone = is_of_flags and nops <= MOST_FLAGS
+        self.anneals_anew = is_of_flags and nops <= FEW
         self.is_recreated = is_annealed and not self._in_blocks
 
     def run(self) -> Outcome:
@@ -208,8 +211,8 @@ class _Search:
                 self._search_again()
             if self.is_small and self._in_blocks:
                 self._search_as_alone()
-            if self.is_small_of_flags:
-                self._search_flags_anew()
+            if self.anneals_as_alone:
+                self._search_flags_as_alone()
             if self.best is None:
                 self._begin_quickly()
             if self._is_far:
@@ -330,18 +333,19 @@ class _Search:
             )
             self._improve(None, self.stop.share(OFTEN_SHARE), moves)
 
-    def _search_flags_anew(self) -> None:
-        """What the strategy `search` does over flags, then the same with another seed.
+    def _search_flags_as_alone(self) -> None:
+        """What the strategy `search` does over flags, and of few ops from nothing by another seed.
 
         From the flags of the proof annealing may stay near them, or find none that fit.
         """
         work = self.problem.stop(None, effort=self.options._search_effort).work_left
-        for number in range(TIMES_OF_FLAGS):
+        starts = [self.problem.cheapest(self.starts) or next(reversed(self.starts), None)]
+        for number, start in enumerate([*starts, None] if self.anneals_anew else starts):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
             moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + number)
-            self._improve(None, until, moves)
+            self._improve(start, until, moves)
 
     def _search(self) -> None:
         graph = self.problem.graph

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from helpers.amounts import long_except
@@ -12,16 +14,18 @@ from memplan.memory.memory import Blocks, Packed
 from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
 from memplan.step.graph import TrainingGraph
+from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
-from memplan.strategies.auto import Auto
+from memplan.strategies.auto import FEW, Auto
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces import Flags, Moves
+from memplan.util.stop import Stop
 
 PLENTY = 1e5
 EFFORT = 0.1
@@ -84,11 +88,12 @@ def test_in_blocks_the_usual_order_is_searched_from_nothing_too(seed: int) -> No
     assert auto.seconds <= schedule.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("percent", [69, 72])
-def test_flags_are_annealed_from_nothing_too(percent: int) -> None:
+@pytest.mark.parametrize(("count", "percent"), [(2, 69), (2, 72), (6, 63), (6, 72), (6, 80)])
+def test_flags_are_annealed_from_nothing_too(count: int, percent: int) -> None:
     """From the flags of the proof annealing stays near them, or finds none that fit."""
-    symbol, shapes = attention_layers(2)
+    symbol, shapes = attention_layers(count)
     graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    assert (len(graph.ops) > FEW) is (count > 2)
     memory = Blocks((graph.match_range,))
     budget = memory.nbytes(Schedule.unplanned(graph)) * percent // 100
     problem = Problem(graph, budget, memory=memory, space=Flags(), time_limit=PLENTY)
@@ -97,6 +102,26 @@ def test_flags_are_annealed_from_nothing_too(percent: int) -> None:
     assert auto is not None
     assert schedule is not None
     assert auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+def test_flags_are_annealed_from_what_search_starts_with() -> None:
+    """A plan gives both the schedule of quick strategies, from which other flags are reached."""
+    symbol, shapes = attention_layers(6)
+    graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    memory, start = Blocks((graph.match_range,)), mirror(graph, frozenset(flaggable(graph)))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * 66 // 100
+    calls: list[tuple[Any, ...]] = []
+
+    class Noting(Flags):
+        def improve(self, problem: Problem, start: Any, stop: Stop, moves: Moves) -> Any:
+            calls.append((start, stop.work_left, moves.seed))
+            return super().improve(problem, start, stop, moves)
+
+    problem = Problem(graph, budget, memory=memory, space=Noting(), time_limit=PLENTY)
+    Search(effort=EFFORT, seed=3, start=start).solve(problem)
+    [alone] = calls
+    Auto(effort=EFFORT, seed=3, start=start).solve(problem)
+    assert alone in calls[1:]
 
 
 def test_what_runs_everything_again_and_again_is_no_plan() -> None:
