@@ -256,9 +256,9 @@ def check_options(strategy: Any) -> None:
 
 
 def check_option(name: str, value: Any) -> None:
-    """ArgumentError unless ``value`` is one that an option of this name, a known one, may have."""
-    fits, requirement = _OPTIONS[name]
-    if not fits(plain(value)):
+    """ArgumentError for a value that options of this name, if it is a known one, cannot have."""
+    fits, requirement = _OPTIONS.get(name, (None, ""))
+    if fits is not None and not fits(plain(value)):
         raise ArgumentError(f"{name} must be {requirement}, got {shown(value)}")
 
 
