@@ -27,6 +27,7 @@ from memplan.cli import main as cli
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet import check as checks
 from memplan.mxnet.check import check, largest_difference
+from memplan.mxnet.profile import profile
 from memplan.mxnet.train import trial
 from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.planning.planner import plan
@@ -62,6 +63,30 @@ def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
         check=False,
     )
     assert (process.returncode, process.stdout) == (0, ""), process.stderr
+
+
+def numpy_net() -> mx.sym.Symbol:
+    data = mx.sym.Variable("data").as_np_ndarray()
+    weight = mx.sym.Variable("weight", shape=(6,)).as_np_ndarray()
+    loss = mx.sym.np.mean(mx.sym.np.tanh(data * weight), axis=(0, 1), keepdims=True)
+    return mx.sym.MakeLoss(loss.as_nd_ndarray())
+
+
+def test_a_trial_has_the_numpy_semantics_of_the_plan() -> None:
+    """The new process has set none itself."""
+    options: dict[str, Any] = {"ctx": mx.cpu(), "realisation": "packed", "data": (4, 6)}
+    with mx.util.np_shape(True):
+        table = profile(numpy_net(), repeats=1, warmup=0, **options)
+    assert "packed" in table.workspace_nbytes
+
+
+@pytest.mark.long
+def test_a_plan_with_numpy_semantics_is_checked_with_them() -> None:
+    options: dict[str, Any] = {"ctx": mx.cpu(), "realisation": "packed", "data": (4, 6)}
+    with mx.util.np_shape(True):
+        made = plan(numpy_net(), budget="1GiB", strategy="store_all", **options)
+    assert made.trace.numpy_shapes
+    assert check(made, ctx=mx.cpu(), steps=1).is_equal
 
 
 def test_a_trial_that_was_killed_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,16 @@ def main() -> None:
     if not end_with(request["parent"]):
         return
     import_modules(request["modules"])
-    form = load(request["trace"]["realisation"])
     traced = trace_again(request["trace"], match_range=request["traced_at"])
+    # NumPy semantics, if the plan was made with them: this process has set none of its own.
+    with mx.util.np_shape(traced.numpy_shapes):
+        trial = _trained(request, traced)
+    print(json.dumps(asdict(trial)))
+
+
+def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
+    """Train by the schedule of the ``request`` for ``traced``."""
+    form = load(traced.form.name)
     schedule = Schedule.from_json(traced.graph, request["schedule"])
     ctx = mx.Context(*request["ctx"])
     packing = _packing(form, traced, schedule, request["packing"])
@@ -166,8 +174,7 @@ def main() -> None:
         np.savez(request["results"], **arrays_left)
     # A script gives none to a loss; they are made here, as large as outputs, and stay.
     given = sum(head.size * np.dtype(head.dtype).itemsize for head in heads)
-    grown_nbytes = growth.nbytes - given
-    print(json.dumps({"grown_nbytes": grown_nbytes, "seconds": statistics.median(seconds)}))
+    return Trial(growth.nbytes - given, statistics.median(seconds))
 
 
 def _packing(
