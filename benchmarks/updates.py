@@ -6,6 +6,11 @@ and one small network that does run: the growth of the process in its first step
 
     .venv/bin/python benchmarks/updates.py --process
 
+and the arrays that optimizers of several operators make, in parts of a parameter, as one of 64 MB
+is updated within a step, and as 1, 4, 16 and 64 equal ones of 64 MB together are behind it:
+
+    .venv/bin/python benchmarks/updates.py --arrays adagrad adadelta adamax dcasgd test groupadagrad
+
 Bytes are those of the parameters, activations and gradients; the optimizer's states come on top,
 the same in every column, and so does the operators' workspace.
 """
@@ -142,12 +147,50 @@ def growth(way: str) -> tuple[int, int]:
     return plan.total_nbytes - nbytes, status("VmRSS") - before
 
 
+def arrays(optimizer: str, number: int, within: bool) -> float:
+    """By how many arrays as large as a parameter a process grows in three updates."""
+    from memplan.mxnet.train.memory_growth import MemoryGrowth
+
+    shape = ((1 << 24) // number // 1024, 1024)
+    weights, gradients = ([mx.nd.ones(shape) for _ in range(number)] for _ in range(2))
+    updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer))
+    for place, weight in enumerate(weights):
+        updater.states[place] = updater.optimizer.create_state(place, weight)
+        updater.states_synced[place] = True
+    small = mx.nd.ones((64, 1024))
+    updater(number, small, small)  # code that is used for the first time
+    grown = MemoryGrowth(mx.cpu())
+    for _ in range(3):
+        for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            own = gradient.copy() if within else gradient
+            own.wait_to_read()
+            updater(place, own, weight)
+        grown.look()
+    return grown.nbytes / (4 * weights[0].size)
+
+
+def rows_of_arrays(optimizers: list[str]) -> None:
+    """What :func:`arrays` says of each, in processes of their own."""
+    cases = [(1, True), (1, False), (4, False), (16, False), (64, False)]
+    print("| optimizer | within | 1 | 4 | 16 | 64 |\n|---|---|---|---|---|---|")
+    for name in optimizers:
+        cells = []
+        for case in cases:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                cells.append(f"{pool.apply(arrays, (name, *case)):.1f}")
+        print(" | ".join(["", name, *cells, ""]).strip(), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--time-limit", type=float, default=20)
     parser.add_argument("--process", action="store_true")
+    parser.add_argument("--arrays", action="store_true")
     options = parser.parse_args()
+    if options.arrays:
+        rows_of_arrays(options.names)
+        return
     if options.process:
         print("| way | promised, MB | growth of the process, MB |\n|---|---|---|")
         for way in ("unplanned", "packed", "updating"):

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError
 from memplan.memory.memory import further_runs
 from memplan.planning.plan import NOT_COUNTED
-from memplan.planning.realisation import Context, Optimizer, Realisation, optimizer_nbytes
+from memplan.planning.realisation import (
+    Context,
+    Optimizer,
+    Realisation,
+    optimizer_nbytes,
+    update_nbytes,
+)
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import parse_budget
@@ -23,9 +29,9 @@ class Beside:
     """What a step holds beside activations, arguments and gradients, whatever the schedule.
 
     ``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states of
-    the optimizer. ``workspace_nbytes``: what operators take beside activations if each runs once;
-    ``workspace_of_run``: the bytes that they keep for each further run, op by op, or nothing;
-    ``workspace_source``: how these two are known.
+    the optimizer. ``workspace_nbytes``: what operators, those of its updates included, take beside
+    activations if each runs once; ``workspace_of_run``: the bytes that they keep for each further
+    run, op by op, or nothing; ``workspace_source``: how these two are known.
     """
 
     reserve_nbytes: int = 0
@@ -74,6 +80,8 @@ class Beside:
             workspace = table.workspace_nbytes[realisation.name]
             source = f"measured on {table.device}"
         states = 0 if optimizer is None else optimizer_nbytes(traced, optimizer)
+        if optimizer is not None and source != NOT_COUNTED:
+            workspace += update_nbytes(traced, optimizer)  # profiles update by one operator each
         return cls(_parse_reserve(reserve), states, workspace, source, of_run)
 
 

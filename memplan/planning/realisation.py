@@ -204,6 +204,13 @@ def optimizer_nbytes(traced: Trace, optimizer: Optimizer) -> int:
     return states_nbytes(traced, optimizer)
 
 
+def update_nbytes(traced: Trace, optimizer: Optimizer) -> int:
+    """What ``optimizer`` makes and drops as it updates; ArgumentError for what is none."""
+    from memplan.mxnet.realise.update_workspace import update_nbytes as nbytes
+
+    return nbytes(traced, optimizer)
+
+
 def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:
     """Whole MiB that MXNet says it allocates to train ``net``, by the flags that it carries."""
     from memplan.mxnet.realise.measure import step_mib as measured

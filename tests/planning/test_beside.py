@@ -15,6 +15,7 @@ from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.optimizer_states import states_nbytes
+from memplan.mxnet.realise.update_workspace import update_nbytes
 from memplan.planning import job, parcel
 from memplan.planning.job import Job
 from memplan.planning.planner import plan
@@ -149,6 +150,64 @@ def test_states_of_the_optimizer_count(optimizer: Any, copies: int) -> None:
     weights = sum(4 * a.size for name, a in executor.arg_dict.items() if name not in given)
     assert made.optimizer_nbytes == made.unplanned.optimizer_nbytes == copies * weights
     assert made.total_nbytes == without.total_nbytes + copies * weights
+
+
+def dense_net(layers: int) -> mx.sym.Symbol:
+    """Layers whose parameters are matrices of 64 by 64."""
+    net = mx.sym.Variable("data")
+    for _ in range(layers):
+        net = mx.sym.FullyConnected(net, num_hidden=64, no_bias=True)
+    return mx.sym.MakeLoss(net)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "realisation", "layers", "arrays"),
+    [
+        ("sgd", "packed", 4, 0),
+        ("adam", "updating", 4, 0),
+        ("adagrad", "packed", 1, 4),
+        ("adagrad", "packed", 4, 18),
+        ("adagrad", "mirror", 16, 30),
+        ("adadelta", "explicit", 4, 15),
+        ("adadelta", "updating", 4, 5),
+        ("lamb", "packed", 3, 12),  # as large as all three, four times
+        ("lamb", "updating", 3, 2),
+    ],
+)
+def test_an_update_makes_so_many_arrays(
+    optimizer: str, realisation: str, layers: int, arrays: int
+) -> None:
+    traced = trace(dense_net(layers), shapes={"data": (2, 64)}, realisation=realisation)
+    assert update_nbytes(traced, optimizer) == arrays * 4 * 64 * 64
+
+
+def test_what_an_update_makes_counts_as_workspace() -> None:
+    net, options = dense_net(1), OPTIONS | {"data": (2, 64)}
+    without = plan(net, ctx=mx.cpu(), **options)
+    made = plan(net, ctx=mx.cpu(), optimizer="adagrad", **options)
+    assert made.workspace_nbytes == without.workspace_nbytes + 4 * 4 * 64 * 64
+    assert made.unplanned.workspace_nbytes >= made.workspace_nbytes
+    assert made.total_nbytes == without.total_nbytes + made.optimizer_nbytes + 4 * 4 * 64 * 64
+    of_no_device = plan(net, optimizer="adagrad", **options)
+    assert of_no_device.workspace_nbytes == 0
+
+
+def test_an_update_of_the_users_own_is_not_counted() -> None:
+    class Derived(mx.optimizer.AdaGrad):
+        pass
+
+    class Own(mx.optimizer.AdaGrad):
+        def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+            weight -= grad
+
+    traced = trace(dense_net(1), shapes={"data": (2, 64)}, realisation="packed")
+    assert update_nbytes(traced, Derived()) == 4 * 4 * 64 * 64
+    assert update_nbytes(traced, Own()) == 0
+
+
+def test_further_parameters_count_as_the_last_that_were_measured() -> None:
+    traced = trace(dense_net(100), shapes={"data": (2, 64)}, realisation="packed")
+    assert update_nbytes(traced, "adadelta") == (130 + 36 * (130 - 40) / 48) * 4 * 64 * 64
 
 
 def test_copies_in_full_precision_count() -> None:

@@ -24,10 +24,7 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
     Copies of parameters in float32, which ``multi_precision`` makes, are counted as well.
     ArgumentError for a name that MXNet does not know.
     """
-    if isinstance(optimizer, str):
-        optimizer = optimizer_named(optimizer)
-    if not isinstance(optimizer, mx.optimizer.Optimizer):
-        raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {optimizer!r}")
+    optimizer = optimizer_of(optimizer)
     kinds: dict[tuple[int, str], list[Any]] = {}
     total = 0
     for name in wanted(traced.grad_req):
@@ -39,6 +36,15 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
         for state in kinds[len(shape), dtype]:
             total += _scaled(state.shape, shape) * np.dtype(state.dtype).itemsize
     return total
+
+
+def optimizer_of(optimizer: str | mx.optimizer.Optimizer) -> mx.optimizer.Optimizer:
+    """``optimizer``, or a new one of this name; ArgumentError for what is neither."""
+    if isinstance(optimizer, str):
+        return optimizer_named(optimizer)
+    if not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {optimizer!r}")
+    return optimizer
 
 
 def optimizer_named(name: str) -> mx.optimizer.Optimizer:

@@ -1,0 +1,99 @@
+"""The arrays that an optimizer makes and drops as it updates parameters.
+
+Most of MXNet's optimizers update a parameter by one operator, in place. Those below do so by
+several, whose outputs are as large as the parameter. MXNet's engine gets the updates of further
+parameters meanwhile and begins with them, so that arrays of several parameters are there at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mxnet as mx
+import numpy as np
+from mxnet import optimizer as optimizers
+
+from memplan.mxnet.realise.optimizer_states import optimizer_of
+from memplan.mxnet.trace.arguments import wanted
+from memplan.mxnet.trace.build import Trace
+
+# How many equal parameters were updated behind a step where the numbers of arrays were measured.
+NUMBERS = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """How many arrays as large as a parameter a process grew by, at most, in three updates.
+
+    ``within``: where the parameter is updated within a step, with the copy of its gradient that
+    :class:`memplan.mxnet.realise.imperative.UpdateCall` makes; None where memplan lets no such
+    optimizer update there. ``behind``: where so many equal ones are as :data:`NUMBERS` says.
+    """
+
+    behind: tuple[float, float, float, float]
+    within: int | None = None
+
+    def nbytes_behind(self, sizes: Sequence[int]) -> int:
+        """The bytes for parameters of these ``sizes``, the largest first.
+
+        Each counts as the one that came in its place did, beyond the last as the last ones did.
+        """
+        places, total = (0, *NUMBERS), 0.0
+        spans = zip(itertools.pairwise((0, *self.behind)), itertools.pairwise(places), strict=True)
+        for (few, many), (begin, end) in spans:
+            part = sizes[begin:] if end == NUMBERS[-1] else sizes[begin:end]
+            total += sum(part) * (many - few) / (end - begin)
+        return round(total)
+
+
+# By the class whose update it is: benchmarks/updates.py --arrays, on two processors, one thread
+# each. Of AdaGrad there is one array more within than in a step of a perceptron of 84 MB, which
+# this is. SGLD, Nadam and LBSGD never update within.
+_ARRAYS = {
+    optimizers.AdaGrad: _Arrays((4, 18, 30, 31), within=4),
+    optimizers.AdaDelta: _Arrays((4, 15, 40, 130), within=5),
+    optimizers.Adamax: _Arrays((4, 11, 30, 102), within=5),
+    optimizers.DCASGD: _Arrays((5, 17, 34, 83), within=6),
+    optimizers.Nadam: _Arrays((4, 8, 8, 8)),
+    optimizers.SGLD: _Arrays((4, 12, 16, 17)),
+    optimizers.LBSGD: _Arrays((2, 8, 8, 8)),
+    optimizers.Test: _Arrays((1, 5, 7, 7), within=2),
+    optimizers.contrib.GroupAdaGrad: _Arrays((3, 12, 17, 17), within=4),
+    optimizers.LAMB: _Arrays((4, 4, 4, 4), within=2),
+}
+
+# LAMB asks for temporary space as large as all the parameters that it updates at once, and MXNet
+# has this many such spaces, which it takes in turn and keeps (MXNET_CPU_TEMP_COPY): 16 parameters
+# of 4 MB took 16, 32 and 48 arrays in the first updates by a Trainer or Module. Within a step it
+# updates one parameter, in the one space that a step has.
+_SPACES = 4
+
+
+def update_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int:
+    """The bytes of what ``optimizer``, or one of this name, makes as it updates, and drops.
+
+    Nothing is counted for an update of the user's own. ArgumentError for what is no optimizer.
+    """
+    optimizer = optimizer_of(optimizer)
+    names = wanted(traced.grad_req)
+    sizes = sorted((_nbytes(traced, name, optimizer) for name in names), reverse=True)
+    kind = next(each for each in type(optimizer).__mro__ if "update" in vars(each))
+    if kind is optimizers.LAMB and not traced.form.updates:
+        return _SPACES * sum(sizes[: optimizer.aggregate_num])
+    arrays = _ARRAYS.get(kind)
+    if arrays is None or not sizes:
+        return 0
+    if traced.form.updates:
+        return (arrays.within or 0) * sizes[0]
+    return arrays.nbytes_behind(sizes)
+
+
+def _nbytes(traced: Trace, name: str, optimizer: mx.optimizer.Optimizer) -> int:
+    """The bytes of a parameter, or of its copy in single precision that ``optimizer`` updates."""
+    dtype = np.dtype(traced.dtypes[name])
+    if optimizer.multi_precision and dtype == np.float16:
+        dtype = np.dtype(np.float32)
+    return math.prod(traced.shapes[name]) * dtype.itemsize
