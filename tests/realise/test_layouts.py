@@ -17,6 +17,7 @@ import pytest
 
 from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
+from memplan.mxnet.realise.layout_copies import copies
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem
@@ -235,3 +236,25 @@ def different(body: Symbol) -> list[str]:
         planned = planned_steps(bound(traced, schedule, values))
         result += differences(stock_steps(traced, values), planned)
     return result
+
+
+@pytest.mark.parametrize(("size", "is_beside"), [((8, 8, 8), True), ((8, 8), False)])
+def test_a_concat_of_volumes_copies_what_it_reads_beside_the_space(
+    size: tuple[int, ...], is_beside: bool
+) -> None:
+    """And leaves the usual layout: oneDNN concatenates matrices and pictures only."""
+
+    def activated(data: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+        kernel = {"kernel": (3,) * len(size), "pad": (1,) * len(size)}
+        return mx.sym.relu(mx.sym.Convolution(data, num_filter=16, name=name, **kernel))
+
+    first = activated(mx.sym.Variable("data"), "first")
+    both = mx.sym.Concat(first, activated(first, "second"), dim=1, name="both")
+    net = mx.sym.MakeLoss(activated(both, "third"))
+    traced = trace(net, shapes={"data": (1, 16, *size)}, realisation="packed")
+    found = copies(traced.graph, traced.nodes)
+    names = [node.name for node in traced.nodes]
+    concat, third = names.index("both"), names.index("third")
+    assert (concat in found.beside) is is_beside
+    assert (found.temporary_nbytes[concat] > 0) is is_beside
+    assert found.are_own[third] is not is_beside

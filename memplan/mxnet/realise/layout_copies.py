@@ -33,12 +33,14 @@ _FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
 class Copies:
     """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs.
 
-    ``are_own`` tells of each op whether it reads an array in a layout of oneDNN's.
+    ``are_own`` tells of each op whether it reads an array in a layout of oneDNN's. The temporary
+    copies of the ops ``beside`` are arrays beside MXNet's temporary space.
     """
 
     kept_nbytes: tuple[int, ...]
     temporary_nbytes: tuple[int, ...]
     are_own: tuple[bool, ...] = ()
+    beside: frozenset[int] = frozenset()
 
 
 def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
@@ -55,7 +57,8 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
         are_own.append(not layouts.own.isdisjoint(op.inputs))
         pairs.append(layouts.run(index))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
-    return Copies(kept, temporary, tuple(are_own))
+    beside = frozenset(index for index, node in enumerate(nodes) if _falls_back(node))
+    return Copies(kept, temporary, tuple(are_own), beside)
 
 
 def own_inputs(
@@ -93,11 +96,11 @@ class _Layouts:
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution"):
             return 0, self._convolve(index, call)
-        if node.op == "_backward_Concat" and _ndim(call) in (2, 4):
+        if node.op == "_backward_Concat" and not _falls_back(node):
             return 0, 0  # parts of the array are brought into the usual layout as they are written
         if node.op in _FOLLOW and not _is_of_whole_pictures(node):
             return 0, self._follow(index, call)
-        if node.op in KEEPS_LAYOUT:
+        if node.op in KEEPS_LAYOUT and not _falls_back(node):
             if self._is_usual_sum(index):
                 return 0, self._nbytes(own)
             if own or _is_turned(node):
@@ -180,6 +183,16 @@ class _Layouts:
 
     def _nbytes(self, tensors: Sequence[int]) -> int:
         return sum(map(self._size, tensors))
+
+
+def _falls_back(node: Node) -> bool:
+    """Is ``node`` a Concat, or the gradient of one, that oneDNN does not know?
+
+    Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
+    (SupportMKLDNNConcat of src/operator/nn/concat.cc).
+    """
+    call = node if node.forward is None else node.forward
+    return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 
 def _is_turned(node: Node) -> bool:

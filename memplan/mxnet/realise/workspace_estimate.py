@@ -123,8 +123,11 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
-    space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
-    *_, second, kept = 0, 0, *sorted(all_copies.kept_nbytes)
+    in_space, beside_it = list(all_copies.temporary_nbytes), [0] * len(nodes)
+    for index in all_copies.beside:
+        in_space[index], beside_it[index] = 0, in_space[index]
+    space = max(map(operator.add, in_space, copied_back), default=0)
+    *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
     for_copies = max(space + space // 2 + kept, space + kept + again)
