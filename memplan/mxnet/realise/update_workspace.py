@@ -67,8 +67,8 @@ _ARRAYS = {
 
 # LAMB asks for temporary space as large as all the parameters that it updates at once, and MXNet
 # has this many such spaces, which it takes in turn and keeps (MXNET_CPU_TEMP_COPY): 16 parameters
-# of 4 MB took 16, 32 and 48 arrays in the first updates by a Trainer or Module. Within a step it
-# updates one parameter, in the one space that a step has.
+# of 4 MB took 16, 32 and 48 arrays in the first updates of all at once, for which a Trainer and a
+# Module ask. Within a step it updates one parameter, in the one space that a step has.
 _SPACES = 4
 
 
