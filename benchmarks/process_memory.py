@@ -24,7 +24,7 @@ import mxnet as mx
 import memplan
 from further_networks import FURTHER
 from held_out_networks import HELD_OUT
-from memplan.errors import BudgetError
+from memplan.errors import BudgetError, TraceError
 from memplan.mxnet.check import promised_growth, unlike
 from memplan.mxnet.train.trial import run_apart
 from memplan.planning.job import Job
@@ -94,6 +94,8 @@ class Unplanned:
             proved = ", proved" if error.proved else ""
             least = (error.lowest_nbytes or math.inf) / self.total
             return [f"no plan{proved}: least {least:.0%}", "", ""]
+        except TraceError:
+            return ["refused", "", ""]
         grown, differs = self._trained(plan)
         promise = promised_growth(plan.footprint)
         return [
