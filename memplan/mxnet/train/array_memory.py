@@ -4,7 +4,8 @@ Its ``MXNDArrayGetData`` lays out anew what oneDNN has left in a layout of its o
 how later sums are rounded. So what is read is what MXNet's object itself has: the address of the
 memory that it shares with its views, how many objects share it, and the bytes before its first
 element there (``ptr_``, a pointer that is counted, and ``byte_offset_`` of ``NDArray`` in
-include/mxnet/ndarray.h).
+include/mxnet/ndarray.h). So does what autograd knows the array by, which operators that have read
+it share (``autograd_entry_.node``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ NDArray = Any
 
 # Where these stand in the object, and the count in what the second address is of (shared_ptr).
 _CHUNK, _COUNTER, _OFFSET = 0, 8, 64
+_NODE, _COUNTER_OF_NODE = 88, 96
 _COUNT = 8
 
 
@@ -66,8 +68,26 @@ def is_held_elsewhere(gradient: NDArray, *, is_asked: bool) -> bool:
     return _are_objects_known() and _nholders(gradient) > _nholders_of_gradients()[is_asked]
 
 
-def _nholders(array: NDArray) -> int:
-    return ctypes.c_int32.from_address(_number(array, _COUNTER) + _COUNT).value
+def is_written_by_graphs(gradient: NDArray) -> bool:
+    """Is there a graph that would write into ``gradient``, in whose place another was marked?
+
+    This object has the memory, and what autograd knows the gradient itself by.
+    """
+    return _are_objects_known() and _nholders(gradient) > 2
+
+
+def is_recorded_elsewhere(array: NDArray) -> bool:
+    """May anything else than this object have what autograd knows ``array`` by?
+
+    An operator that was recorded has it, as long as its graph lives, and so has another object for
+    the array. Where this MXNet's objects are others nobody knows, and something may.
+    """
+    return not _are_nodes_known() or _nholders(array, _COUNTER_OF_NODE) > 1
+
+
+def _nholders(array: NDArray, counter: int = _COUNTER) -> int:
+    address = _number(array, counter)
+    return ctypes.c_int32.from_address(address + _COUNT).value if address else 0
 
 
 @functools.cache
@@ -106,3 +126,21 @@ def _are_objects_known() -> bool:
     if not (chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0]):
         return False  # what stands for the address of the count may be none
     return [_nholders_at_rest(one) for one in (array, other)] == [2, 1]
+
+
+@functools.cache
+def _are_nodes_known() -> bool:
+    """Is what autograd knows an array by where it is expected, and counted?"""
+    with autograd.pause():
+        array, gradient = mx.nd.zeros((2,), mx.cpu()), mx.nd.zeros((2,), mx.cpu())
+    before = [_number(array, place) for place in (_NODE, _COUNTER_OF_NODE)]
+    mark_variables([array], [gradient])
+    after = [_number(array, place) for place in (_NODE, _COUNTER_OF_NODE)]
+    if any(before) or not all(after):
+        return False  # what stands for the address of the count may be none
+    nholders = _nholders(array, _COUNTER_OF_NODE)
+    with autograd.record():
+        result = array + 1
+    is_counted = nholders == 1 and _nholders(array, _COUNTER_OF_NODE) > 1
+    del result  # which held it until now
+    return is_counted

@@ -166,8 +166,11 @@ class BoundStep:
         losses, outputs = regrouped(self.network.form, iter(copies))
         return losses, outputs
 
-    def first_half(self, batch: Arrays, block: Any) -> FirstHalf:
-        """Run the first half of a step; the outputs, of which autograd can take the gradients.
+    def first_half(self, batch: Arrays, block: Any) -> tuple[Arrays, FirstHalf]:
+        """Run the first half of a step; its outputs, of which autograd can take the gradients.
+
+        They are nested as the block returns them. The first half does not hold them: whether
+        anybody else does says whether a loss may still be differentiated.
 
         Until the second half the parameters have gradients that are not there yet: what autograd
         writes into them comes from elsewhere than through the outputs, and is added. Where MXNet
@@ -190,7 +193,7 @@ class BoundStep:
         outputs, _ = regrouped(self.network.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        return FirstHalf(self, outputs, pairs, losses, constants, as_graph, inputs)
+        return outputs, FirstHalf(self, pairs, losses, constants, as_graph, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mxnet import autograd
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.array_memory import is_recorded_elsewhere
 from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
-from memplan.mxnet.train.nesting import Arrays
 from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
 from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
 from memplan.mxnet.train.writes import Writes, warn_of_inputs
@@ -26,7 +26,7 @@ NDArray = Any
 
 @dataclass
 class FirstHalf:
-    """A step whose first half has run: its outputs, nested as the block returns them.
+    """A step whose first half has run.
 
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
@@ -35,7 +35,6 @@ class FirstHalf:
     """
 
     bound: BoundStep
-    outputs: Arrays
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
     constants: list[NDArray]
@@ -130,6 +129,16 @@ class FirstHalf:
     def reads_constants(self, read: ReadByLoss) -> bool:
         """Does a loss read outputs by which no parameter gets a gradient?"""
         return any(is_read(array, read) for array in self.constants)
+
+    def is_awaited(self) -> bool:
+        """Is it still to be asked where a ``backward`` comes?
+
+        Until it is finished while anybody else has its outputs, be it a graph that was recorded;
+        then while one has parameters as they were between the halves.
+        """
+        if self.is_finished:
+            return self.late is not None and self.late.is_awaited()
+        return any(map(is_recorded_elsewhere, [*self._variables(), *self.constants]))
 
     def forget(self) -> None:
         """Let it be as if autograd had written nothing."""

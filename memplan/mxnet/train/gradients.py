@@ -21,7 +21,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.array_memory import chunk_of
+from memplan.mxnet.train.array_memory import chunk_of, is_written_by_graphs
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
 from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
@@ -292,6 +292,10 @@ class Late:
 
     numbers: Sequence[int]
     before: list[tuple[Held, NDArray | None]]
+
+    def is_awaited(self) -> bool:
+        """Is there a graph still of what was recorded then?"""
+        return any(is_written_by_graphs(a) for _, a in self.before if a is not None)
 
     def written_by(self, read: ReadByLoss) -> list[tuple[Held, NDArray]]:
         """The gradients that a loss would write there, of parameters that are still the same."""

@@ -11,6 +11,7 @@ the functions of MXNet's that scripts call are wrapped.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import warnings
 from collections import deque
@@ -151,7 +152,9 @@ class _Forward:
         with TURN:
             self._leave(ctx)
             make_graph(self, args, ctx)
-            outputs = self.planned_step.first_half(args).outputs
+            outputs = self.planned_step.first_half(args)
+            if self.is_awaited():
+                _AWAITED[self] = None
             # MXNet's graph of a hybridized block returns lists, whatever tuples that has.
             return mapped(lambda array: array, outputs) if self._active else outputs
 
@@ -189,6 +192,11 @@ class _Forward:
         if rest and isinstance(rest[0], dict):
             rest[0] = {name: part for name, part in rest[0].items() if name not in _OF_THE_PLAN}
         return made, args, *rest
+
+    def is_awaited(self) -> bool:
+        """Is there a call, of the last ones, that is still to be asked where backward comes?"""
+        past = [half for halves in list(self._past.values()) for half in list(halves)]
+        return any(half.is_awaited() for half in [*self.planned_step.unfinished.values(), *past])
 
     def begun(self) -> list[FirstHalf]:
         """The steps that this thread may finish."""
@@ -267,10 +275,25 @@ def _check_statistics(halves: list[FirstHalf]) -> None:
 #: In the order in which they were planned, in which the rest of their steps runs.
 _ALL: WeakKeyDictionary[_Forward, None] = WeakKeyDictionary()
 
+#: Those that are to stay for a ``backward``, though nobody else may have them by then: a function
+#: that makes a block and returns a loss, say. MXNet's graph holds the outputs, not the block.
+_AWAITED: dict[_Forward, None] = {}
+
+
+def _let_go(phase: str, _: Any) -> None:
+    """Before Python looks for what nobody has: the blocks whose losses are gone are not awaited.
+
+    A block and its step have each other, so that they do not go before.
+    """
+    for block in list(_AWAITED) if phase == "start" else []:
+        if not block.is_awaited():
+            _AWAITED.pop(block, None)
+
 
 @functools.cache
 def _wrap() -> None:
-    """Wrap MXNet's functions, the first time."""
+    """Wrap MXNet's functions, the first time, and hear of Python's collections."""
+    gc.callbacks.append(_let_go)
     mx.nd.NDArray.backward = _with_plans(mx.nd.NDArray.backward)
     mx.autograd.backward = _with_plans(mx.autograd.backward)
     # That of scripts for MXNet 0.10; its compute_gradient calls it.

@@ -226,16 +226,16 @@ class TrainStep:
         parts = [as_inputs(batch) for batch, _ in batches or [(x, None)]]
         self._given.check()
         self._trainer.begin(parts, batch_size)
-        halves = [self.first_half(part) for part in parts]
-        return halves[0].outputs if batches is None else [half.outputs for half in halves]
+        outputs = [self.first_half(part) for part in parts]
+        return outputs[0] if batches is None else outputs
 
-    def first_half(self, inputs: tuple[Arrays, ...]) -> FirstHalf:
-        """Run the first half of a step on the block's ``inputs``, which are on one context."""
+    def first_half(self, inputs: tuple[Arrays, ...]) -> Arrays:
+        """Run the first half of a step on ``inputs``, which are on one context; its outputs."""
         with autograd.pause():
             bound = self._ready((inputs, None), in_halves=True)
-            half = bound.first_half((inputs, None), self.block)
+            outputs, half = bound.first_half((inputs, None), self.block)
         self.unfinished[bound.executor.ctx] = half
-        return half
+        return outputs
 
     @in_turn
     def backward(self, loss: Arrays, head_grads: Any = None) -> None:
