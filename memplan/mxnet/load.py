@@ -22,6 +22,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.user_operators import missing_operator
+from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import dtype_name, leaves
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
@@ -203,7 +204,7 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
         raise ArgumentError(f"{source} returned a block; name its inputs by their shapes")
     symbol = _composed(source, block, loss, list(shapes))
     blocks = [part for part in (block, loss) if isinstance(part, mx.gluon.Block)]
-    params = {name: p for part in blocks for name, p in part.collect_params().items()}
+    params = {name: p for part in blocks for name, p in named_parameters(part).items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
     return Network(symbol, shapes, type_dict, requests, (), gluon=True)

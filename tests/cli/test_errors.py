@@ -48,6 +48,7 @@ from memplan.mxnet.plan_file import load_plan
         (["plan", "nets:number"], "int"),
         (["plan", "nets:unchecked", "--shape", "data=2,4"], "Sequential, which is no HybridBlock"),
         (["plan", "nets:block"], "inputs"),
+        (["plan", "nets:twins", "--shape", "data=2,4"], "are both named 'twin_weight'"),
         (["compare", *NET, "--strategies", "store_all,magic"], "'magic'"),
         (["frontier", *NET, "--budgets", "1"], "budgets"),
         (["frontier", *NET, "--budgets", ","], "--budgets names none"),

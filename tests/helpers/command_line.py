@@ -49,6 +49,11 @@ NETS = """
     def unchecked():
         return mx.gluon.nn.Sequential()
 
+    def twins():
+        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        net.add(mx.gluon.nn.Dense(4, prefix="twin_"), mx.gluon.nn.Dense(4, prefix="twin_"))
+        return net
+
     def unplannable():
         data = mx.sym.Variable("data") * mx.sym.Variable("weight", shape=(4, 2))
         return mx.sym.MakeLoss(mx.sym.contrib.boolean_mask(data, mx.sym.Variable("mask")))

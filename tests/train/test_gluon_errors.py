@@ -44,6 +44,19 @@ class Sparse(gluon.HybridBlock):
         self.table = self.params.get("table", shape=(30, 4), stype="row_sparse")
 
 
+class Twins(gluon.HybridBlock):
+    """Has two layers of one name, which MXNet trains if they are initialised one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.first, self.second = (nn.Dense(4, in_units=6, prefix="twin_") for _ in range(2))
+        self.first.initialize(ctx=CPU)
+        self.second.initialize(ctx=CPU)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.first(x) * self.second(x)
+
+
 def with_gradient() -> Any:
     x, y = images(8)
     x.attach_grad()
@@ -126,6 +139,15 @@ def test_a_block_that_is_not_initialised_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"'net_.*initialize\(\)"):
         train_step(conv_net(), strategy=strategy)(*images(8))
     assert not strategy.asked
+
+
+@pytest.mark.parametrize("way", ["planned", "step"])
+def test_two_parameters_of_one_name(way: str) -> None:
+    block, x = Twins(), mx.nd.ones((2, 6))
+    step = train_step(block, None)
+    call = step.forward if way == "step" else planned(block, strategy="chen_sqrt")
+    with autograd.record(), pytest.raises(ArgumentError, match=r"'twin_weight'.*another prefix"):
+        call(x)
 
 
 def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:

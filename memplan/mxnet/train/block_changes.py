@@ -10,6 +10,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.read_by import is_mxnets, read_by
 from memplan.mxnet.train.settings import are_set, settings
 
@@ -137,7 +138,7 @@ class BlockChanges:
     def parameters(self) -> list[tuple[str, Any]]:
         """Those of the blocks, by name, those of layers that are only in graphs by now included."""
         with self.as_in_graphs():
-            pairs = [pair for block in self._blocks for pair in block.collect_params().items()]
+            pairs = [pair for block in self._blocks for pair in named_parameters(block).items()]
         names = {name for name, _ in pairs}
         # Those of layers that were replaced after MXNet had made its graph.
         others = (

@@ -15,6 +15,7 @@ from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
 from memplan.mxnet.train.gradients import is_of_plan, is_stand_in
 from memplan.mxnet.train.initial_order import is_derived
+from memplan.mxnet.train.named_parameters import by_name
 from memplan.mxnet.train.nesting import is_recorded
 
 NDArray = Any
@@ -23,11 +24,8 @@ Parameter = Any
 
 def trainable(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
     """Parameters by name; ArgumentError for those that cannot be trained."""
-    parameters: dict[str, Parameter] = {}
-    for name, parameter in pairs:
-        if name in parameters and parameters[name] is not parameter:
-            raise ArgumentError(f"two different parameters are named {name!r}; rename one")
-        parameters[name] = parameter
+    parameters = by_name(pairs)
+    for name, parameter in parameters.items():
         if parameter._stype != "default":
             raise ArgumentError(
                 f"parameter {name!r} is sparse, which MXNet's hybridized blocks cannot train; "
