@@ -87,20 +87,23 @@ class Plan:
     ``alternative`` says which other kind of plan would cost far less, if that is known, or costs
     less on a GPU, where mirrored BatchNorms run without cuDNN.
     ``unplanned`` holds the same figures for the step without a plan.
+
+    Plans are equal if their schedules and figures are, however long they took: Symbols cannot be
+    compared.
     """
 
     status: Status
-    symbol: Any = field(repr=False)
+    symbol: Any = field(repr=False, compare=False)
     schedule: Schedule = field(repr=False)
     strategy: str
     costs: str
     realisation: str
-    trace: Any = field(repr=False)
+    trace: Any = field(repr=False, compare=False)
     budget_nbytes: int | None
     footprint: Footprint
     unplanned: Footprint
     lower_bound_overhead: float | None
-    planning_seconds: float
+    planning_seconds: float = field(compare=False)
     bound_in_order: bool = False
     alternative: str = ""
     cut_by_clock: bool = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
 import math
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -297,3 +299,15 @@ def test_one_strategy_is_compared_as_a_list_of_one_is() -> None:
     assert row.plan is not None
     with pytest.raises(ArgumentError, match="strateg"):
         memplan.compare(net, strategies=3, **shapes)
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_plans_that_are_equal(realisation: str) -> None:
+    """Their Symbols cannot be compared, and how long each took says nothing of it."""
+    network = residual_net(batch=2, size=8, units=2, filters=2)
+    how = {"strategy": "chen_sqrt", "realisation": realisation}
+    plan = quick(network, **how)
+    assert plan == quick(network, **how) == pickle.loads(pickle.dumps(plan))
+    assert plan == copy.deepcopy(plan)
+    assert plan != quick(network, **how, budget="1GiB")
+    assert plan != quick(network, strategy="store_all", realisation=realisation)

@@ -50,7 +50,7 @@ from memplan.step.graph import Op, Tensor, TrainingGraph
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # as its nodes; Symbols cannot be compared
 class Trace:
     """A network as memplan sees it.
 
