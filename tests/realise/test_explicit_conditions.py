@@ -288,7 +288,7 @@ def test_8_deconvolution_of_every_kind(
         np.testing.assert_allclose(found[0][name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("layers", ["rows", "volumes"])
+@pytest.mark.parametrize("layers", ["rows", "volumes", "pictures by row"])
 def test_8_deconvolution_before_a_norm_of_anything_but_pictures(layers: str) -> None:
     """As a generator begins: MXNet's backward op of that BatchNorm makes a view of its gradient."""
     options = {"kernel": (4, 4), "stride": (2, 2), "pad": (1, 1), "num_filter": 8, "name": "deconv"}
@@ -296,11 +296,12 @@ def test_8_deconvolution_before_a_norm_of_anything_but_pictures(layers: str) -> 
         body = mx.sym.relu(mx.sym.BatchNorm(dense(var(), 32, name="dense"), name="norm"))
         body = mx.sym.Deconvolution(mx.sym.reshape(body, (-1, 8, 2, 2)), **options)
     else:
-        options |= {"kernel": (2, 2, 2), "stride": (2, 2, 2), "pad": (0, 0, 0)}
-        body = mx.sym.BatchNorm(var() * 2, name="norm")
+        ndim, axis = (3, 1) if layers == "volumes" else (2, 2)
+        options |= {"kernel": (2,) * ndim, "stride": (2,) * ndim, "pad": (0,) * ndim}
+        body = mx.sym.BatchNorm(var() * 2, axis=axis, name="norm")
         body = mx.sym.Deconvolution(body, **options)
     net = mx.sym.MakeLoss(mx.sym.sum(mx.sym.tanh(body)))
-    shapes = {"data": (4, 6) if layers == "rows" else (2, 8, 3, 3, 3)}
+    shapes = {"data": (4, 6) if layers == "rows" else (2, 8) + (3,) * ndim}
     traced = trace(net, shapes=shapes, grad_req="write", realisation="explicit")
     values = random_values(traced)
     expected = stock_steps(traced, values, 1)

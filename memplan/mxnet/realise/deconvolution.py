@@ -24,6 +24,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.operators import viewed_inputs
 from memplan.mxnet.trace.sizes import Attributes
 
 _DATA, _WEIGHT = 0, 1
@@ -63,21 +64,16 @@ def _aborts(node: Node) -> bool:
 
 
 def _is_viewed(gradient: Entry, readers: Readers) -> bool:
-    """Does a BatchNorm of anything but pictures read ``gradient``, or what is computed of it?"""
+    """Does an op that makes a view of it read ``gradient``, or what is computed of it?"""
     entries, seen = [gradient], {gradient}
     while entries:
         for node in readers.get(entries.pop(), ()):
-            if node.op == "_backward_BatchNorm" and not _is_of_pictures(node):
+            if viewed_inputs(node):
                 return True
             outputs = [] if node.op in _LAID_ANEW else [(node, k) for k in range(node.noutputs)]
             entries += [entry for entry in outputs if entry not in seen]
             seen.update(outputs)
     return False
-
-
-def _is_of_pictures(node: Node) -> bool:
-    data = node.forward.infos.inputs[0] if node.forward is not None else None
-    return data is not None and len(data.shape) == 4
 
 
 def _gradients(node: Node) -> tuple[Entry, Entry]:

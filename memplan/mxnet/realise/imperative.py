@@ -112,7 +112,7 @@ class Call:
     it; None: nothing.
     """
 
-    #: May arrays be freed while it is made?
+    #: May it cut a bundle, as where an array is freed while it is made?
     frees = False
 
     #: May it become a direct call?
@@ -236,6 +236,25 @@ class CallAfter(Call):
 
     def __call__(self) -> None:
         self._first()
+        super().__call__()
+
+
+class TurningCall(Call):
+    """A call before which ``turned`` are put back from layouts of oneDNN's.
+
+    The engine is asked for that alone, which cuts a bundle in two.
+    """
+
+    frees = True
+
+    __slots__ = ("_turned",)
+
+    def __init__(self, turned: Sequence[NDArray], *call: Any) -> None:
+        super().__init__(*call)
+        self._turned = turned
+
+    def __call__(self) -> None:
+        to_default_layout(self._turned)
         super().__call__()
 
 

@@ -41,6 +41,7 @@ from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, pa
 from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
+from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
@@ -173,7 +174,8 @@ class PackedStep:
         mode = self._mode if keeps_operators else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
-        options = (mode, self._updates, outside, _in_place(trace, lowered, ctx))
+        in_place, turned = _in_place(trace, lowered, ctx), _turned(trace, lowered, ctx)
+        options = (mode, self._updates, outside, in_place, turned)
         writer = Calls(lowered, packing.offsets, memory, arrays, *options)
         self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
@@ -320,6 +322,12 @@ def _in_place(
         )
         result[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
     return result
+
+
+def _turned(trace: Trace, lowered: Lowered, ctx: mx.Context) -> dict[int, list[int]]:
+    """The inputs that an op is to find in the usual layout."""
+    turned = turned_inputs(trace.graph, trace.nodes, ctx.device_type)
+    return {lowered.index_of[trace.nodes[index]]: places for index, places in turned.items()}
 
 
 def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:

@@ -16,6 +16,7 @@ from memplan.mxnet.realise.imperative import (
     Call,
     CallAfter,
     RecordedCall,
+    TurningCall,
     UpdateCall,
     Updates,
 )
@@ -74,7 +75,8 @@ class Calls:
 
     A long step runs the same ops on the same arrays again and again: such calls are one object.
     ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place``
-    what MXNet's executor writes over, by op and output.
+    what MXNet's executor writes over, by op and output, ``turned`` the inputs that an op is to find
+    in the usual layout.
     """
 
     def __init__(
@@ -87,10 +89,11 @@ class Calls:
         updates: Updates | None,
         outside: Mapping[tuple[int, int], Outside],
         in_place: Mapping[tuple[int, int], Overwritten],
+        turned: Mapping[int, Sequence[int]],
     ) -> None:
         self.mode = mode
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
-        self.updates, self.outside = updates, outside
+        self.updates, self.outside, self.turned = updates, outside, turned
         self._made: dict[_Place, NDArray] = {}
         self._ignored: dict[tuple[tuple[int, ...], str], NDArray] = {}
         self._handles: dict[tuple[int, ...], Handles] = {}
@@ -198,6 +201,9 @@ class Calls:
             call = function, attrs, self._handled(read), self._handled(written), unread
             return CallAfter(Call("add_n", {"num_args": "1"}, *parts), *call)
         inputs, outputs = self._handled(read), self._handled(written)
+        if places := self.turned.get(self.lowered.schedule.ops[step]):
+            arrays = [read[place] for place in places]
+            return TurningCall(arrays, function, attrs, inputs, outputs, unread)
         if function is not node.op:
             return Call(function, attrs, inputs, outputs)
         key = (function, *attrs.items(), id(inputs), id(outputs))

@@ -16,6 +16,7 @@ from memplan.mxnet.trace.operators import (
     KEEPS_LAYOUT,
     is_gradient_of_slopes,
     reads_any_layout,
+    writes_in_layout_of_place,
 )
 from memplan.step.graph import Op, TrainingGraph
 
@@ -83,7 +84,7 @@ def deciding(
     these ops run once, and the others before or after the op as in MXNet's own step, the layouts
     are those of that step.
     """
-    array_of = _arrays(graph)
+    array_of = arrays(graph)
     others: dict[int, set[int]] = {}
     stack = list(tensors)
     while stack:
@@ -99,7 +100,7 @@ def deciding(
     return others
 
 
-def _arrays(graph: TrainingGraph) -> dict[int, list[int]]:
+def arrays(graph: TrainingGraph) -> dict[int, list[int]]:
     """For each tensor all that share its array, as the output of a Reshape shares its input's."""
     array_of: dict[int, list[int]] = {}
     for op in graph.ops:
@@ -121,8 +122,19 @@ def varying_layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
 
 
 def may_be_own(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
-    """The tensors of ``graph`` that may be in a layout of oneDNN's as its ops, ``nodes``, end."""
-    return _layouts(graph, nodes)[0]
+    """The tensors of ``graph`` that may be in a layout of oneDNN's as its ops, ``nodes``, end.
+
+    So may the gradient of a dense layer's data, which MXNet may write over these, and what has the
+    layout of that: :func:`varying_layouts` does not count them.
+    """
+    own, _ = _layouts(graph, nodes)
+    for op, node in zip(graph.ops, nodes, strict=True):
+        if writes_in_layout_of_place(node):
+            over = ((op.inputs[h.input], op.outputs[h.output]) for h in op.handovers)
+            own.update(written for source, written in over if source in own)
+        elif node.op in KEEPS_LAYOUT and own & {*op.inputs}:
+            own.update(op.outputs)
+    return own
 
 
 def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set[int]]:

@@ -119,6 +119,22 @@ def writes_in_layout_of_place(node: Node) -> bool:
     return not reads_any_layout(node) or node.op == "_backward_FullyConnected"
 
 
+def viewed_inputs(node: Node) -> tuple[int, ...]:
+    """The inputs of which MXNet makes views, as it cannot of arrays in layouts of oneDNN's.
+
+    They are the output's gradient and the data of a BatchNorm's backward op, unless the data are
+    pictures, by channel (MKLDNNBatchNormBackwardImpl of src/operator/nn/mkldnn). The forward op
+    makes a view, too, of a copy.
+    """
+    if node.op != "_backward_BatchNorm" or node.forward is None:
+        return ()
+    data = node.forward.infos.inputs[0]
+    if data is None or data.dtype != "float32":
+        return ()
+    is_usual = len(data.shape) == 4 and int(node.forward.attrs.get("axis", "1")) == 1
+    return () if is_usual else (0, 3)
+
+
 def must_be_in_place(node: Node) -> bool:
     """Does MXNet end the process where ``node`` does not write over what it reads?
 
