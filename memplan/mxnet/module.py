@@ -116,7 +116,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._plans = Plans(self.symbol, planner, given, at_once=at_once)
         self._plans.released = weakref.WeakMethod(self._collect)
         if self._plans.update_within and len(self._context) > 1:
-            self._plans.update_behind("gradients of several contexts are summed up first")
+            reason = "gradients of several contexts are summed up first"
+            self._plans.update_behind(reason, self._context)
 
     def _collect(self) -> None:
         """Let the group have the arrays of the executors as they are now."""

@@ -23,7 +23,7 @@ from memplan.mxnet import BucketingModule, Module
 
 
 def bound(**options: Any) -> Module:
-    module = Module(NET, context=options.pop("context", None), **OPTIONS)
+    module = Module(NET, **OPTIONS)
     module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))], **options)
     module.init_params(mx.init.Xavier())
     return module
@@ -111,17 +111,11 @@ def test_update_only_notes_that_a_step_has_run() -> None:
         ({}, {"kvstore": mx.kv.create("local")}, "a kvstore"),
         ({"inputs_need_grad": True}, {}, "gradients of inputs"),
         ({"grad_req": "add"}, {}, "grad_req='add'"),
-        ({"context": [mx.cpu(0), mx.cpu(1)]}, {}, "several contexts"),
     ],
 )
 def test_what_is_refused_trains_behind_the_step(
     bind: dict[str, Any], optimizer: dict[str, Any], reason: str
 ) -> None:
-    if "context" in bind:
-        with pytest.warns(UserWarning, match=reason):
-            module = Module(NET, context=bind["context"], **OPTIONS)
-        assert module._plans.realisation == "packed"
-        return
     with pytest.warns(UserWarning, match=reason):
         module = ready(bind, optimizer)
     assert module.plan is not None
@@ -133,6 +127,37 @@ def test_what_is_refused_trains_behind_the_step(
     assert not np.array_equal(before, module._exec_group.param_arrays[0][0].asnumpy())
     [gradient] = module._exec_group.grad_arrays[0]
     assert gradient.asnumpy().any()
+
+
+@pytest.mark.parametrize("bucketing", [False, True])
+def test_on_several_contexts_of_the_cpu_steps_are_those_of_auto(
+    bucketing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Packed memory is not possible there."""
+    contexts = [mx.cpu(0), mx.cpu(1)]
+
+    def trained(kind: type, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        net: Any = (lambda _: (NET, ("data",), ("softmax_label",))) if bucketing else NET
+        keys = {"default_bucket_key": 1} if bucketing else {}
+        module = kind(net, context=contexts, **keys, **options)
+        module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+        mx.random.seed(3)
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(kvstore=None, optimizer_params={"learning_rate": 0.1})
+        step = batch()
+        step.bucket_key, step.provide_data, step.provide_label = 1, None, None
+        for _ in range(2):
+            module.forward_backward(step)
+            module.update()
+        mx.nd.waitall()
+        return module, [{n: array.asnumpy() for n, array in module.get_params()[0].items()}]
+
+    with pytest.warns(UserWarning, match="several contexts"):
+        module, ours = trained(BucketingModule if bucketing else Module, **OPTIONS)
+    assert (module._curr_module if bucketing else module).plan.realisation == "explicit"
+    assert "memplan trains by explicit steps" in caplog.text
+    stock = trained(mx.mod.BucketingModule if bucketing else mx.mod.Module)[1]
+    assert not differences(stock, ours)
 
 
 class Halved:

@@ -131,18 +131,20 @@ class Plans:
         """Are the parameters updated within the steps?"""
         return self.realisation == UPDATING
 
-    def update_behind(self, reason: str) -> None:
-        """Plan anew for packed steps, whose gradients wait for the update; a warning says why.
+    def update_behind(self, reason: str, contexts: Iterable[mx.Context] = ()) -> None:
+        """Plan anew for steps whose gradients wait for the update; a warning says why.
 
+        They are packed, unless that is not possible on ``contexts``: then the log says so, too.
         ArgumentError if the user gave a plan.
         """
         if self._given is not None:
             raise ArgumentError(
                 f"the given plan updates the parameters within the step, but {reason}; give one "
-                f"made with realisation='packed'"
+                f"made with realisation='packed' or 'explicit'"
             )
         warn_behind(reason)
-        self.realisation = self._planner.realisation = "packed"
+        name = suited(AUTO, contexts)
+        self.realisation = self._planner.realisation = "packed" if name == AUTO else name
         self.plans.clear()
 
     def check_contexts(self, contexts: Iterable[mx.Context]) -> None:
