@@ -24,7 +24,7 @@ from memplan.programs.moment_program import moment_bound
 from memplan.step.schedule import Schedule
 from memplan.strategies import configured, create, name_of, options_of
 from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_overhead
-from memplan.util.interrupts import noticing
+from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import is_finite, plain, shown
 from memplan.util.stop import Stop
@@ -183,22 +183,29 @@ class _Search:
         self.trials: dict[int, Trial] = {}
         self.carried_sizes: set[int] = set()  # that fit by another's plan, or by little work
         self.least: Plan | None = None
+        self.interrupt = Interrupt()
 
     def run(self) -> BatchSize:
         """Bracket, halve, and plan the largest size that fits as well as time allows."""
-        with noticing() as interrupt:
+        interrupted = False
+        with noticing() as self.interrupt:
             try:
                 low, high = self._bracket()
-                while high - low > 1 and self._time_is_left() and not interrupt.has_come:
+                while high - low > 1 and self._time_is_left():
                     middle = (low + high) // 2
                     self._try(middle, (low + middle) // 2, (middle + high) // 2)
                     low, high = (middle, high) if self.trials[middle].fits else (low, middle)
-                if not interrupt.has_come:
-                    self._improve(low)
+                self._improve(low)
             except KeyboardInterrupt:
                 if not any(trial.fits for trial in self.trials.values()):
                     raise
-        return self._result()
+                interrupted = True
+        return self._result(interrupted=interrupted)
+
+    def _end_if_interrupted(self) -> None:
+        """Raise the interrupt that a strategy or a proof answered with its best so far."""
+        if self.interrupt.has_come:
+            raise KeyboardInterrupt
 
     def _bracket(self) -> tuple[int, int]:
         """A size that fits and a larger one that does not (the same one if time is up)."""
@@ -232,6 +239,7 @@ class _Search:
             return FIRST_SIZE
         little = dataclasses.replace(job, effort=FIRST_SHARE)
         [attempt] = run([Task(little, self.strategy, None, since=begin)], cache=self.cache)
+        self._end_if_interrupted()
         per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
         if attempt is not None and attempt.plan is not None:
             self.least = attempt.plan
@@ -261,7 +269,8 @@ class _Search:
             if n not in self.trials or not self.trials[n].fits:
                 tasks[n] = self._task(job, start, begin)
         self._search(tasks)
-        if size not in self.trials:
+        self._end_if_interrupted()
+        if size not in self.trials:  # a worker was interrupted
             raise KeyboardInterrupt
 
     def _search(self, tasks: Mapping[int, Task]) -> None:
@@ -272,15 +281,13 @@ class _Search:
                 for n, task in tasks.items()
                 if task.job.effort > FIRST_SHARE
             }
-            with noticing() as interrupt:
-                self._run(little)
-            if interrupt.has_come:
-                return
+            self._run(little)
             self.carried_sizes.update(n for n in little if n in self.trials and self.trials[n].fits)
             tasks = {n: task for n, task in tasks.items() if n not in self.carried_sizes}
         self._run(tasks)
 
     def _run(self, tasks: Mapping[int, Task]) -> None:
+        self._end_if_interrupted()
         attempts = run(tasks.values(), executor=self.executor, cache=self.cache)
         for n, attempt in zip(tasks, attempts, strict=True):
             if attempt is not None:
@@ -353,9 +360,10 @@ class _Search:
         text, is_proved = f"{text}: {error}", error.proved and size == 1
         return BudgetError(text, proved=is_proved, lowest_nbytes=error.lowest_nbytes)
 
-    def _result(self) -> BatchSize:
+    def _result(self, *, interrupted: bool) -> BatchSize:
         best = max(size for size, trial in self.trials.items() if trial.fits)
         plan = self.trials[best].attempt.plan
         assert plan is not None
         too_large = min((size for size in self.trials if size > best), default=None)
-        return BatchSize(best, plan, too_large, tuple(t for _, t in sorted(self.trials.items())))
+        tried = tuple(trial for _, trial in sorted(self.trials.items()))
+        return BatchSize(best, plan, too_large, tried, interrupted=interrupted)

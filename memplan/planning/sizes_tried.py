@@ -25,15 +25,17 @@ class BatchSize:
     """The largest batch size found that fits, its plan, and all sizes that were tried.
 
     ``too_large`` is the smallest size tried that did not fit (None: the search ended before one
-    was met): sizes between the two were not tried, as time was up. That a size does not fit is
-    proved only where its attempt says "infeasible"; where that has an error, too, no budget
-    helps, as MXNet cannot hold one of its arrays.
+    was met): sizes between the two were not tried, as time was up, or, if ``interrupted``, as
+    Ctrl-C ended the search for them. That a size does not fit is proved only where its attempt says
+    "infeasible"; where that has an error, too, no budget helps, as MXNet cannot hold one of its
+    arrays.
     """
 
     batch_size: int
     plan: Plan
     too_large: int | None
     tried: tuple[Trial, ...]
+    interrupted: bool = False
 
     def __str__(self) -> str:
         plan = self.plan
@@ -41,14 +43,15 @@ class BatchSize:
             f"Batch size {self.batch_size}: {format_nbytes(plan.total_nbytes)} of "
             f"{format_nbytes(plan.budget_nbytes or 0)} at {plan.overhead:+.1%} time; "
         )
+        reason = "Ctrl-C ended the search" if self.interrupted else "time was up"
         if self.too_large is None:
-            first += "larger ones were not tried, as time was up."
+            first += f"larger ones were not tried, as {reason}."
         else:
             [attempt] = [t.attempt for t in self.tried if t.batch_size == self.too_large]
             is_refused = attempt.status is Status.INFEASIBLE and attempt.error is not None
             first += f"{self.too_large} {'is too large for MXNet' if is_refused else 'did not fit'}"
             if self.too_large > self.batch_size + 1:
-                first += ", those between were not tried, as time was up"
+                first += f", those between were not tried, as {reason}"
             first += f": {attempt.error}." if is_refused else "."
         rows = [
             (str(t.batch_size), "yes" if t.fits else "no", *cells(t.attempt)) for t in self.tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -218,6 +219,39 @@ def test_an_interrupt_ends_it_with_the_largest_found() -> None:
     assert len(searches) == 3
     assert result.plan.total_nbytes <= 16 << 20
     assert result.batch_size <= largest().batch_size
+
+
+@dataclass(frozen=True)
+class AnswersWhenInterrupted:
+    """Is interrupted at one of its searches, and answers with its best so far."""
+
+    search: int
+    start: Schedule | None = None
+
+    def solve(self, problem: Problem) -> Outcome:
+        searches.append(problem.budget_nbytes)
+        if len(searches) == self.search:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+        return create("memonger").solve(problem)
+
+
+@pytest.mark.parametrize("search", [1, 2, 3])  # for the guess, and a size with little and all work
+def test_an_interrupt_that_is_answered_before_a_size_fits_is_raised(search: int) -> None:
+    searches.clear()
+    with pytest.raises(KeyboardInterrupt):
+        largest(strategy=AnswersWhenInterrupted(search))
+    assert len(searches) == search
+
+
+def test_an_interrupt_that_is_answered_ends_it_with_the_largest_found() -> None:
+    searches.clear()
+    result = largest(strategy=AnswersWhenInterrupted(4))
+    assert len(searches) == 4
+    assert result.interrupted
+    assert "not tried, as Ctrl-C ended the search" in str(result)
+    assert "time was up" not in str(result)
 
 
 @pytest.mark.parametrize(
