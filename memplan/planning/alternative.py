@@ -11,6 +11,7 @@ from memplan.planning.job import STOCK, Job
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import AUTO, Symbol, taken_from_cudnn
 from memplan.strategies.evict import Evict
+from memplan.util.interrupts import Interrupt
 
 # The other plan is a quick one: it may take this part of the time limit, and gives up after as many
 # attempts in a row that find nothing cheaper. So its overhead is more than that of a long search.
@@ -22,12 +23,16 @@ EXPENSIVE = 0.02
 TIMES = 2.0
 
 
-def alternative(job: Job, attempt: Attempt, net: Symbol, /, **options: Any) -> str:
+def alternative(
+    job: Job, attempt: Attempt, net: Symbol, interrupt: Interrupt, /, **options: Any
+) -> str:
     """Sentences with the figures, where another kind of plan costs far less, or does on a GPU.
 
-    ``options`` are those of the ``job`` that made ``attempt``.
+    ``options`` are those of the ``job`` that made ``attempt``. After an ``interrupt`` no other plan
+    is searched for.
     """
-    sentences = (_other_kind(job, attempt, net, options), _without_cudnn(job, attempt))
+    other = "" if interrupt.has_come else _other_kind(job, attempt, net, options)
+    sentences = (other, _without_cudnn(job, attempt))
     return ". ".join(filter(None, sentences))
 
 

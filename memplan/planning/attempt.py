@@ -67,7 +67,7 @@ def try_strategy(
     with noticing() as interrupt:
         trial = _Trial(job, strategy, problem, begin, interrupt)
         outcome, realised = trial.run()
-    if trial.was_cut:
+    if trial.was_cut or interrupt.has_come:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)
     seconds = time.monotonic() - begin
     plan = None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Of a workspace: why it is none.
 NOT_COUNTED = "not counted"
 
+# What is said of a plan whose search ended early.
+CUT = ", cut by the clock or Ctrl-C"
+
 # Parts of a footprint that are only shown where there is some of them.
 SELDOM = ("states of the optimizer", "workspace of operators")
 
@@ -81,11 +84,11 @@ class Plan:
     ``lower_bound_overhead`` is proven: no plan of this realisation within the budget has less
     ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
-    first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit ended a
-    search: in more time, or on another machine, the plan may be another; else equal calls give
-    equal plans. ``trace`` is the traced network, ``packing`` where tensors lie in a packed plan.
-    ``alternative`` says which other kind of plan would cost far less, if that is known, or costs
-    less on a GPU, where mirrored BatchNorms run without cuDNN.
+    first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit, or an
+    interrupt (Ctrl-C), ended a search: in more time, or on another machine, the plan may be
+    another; else equal calls give equal plans. ``trace`` is the traced network, ``packing`` where
+    tensors lie in a packed plan. ``alternative`` says which other kind of plan would cost far less,
+    if that is known, or costs less on a GPU, where mirrored BatchNorms run without cuDNN.
     ``unplanned`` holds the same figures for the step without a plan.
 
     Plans are equal if their schedules and figures are, however long they took: Symbols cannot be
@@ -222,7 +225,7 @@ class Plan:
             f"{f'; {self._proof()}' if recomputed else ''}.",
             *(["Parameters are updated within the step."] if self.trace.form.updates else []),
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
-            f"planned in {self.planning_seconds:.1f} s{', cut by the clock' * self.cut_by_clock}",
+            f"planned in {self.planning_seconds:.1f} s{CUT * self.cut_by_clock}",
         ]
         if self.workspace_nbytes:
             lines.append(f"workspace of operators: {self.footprint.workspace_source}")

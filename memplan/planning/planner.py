@@ -24,6 +24,7 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
+from memplan.util.interrupts import noticing
 from memplan.util.nbytes import parse_budget
 
 if TYPE_CHECKING:
@@ -157,12 +158,14 @@ def _plan(
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
-    with apart(job) as do:
+    with noticing() as interrupt, apart(job) as do:
         task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
         [attempt] = run([task], cache=folder)
         assert attempt is not None  # or run would have raised the interrupt
-        better = alternative(job, attempt, net, **options)
+        better = alternative(job, attempt, net, interrupt, **options)
         if attempt.plan is None:
+            if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
+                raise KeyboardInterrupt
             raise refused(job, do, attempt, task.solver, better)
         remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
     return dataclasses.replace(attempt.plan, alternative=better)

@@ -12,7 +12,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError
 from memplan.planning.frontier import Plans, plans_of
-from memplan.planning.plan import Plan
+from memplan.planning.plan import CUT, Plan
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
@@ -104,7 +104,7 @@ def _facts(plan: Plan) -> str:
         ("budget", budget),
         ("overhead", f"{plan.overhead:+.1%} of the step's time"),
         ("bound on the overhead", bound),
-        ("status", plan.status.value + ", cut by the clock" * plan.cut_by_clock),
+        ("status", plan.status.value + CUT * plan.cut_by_clock),
         ("strategy", plan.strategy),
         ("costs", plan.costs),
         ("workspace of operators", plan.footprint.workspace_source),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
 import mxnet as mx
 import pytest
 
@@ -10,6 +16,7 @@ from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
 from memplan.planning import alternative
+from memplan.strategies import Outcome, Problem, Status, create
 
 SHAPE = (8, 3, 16, 16)
 
@@ -32,11 +39,40 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     net, _ = residual_net(units=2)
     plan = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
     assert plan.overhead > alternative.EXPENSIVE
+    assert not plan.cut_by_clock
     quick = {"strategy": "evict:patience=50", "realisation": "packed"}
     packed = memplan.plan(net, budget="90%", data=SHAPE, **quick)
     assert plan.overhead > alternative.TIMES * packed.overhead
     assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
     assert plan.alternative in str(plan)
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Is interrupted, and answers all the same."""
+
+    finds: bool
+
+    def solve(self, problem: Problem) -> Outcome:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        found = create("chen_greedy").solve(problem)
+        return found if self.finds else Outcome(Status.INFEASIBLE)
+
+
+def test_after_an_interrupt_no_other_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*_: object, **__: object) -> None:
+        pytest.fail("another search has begun")
+
+    monkeypatch.setattr(alternative, "try_strategy", searched)
+    monkeypatch.setattr("memplan.planning.planner.refused", searched)
+    net, _ = residual_net(units=2)
+    plan = memplan.plan(net, strategy=Interrupted(finds=True), budget="90%", data=SHAPE)
+    assert plan.overhead > alternative.EXPENSIVE
+    assert plan.cut_by_clock
+    with pytest.raises(KeyboardInterrupt):
+        memplan.plan(net, strategy=Interrupted(finds=False), budget="90%", data=SHAPE)
 
 
 def test_a_cheap_plan_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

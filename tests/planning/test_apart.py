@@ -198,6 +198,8 @@ def test_an_interrupt_ends_the_child(what: str, tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_search_with_what_it_has(tmp_path: Path) -> None:
     plan = planned(Odd("answer_when_interrupted"), cache=tmp_path)
     assert plan.schedule.recomputed == ()
+    assert plan.cut_by_clock
+    assert "Ctrl-C" in str(plan)
     assert not list(tmp_path.iterdir())  # what an interrupt cut short is not kept
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -205,6 +205,7 @@ class Interrupted:
 def test_what_an_interrupt_cut_short_is_not_kept(tmp_path: Path) -> None:
     made = plan(tmp_path, strategy=Interrupted())
     assert made.schedule.recomputed
+    assert made.cut_by_clock
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
