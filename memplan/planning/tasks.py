@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from memplan.errors import ArgumentError, MemplanError
+from memplan.errors import ArgumentError, MemplanError, PlanningError
 from memplan.planning import parcel, record
 from memplan.planning.apart import Do
 from memplan.planning.attempt import try_strategy
@@ -257,7 +257,7 @@ def _answer(
         with _without_script(solver), ProcessPoolExecutor(1, mp_context=spawn) as fresh:
             arguments = (job_text, name, solver, budget_nbytes, start, bound_seconds)
             return fresh.submit(_answer, *arguments).result()
-    with _ONE_AT_A_TIME, noticing() as interrupt:
+    with _raising_what_travels(), _ONE_AT_A_TIME, noticing() as interrupt:
         job = parcel.from_json(job_text)
         schedule = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
@@ -266,6 +266,23 @@ def _answer(
             )
     text = record.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.has_come})
+
+
+@contextlib.contextmanager
+def _raising_what_travels() -> Iterator[None]:
+    """What is raised within is a PlanningError that names it where pickle cannot bring it home.
+
+    An exception that cannot be unpickled, as its constructor takes other arguments, would end the
+    executor of the user, and all that others wait for there.
+    """
+    try:
+        yield
+    except Exception as error:  # a strategy raises whatever it likes
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # whatever the class of the exception raises
+            raise PlanningError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 @contextlib.contextmanager

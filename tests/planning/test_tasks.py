@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -20,7 +21,7 @@ from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
 from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, PlanningError
 from memplan.planning.comparison import Comparison
 from memplan.strategies import Outcome, Status
 from memplan.strategies.base import Problem
@@ -158,6 +159,34 @@ class Liar:
 def test_what_a_strategy_raises_there_is_raised_here(pool: Executor) -> None:
     with pytest.raises(ArithmeticError, match="told at home"):
         compared("mirror", pool, strategies=[Liar(os.getpid())], budgets=0.6)
+
+
+class NotToBeUnpickledError(Exception):
+    """Its constructor takes other arguments than it hands on, which pickle calls it with."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Raises what no process can send to another."""
+
+    def solve(self, problem: Problem) -> Outcome:
+        raise NotToBeUnpickledError(7, "the solver failed")
+
+
+@pytest.mark.parametrize(
+    "kind", [None, pytest.param(ProcessPoolExecutor, marks=pytest.mark.long)], ids=["spawn", "fork"]
+)
+def test_what_cannot_be_sent_breaks_no_pool_and_no_other_row(pool: Executor, kind: Any) -> None:
+    options: dict[str, Any] = {"strategies": [Failing(), "store_all"], "budgets": None}
+    with contextlib.nullcontext(pool) if kind is None else kind(1) as executor:
+        failed, other = compared("mirror", executor, **options).rows
+        assert failed.error == "PlanningError: NotToBeUnpickledError: the solver failed (7)"
+        assert other.plan is not None
+        with pytest.raises(PlanningError, match=r"the solver failed \(7\)"):
+            compared("mirror", executor, strategies=Failing(), budgets=None)
 
 
 class Refusing(Executor):
