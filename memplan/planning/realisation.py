@@ -220,9 +220,10 @@ def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, A
 
 def taken_from_cudnn(net: Symbol) -> int:
     """How many BatchNorms of a mirrored network MXNet's own kernel computes on a GPU, too."""
+    from memplan.mxnet.trace import symbol_json
     from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE
 
-    return sum(CUDNN_OFF_BEFORE in attributes for attributes in net.attr_dict().values())
+    return sum(CUDNN_OFF_BEFORE in attributes for _, attributes in symbol_json.attributes(net))
 
 
 def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) -> CostTable:

@@ -108,6 +108,35 @@ def test_odd_names_train_as_without_a_plan(name: str, tmp_path: Path) -> None:
         assert plan.explain()
 
 
+def gradients(executor: Any) -> list[bytes]:
+    """Of one step."""
+    random = np.random.default_rng(0)
+    for _, array in sorted(executor.arg_dict.items()):
+        array[:] = mx.nd.array(random.normal(size=array.shape))
+    executor.forward(is_train=True)
+    executor.backward()
+    found = executor.grad_dict
+    return [found[name].asnumpy().tobytes() for name in ("first_weight", "second_weight")]
+
+
+def test_a_name_may_have_the_sign_at_which_mxnet_splits_attributes() -> None:
+    """MXNet's Module takes no such name, but its executors do."""
+    net = network("a$b")
+    with pytest.raises(ValueError, match="too many values"):
+        net.attr_dict()
+    expected = gradients(net.simple_bind(mx.cpu(), data=DATA[1]))
+    for realisation, strategy in REALISATIONS:
+        options = {"realisation": realisation, "strategy": strategy, "data": DATA[1]}
+        plan = memplan.plan(net, costs="roofline:cpu", **options)
+        if realisation == "mirror":
+            executor = plan.symbol.simple_bind(mx.cpu(), data=DATA[1])
+        else:
+            executor = TrainExecutor(plan.trace, plan.schedule, ctx=mx.cpu())
+        assert gradients(executor) == expected, realisation
+    on_gpu = memplan.plan(net, ctx=mx.gpu(0), costs="roofline:v100", data=DATA[1])
+    assert on_gpu.realisation == "mirror"
+
+
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])
 def test_a_variable_may_be_named_as_the_gradient_of_an_output(realisation: str) -> None:
     """Beside which there is one: the output is no loss."""

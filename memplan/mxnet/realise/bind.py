@@ -95,4 +95,4 @@ def _read_means(data: JSON) -> None:
 def _groups(symbol: mx.sym.Symbol) -> set[str]:
     """The names by which attributes of ``symbol`` say where an op runs."""
     [(key, ours)] = PLACED.items()
-    return {attrs[key] for attrs in symbol.attr_dict().values() if key in attrs} | {ours}
+    return {attrs[key] for _, attrs in symbol_json.attributes(symbol) if key in attrs} | {ours}

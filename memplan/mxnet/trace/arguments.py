@@ -53,8 +53,8 @@ def infer_arguments(
 
 def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
     """The storage types of the variables for which ``mx.sym.Variable`` was given one."""
-    key, attrs_of = "__storage_type__", symbol.attr_dict().items()
-    numbers = {name: int(attrs[key]) for name, attrs in attrs_of if key in attrs}
+    key, nodes = "__storage_type__", symbol_json.attributes(symbol)
+    numbers = {name: int(attrs[key]) for name, attrs in nodes if key in attrs}
     return {name: _STORAGE_TYPE_ID_TO_STR[number] for name, number in numbers.items()}
 
 

@@ -66,6 +66,14 @@ def parse(symbol: mx.sym.Symbol) -> Any:
     return parse_text(text_of(symbol))
 
 
+def attributes(symbol: mx.sym.Symbol) -> list[tuple[str, dict[str, str]]]:
+    """Name and attributes of every node of ``symbol``.
+
+    ``Symbol.attr_dict()`` splits both at "$", and fails where a name has one.
+    """
+    return [(node["name"], node.get("attrs", {})) for node in parse(symbol)["nodes"]]
+
+
 def parse_text(text: str) -> Any:
     """What is in the JSON that MXNet wrote; ValueError for any that is damaged."""
     return parse_json(text, strict=False)
