@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.planning.plan import Footprint, Plan
-from memplan.planning.realisation import trace
+from memplan.planning.realisation import load, trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
@@ -117,7 +118,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def _plan(data: Mapping[str, Any]) -> Plan:
     names = {field.name for field in dataclasses.fields(Plan)}.difference(_MADE)
     plain = plain_fields(Plan, data, sorted(names))
-    traced = _trace(data)
+    traces = _traces(data)
+    traced, on_gpu = next(traces, (None, False))
+    if traced is None:
+        raise ValueError("the network has other ops here than where the plan was made")
     schedule = _schedule(traced, data)
     footprint = _footprint(data["footprint"])
     figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes)
@@ -129,7 +133,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         _check_blocks(traced, schedule, footprint)
     plan = Plan(
         status=Status[data["status"]],
-        symbol=_planned_symbol(traced, schedule, data["symbol"]),
+        symbol=_planned_symbol(data, data["symbol"], itertools.chain([(traced, on_gpu)], traces)),
         schedule=schedule,
         trace=traced,
         footprint=footprint,
@@ -198,11 +202,23 @@ def _packing(
     return packing
 
 
-def _planned_symbol(traced: Trace, schedule: Schedule, text: Any) -> mx.sym.Symbol:
-    """The network as planned: that of a packed plan is made from its schedule."""
-    if traced.form.in_one_array:
-        return training_symbol(traced, schedule)
-    return _symbol(text)
+def _planned_symbol(
+    data: Mapping[str, Any], text: Any, traces: Iterable[tuple[Trace, bool]]
+) -> mx.sym.Symbol:
+    """The network as planned: that of a packed plan is made from its schedule, and in no file.
+
+    ValueError where the ``text`` is of another Symbol than any that ``traces`` (:func:`_traces`)
+    give for the schedule: MXNet would train another network than was planned.
+    """
+    for traced, on_gpu in traces:
+        schedule = _schedule(traced, data)
+        if traced.form.in_one_array:
+            return training_symbol(traced, schedule)
+        symbol = _symbol(text)
+        planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
+        if symbol_json.text_of(symbol) == symbol_json.text_of(planned):
+            return symbol
+    raise ValueError("'symbol' is not that of its network and schedule")
 
 
 def _symbol(text: Any) -> mx.sym.Symbol:
@@ -219,10 +235,11 @@ def _schedule(traced: Trace, data: Mapping[str, Any]) -> Schedule:
     return Schedule.from_json(graph, json.dumps(data["schedule"]))
 
 
-def _trace(data: Mapping[str, Any]) -> Trace:
-    """The trace of the network with the ops of the plan; they depend on the kind of device.
+def _traces(data: Mapping[str, Any]) -> Iterator[tuple[Trace, bool]]:
+    """The traces of the network with the ops of the plan, and whether each is one for a GPU.
 
-    It is made with the shapes of the plan, NumPy's or not, whatever the process has.
+    Ops depend on the kind of device, and may be others under the same names. A trace is made with
+    the shapes of the plan, NumPy's or not, whatever the process has.
     """
     if not isinstance(data["numpy_shapes"], bool):
         raise ValueError(f"'numpy_shapes' cannot be {shown(data['numpy_shapes'])}")
@@ -242,5 +259,4 @@ def _trace(data: Mapping[str, Any]) -> Trace:
             if value != data[name]:
                 raise ValueError(f"{name!r} are not those of its network")
         if [op.name for op in traced.graph.ops] == data["ops"]:
-            return traced
-    raise ValueError("the network has other ops here than where the plan was made")
+            yield traced, device_type == "gpu"

@@ -202,6 +202,39 @@ def test_a_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
     assert loaded(tmp_path / "plan.json", json.loads(plan_text(plan))) == plan_text(plan)
 
 
+def convolved(**options: Any) -> memplan.Plan:
+    """A plan of a network with a Convolution, which mirroring recomputes."""
+    net = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(3, 3), name="first")
+    net = mx.sym.Activation(net, act_type="tanh", name="tanh")
+    net = mx.sym.Pooling(net, global_pool=True, pool_type="avg", kernel=(1, 1))
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    given = {"strategy": "memonger", "costs": "roofline:v100", "data": (2, 3, 8, 8)}
+    return memplan.plan(net, **given, **options)
+
+
+def test_a_mirror_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
+    """Its Symbol has readers of Convolutions, which a CPU does not need."""
+    texts = [plan_text(convolved(ctx=ctx)) for ctx in (mx.cpu(), mx.gpu(0))]
+    assert ["_unread" in text for text in texts] == [False, True]
+    for text in texts:
+        assert loaded(tmp_path / "plan.json", json.loads(text)) == text
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit"])
+def test_a_symbol_of_another_network_or_schedule_is_refused(
+    realisation: str, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "plan.json", json.loads(plan_text(convolved(realisation=realisation)))
+    others = [("tanh", {"act_type": "sigmoid"}), ("first", {"__force_mirroring__": "False"})]
+    for name, attrs in others:
+        symbol = json.loads(data["symbol"])
+        [node, *_] = [node for node in symbol["nodes"] if node["name"] == name]
+        node["attrs"].update(attrs)
+        path.write_text(json.dumps(data | {"symbol": json.dumps(symbol)}), encoding="utf-8")
+        with pytest.raises(ArgumentError, match="'symbol' is not that of its network and schedule"):
+            load_plan(path)
+
+
 @pytest.mark.parametrize("size", [-(10**30), 10**30])
 def test_a_shape_that_no_number_of_mxnet_holds(text: str, size: int, tmp_path: Path) -> None:
     data = json.loads(text)
