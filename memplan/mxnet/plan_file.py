@@ -24,7 +24,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.planning.plan import Footprint, Plan
-from memplan.planning.realisation import load, trace
+from memplan.planning.realisation import as_traced, load, trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
@@ -215,8 +215,12 @@ def _planned_symbol(
         if traced.form.in_one_array:
             return training_symbol(traced, schedule)
         symbol = _symbol(text)
-        planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
-        if symbol_json.text_of(symbol) == symbol_json.text_of(planned):
+        with as_traced(traced):
+            planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
+        # What MXNet's JSON has beside says which version wrote it, and with which shapes.
+        parsed = map(symbol_json.parse, (symbol, planned))
+        one, other = ([data[key] for key in ("nodes", "heads")] for data in parsed)
+        if one == other:
             return symbol
     raise ValueError("'symbol' is not that of its network and schedule")
 

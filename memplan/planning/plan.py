@@ -108,7 +108,7 @@ class Plan:
     lower_bound_overhead: float | None
     planning_seconds: float = field(compare=False)
     bound_in_order: bool = False
-    alternative: str = ""
+    alternative: str = field(default="", compare=False)
     cut_by_clock: bool = False
     packing: Packing | None = field(default=None, repr=False)
 

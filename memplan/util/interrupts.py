@@ -56,6 +56,15 @@ def deferring() -> Iterator[Interrupt]:
             signal.raise_signal(signal.SIGINT)
 
 
+def as_it_came(error: SystemError) -> BaseException:
+    """The KeyboardInterrupt of which Python has made ``error``, if it is one; else ``error``.
+
+    It does so where one is raised as a compiled function of numba returns.
+    """
+    cause = error.__cause__ or error.__context__
+    return cause if isinstance(cause, KeyboardInterrupt) else error
+
+
 @contextmanager
 def passing_on(to: Callable[[], Any]) -> Iterator[None]:
     """A SIGINT that comes within calls ``to``, which stops what is waited for here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -45,6 +46,7 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     assert plan.overhead > alternative.TIMES * packed.overhead
     assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
     assert plan.alternative in str(plan)
+    assert dataclasses.replace(plan, alternative="") == plan  # as in a plan's file, which has none
 
 
 @dataclass(frozen=True)

@@ -270,3 +270,9 @@ def test_it_goes_with_the_plan_and_with_the_job(table: CostTable, tmp_path: Path
     assert load_plan(tmp_path / "plan.json").footprint == made.footprint
     prepared = Job.prepare(NET, realisation="packed", **options, **SHAPES)
     assert parcel.from_json(parcel.to_json(prepared)).beside == prepared.beside
+
+
+def test_an_optimizer_that_cannot_update_a_parameter_is_named() -> None:
+    net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="fc"))
+    with pytest.raises(ArgumentError, match="GroupAdaGrad cannot update 'fc_bias'"):
+        plan(net, ctx=mx.cpu(), optimizer="groupadagrad", data=(2, 3))

@@ -14,6 +14,7 @@ from helpers.graphs import mirrored_graphs
 from helpers.networks import residual_net, unrolled_lstm
 from memplan.memory.blocks import allocate
 from memplan.mxnet.trace.build import trace
+from memplan.search.kernels import mirroring
 from memplan.search.kernels.mirroring import Evaluator
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
@@ -48,3 +49,17 @@ def test_on_real_networks(network, share: float, dtype: str) -> None:  # type: i
     graph = trace(net, shapes=shapes, type_dict=dict.fromkeys(shapes, dtype)).graph
     choice = random.Random(7)
     agree(graph, frozenset(op for op in flaggable(graph) if choice.random() < share))
+
+
+@pytest.mark.parametrize("name", ["run_order", "replay"])
+def test_an_interrupt_is_none_of_pythons_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is where it is raised while a compiled function returns."""
+
+    def interrupted(*_: object) -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    net, shapes = residual_net()
+    evaluate = Evaluator(trace(net, shapes=shapes).graph)
+    monkeypatch.setattr(mirroring, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(evaluate.flags(()))

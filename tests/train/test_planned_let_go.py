@@ -89,6 +89,16 @@ def test_several_blocks_stay_for_one_backward() -> None:
 
 
 def test_what_cannot_be_differentiated_is_still_said() -> None:
+    def retained(net: Any) -> Any:
+        loss = loss_of(net)
+        loss.backward(retain_graph=True)
+        return loss
+
+    loss, _ = after_steps(retained, 0, plan=True)
+    gc.collect()
+    with pytest.raises(UsageError, match="second time"):
+        loss.backward()
+
     def earlier(net: Any) -> Any:
         loss = loss_of(net)
         loss_of(net).backward()

@@ -22,7 +22,8 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
     """What ``optimizer``, or one of this name, keeps for all parameters with a gradient, in bytes.
 
     Copies of parameters in float32, which ``multi_precision`` makes, are counted as well.
-    ArgumentError for a name that MXNet does not know.
+    ArgumentError for a name that MXNet does not know, and for parameters that the optimizer cannot
+    update.
     """
     optimizer = optimizer_of(optimizer)
     kinds: dict[tuple[int, str], list[Any]] = {}
@@ -31,7 +32,11 @@ def states_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int
         shape, dtype = traced.shapes[name], traced.dtypes[name]
         if (len(shape), dtype) not in kinds:
             weight = mx.nd.zeros((_SIZE,) * len(shape), mx.cpu(), dtype)
-            state = optimizer.create_state_multi_precision(0, weight)
+            try:
+                state = optimizer.create_state_multi_precision(0, weight)
+            except AssertionError as error:  # GroupAdaGrad's, for all but matrices
+                kind = type(optimizer).__name__
+                raise ArgumentError(f"{kind} cannot update {name!r} of shape {shape}") from error
             kinds[len(shape), dtype] = list(_arrays(state))
         for state in kinds[len(shape), dtype]:
             total += _scaled(state.shape, shape) * np.dtype(state.dtype).itemsize

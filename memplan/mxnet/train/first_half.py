@@ -42,6 +42,7 @@ class FirstHalf:
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
+    is_retained: bool = False
     #: Has a loss that was differentiated read a constant? MXNet goes into the block there, too.
     is_reached_by_constants: bool = False
     late: Late | None = None
@@ -133,12 +134,15 @@ class FirstHalf:
     def is_awaited(self) -> bool:
         """Is it still to be asked where a ``backward`` comes?
 
-        Until it is finished while anybody else has its outputs, be it a graph that was recorded;
-        then while one has parameters as they were between the halves.
+        Until it is finished while anybody else has its outputs, be it a graph that was recorded,
+        and later if that was retained; then while one has parameters as they were between the
+        halves.
         """
-        if self.is_finished:
-            return self.late is not None and self.late.is_awaited()
-        return any(map(is_recorded_elsewhere, [*self._variables(), *self.constants]))
+        if self.late is not None and self.late.is_awaited():
+            return True
+        is_over = self.is_finished and not self.is_retained
+        outputs = [] if is_over else [*self._variables(), *self.constants]
+        return any(map(is_recorded_elsewhere, outputs))
 
     def forget(self) -> None:
         """Let it be as if autograd had written nothing."""

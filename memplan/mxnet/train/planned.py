@@ -320,6 +320,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 named = [options.get("heads"), options.get("outputs")]
                 read = ReadByLoss(leaves([*args[:1], *named]))
                 train_mode = [*args[3:4], options.get("train_mode", True)][0]
+                retains = bool([*args[2:3], options.get("retain_graph", False)][0])
                 for half in begun:
                     half.check(read)
                     _check_mode(half, read, train_mode)
@@ -331,6 +332,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                     halves = [half for block in blocks for half in block.after_backward()]
                     _check_statistics(halves)
                     for half in halves:
+                        half.is_retained = retains
                         half.finish()
             except BaseException:  # Ctrl-C, too, after which a notebook may go on
                 for block in blocks:

@@ -17,6 +17,7 @@ from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable
 from memplan.util.compiled import compiled_with_arrays
+from memplan.util.interrupts import as_it_came
 from memplan.util.remember import remembered
 
 
@@ -68,16 +69,23 @@ class Evaluator:
 
     def order(self, flags: Array) -> tuple[Array, float]:
         """The steps with these flags, and their seconds; bytes are those of the latest order."""
-        return run_order(flags, self._order, self._memory.copies)  # type: ignore[no-any-return]
+        try:
+            steps, seconds = run_order(flags, self._order, self._memory.copies)
+        except SystemError as error:
+            raise as_it_came(error) from None
+        return steps, seconds
 
     def allocated_nbytes(self, steps: Array, enough: float) -> int:
         """Bytes of the blocks of the latest order; where they are more than ``enough``, not all."""
         return int(self._replay(steps, int(min(UNLIMITED, enough)))[0])
 
     def _replay(self, steps: Array, enough: int) -> tuple[int, int]:
-        return replay(  # type: ignore[no-any-return]
-            self._arrays, self._memory, steps, len(steps), self.match_range, enough
-        )
+        arrays, memory, nsteps = self._arrays, self._memory, len(steps)
+        try:
+            allocated, peak = replay(arrays, memory, steps, nsteps, self.match_range, enough)
+        except SystemError as error:
+            raise as_it_came(error) from None
+        return allocated, peak
 
 
 def _order_arrays(graph: TrainingGraph) -> OrderArrays:
