@@ -166,5 +166,6 @@ def test_a_block_stays_until_backward_where_mxnets_objects_are_others(
     loss_of(net).backward()
     gone = weakref.ref(net)
     del net
+    mx.nd.waitall()  # as above
     gc.collect()
     assert gone() is None

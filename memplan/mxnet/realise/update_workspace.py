@@ -49,8 +49,9 @@ class _Arrays:
         return round(total)
 
 
-# By the class whose update it is: benchmarks/updates.py --arrays, on two processors, one thread
-# each. Within, it says one array more for AdaGrad, Adamax and DCASGD than a perceptron of 84 MB
+# By the class whose update it is, on two processors, one thread each: a longer form of
+# benchmarks/updates.py --arrays, of which the numbers behind a step differ by a third from run to
+# run. Within, it says one array more for AdaGrad, Adamax and DCASGD than a perceptron of 84 MB
 # took, which these are. SGLD, Nadam and LBSGD never update within.
 _ARRAYS = {
     optimizers.AdaGrad: _Arrays((4, 18, 30, 31), within=4),

@@ -42,6 +42,7 @@ class FirstHalf:
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     is_finished: bool = False
+    #: Was its graph kept (``retain_graph=True``), through which another ``backward`` may come?
     is_retained: bool = False
     #: Has a loss that was differentiated read a constant? MXNet goes into the block there, too.
     is_reached_by_constants: bool = False
