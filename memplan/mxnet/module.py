@@ -182,12 +182,16 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def _back_if_refused(self) -> Iterator[None]:
         """Within it shapes may change, and are as they were where a step with them is refused."""
         shapes, labels = self._data_shapes, self._label_shapes
+        executors = self._exec_group.execs if self.binded else ()
+        kept = [(e, e.operators) for e in executors if isinstance(e, Executor)]
         try:
             yield
         except (MemplanError, KeyboardInterrupt):
             if self._data_shapes is not shapes:
                 self._data_shapes, self._label_shapes = shapes, labels
                 self._exec_group.bind_exec(shapes, labels, reshape=True)
+                for executor, operators in kept:
+                    executor.operators = operators
             raise
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:

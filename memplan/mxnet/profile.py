@@ -25,6 +25,7 @@ from memplan.mxnet.realise.code_in_memory import PACKED_CALL_NBYTES, uncounted_n
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
+from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import Mirror, annotate, unread_ops
 from memplan.mxnet.realise.packed import Packed, PackedStep
@@ -213,7 +214,8 @@ def _timed_calls(
     arguments, states = random_arrays(traced, ctx)
     executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
     arrays = {**executor.inputs, **executor.aux_dict}
-    step = PackedStep(traced, schedule, ctx=ctx, arrays=arrays, memory=executor.memory)
+    memory, operators = executor.memory, KeptOperators()
+    step = PackedStep(traced, schedule, ctx=ctx, arrays=arrays, memory=memory, operators=operators)
     passes = []
     for number in range(warmup + repeats):
         tell(f"profiling, step {number + 1} of {warmup + repeats}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.trace.operators import runs_user_code
+from memplan.mxnet.trace.operators import CUSTOM, runs_user_code
 
 NDArray = Any
 JSON = dict[str, Any]
@@ -28,6 +30,7 @@ def bind_as_it_stands(
     aux_states: Arrays,
     pool: mx.executor.Executor | None = None,
     match_range: int | None = None,
+    operators: KeptOperators | None = None,
 ) -> mx.executor.Executor:
     """Bind ``symbol`` without gradients, and keep MXNet from rewriting it.
 
@@ -40,8 +43,11 @@ def bind_as_it_stands(
     only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
     Ops without control dependencies must be :data:`~memplan.mxnet.realise.explicit.PLACED`. So may
     others: what the user's AttrScope(ctx_group=...) has placed runs on ``ctx``, too.
+
+    Custom ops are run by the objects in ``operators``, or by new ones.
     """
-    with under(match_range):
+    kept = contextlib.nullcontext() if operators is None else operators.for_ops(_user_ops(symbol))
+    with under(match_range), kept:
         return symbol.bind(
             mx.cpu(1),
             {name: args[name] for name in symbol.list_arguments()},
@@ -58,17 +64,19 @@ def bind_inference(
     args: Arrays,
     aux_states: Arrays,
     pool: mx.executor.Executor | None = None,
+    operators: KeptOperators | None = None,
 ) -> mx.executor.Executor:
     """Bind a network for inference as it runs in an executor that is bound to train.
 
-    ``pool`` is that of :func:`bind_as_it_stands`.
+    ``pool`` and ``operators`` are those of :func:`bind_as_it_stands`.
     """
     data = symbol_json.parse(symbol)
     _read_means(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
-    return bind_as_it_stands(symbol_json.load(data), ctx, args, aux_states, pool)
+    symbol = symbol_json.load(data)
+    return bind_as_it_stands(symbol, ctx, args, aux_states, pool, operators=operators)
 
 
 def _read_means(data: JSON) -> None:
@@ -90,6 +98,12 @@ def _read_means(data: JSON) -> None:
         copy = {"op": "_copy", "name": "first_output", "inputs": [heads[0]]}
         nodes.extend([*readers, copy | {"control_deps": list(places)}])
         heads[0] = [len(nodes) - 1, 0, 0]
+
+
+def _user_ops(symbol: mx.sym.Symbol) -> list[Key]:
+    """The Custom ops of ``symbol``, in the order in which MXNet binds them."""
+    nodes = symbol_json.parse(symbol)["nodes"]
+    return keys(node["name"] for node in nodes if node["op"] == CUSTOM)
 
 
 def _groups(symbol: mx.sym.Symbol) -> set[str]:

@@ -1,4 +1,4 @@
-"""Shows a monitor what the calls of a packed step write, as MXNet's executors show theirs."""
+"""Shows a monitor what a planned step writes, as MXNet's executors show what theirs do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from memplan.errors import UsageError
+from memplan.mxnet.realise.explicit import step_nodes
 from memplan.mxnet.realise.imperative import wait_to_write
+from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, to_symbol
+from memplan.step.schedule import Schedule
 
 NDArray = Any
 
@@ -65,3 +70,20 @@ class Monitor:
 def _name(node: Node, k: int) -> str:
     """The name that MXNet's executors show for an output of an op that names none itself."""
     return f"{node.name}_output" if node.noutputs == 1 else f"{node.name}_output{k}"
+
+
+def without_copies(
+    callback: Callable[..., Any], trace: Trace, schedule: Schedule
+) -> Callable[..., Any]:
+    """``callback`` but for the ops that a plan adds: it is called as without a plan."""
+    names = {node.name for node in trace.nodes}
+    steps = step_nodes(lower(trace, schedule))
+    extra = tuple(f"{node.name}_" for node in steps if node.name not in names)
+
+    def call(name: bytes, handle: Any) -> None:
+        if extra and name.decode().startswith(extra):
+            mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+        else:
+            callback(name, handle)
+
+    return call

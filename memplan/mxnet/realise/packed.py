@@ -33,6 +33,7 @@ from memplan.mxnet.realise.in_place import (
     with_layouts_of_unplanned,
     with_slopes_of_unplanned,
 )
+from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
@@ -136,10 +137,10 @@ class PackedStep:
     plan; without one, it is packed anew, and may take more. ScheduleError for the packing of
     another schedule. ``arrays`` are the arguments, states and gradients of heads. Steps that run in
     turn may share ``memory``; where that is not large enough, or None, the step makes its own.
-    Without ``keeps_operators`` the operators of user code are made anew for every step. ``updates``
-    are for "updating". ``gradients`` are arrays, by argument, for those that the step writes
-    outside of its memory, or adds to: they are in :attr:`outputs`. Without an array the step makes
-    one.
+    User code is run by the objects in ``operators``; None: they are made anew for every step.
+    ``updates`` are for "updating". ``gradients`` are arrays, by argument, for those that the step
+    writes outside of its memory, or adds to: they are in :attr:`outputs`. Without an array the step
+    makes one.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class PackedStep:
         ctx: mx.Context,
         arrays: Mapping[str, NDArray],
         memory: PackedMemory | None = None,
-        keeps_operators: bool = True,
+        operators: KeptOperators | None = None,
         updates: Updates | None = None,
         packing: Packing | None = None,
         gradients: Mapping[str, NDArray] | None = None,
@@ -171,11 +172,11 @@ class PackedStep:
             memory = PackedMemory(packing.nbytes, ctx)
         self.memory = memory
         self._mode, self._scope = Mode(), StepScope()
-        mode = self._mode if keeps_operators else None
+        mode = None if operators is None else self._mode
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
         in_place, turned = _in_place(trace, lowered, ctx), _turned(trace, lowered, ctx)
-        options = (mode, self._updates, outside, in_place, turned)
+        options = (mode, operators, self._updates, outside, in_place, turned)
         writer = Calls(lowered, packing.offsets, memory, arrays, *options)
         self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
+from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.loop_copies import with_copies
 from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.lowering import Lowered
@@ -32,6 +34,7 @@ from memplan.mxnet.realise.unread import is_left_out
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import (
+    CUSTOM,
     ignored_inputs,
     is_made_of_symbol,
     runs_user_code,
@@ -74,6 +77,8 @@ class Calls:
     """Makes the calls of a lowered schedule.
 
     A long step runs the same ops on the same arrays again and again: such calls are one object.
+    ``mode`` and ``operators`` are of an executor, which keeps the operators of user code and loops
+    from step to step; None: they are made anew for every call.
     ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place``
     what MXNet's executor writes over, by op and output, ``turned`` the inputs that an op is to find
     in the usual layout.
@@ -86,12 +91,15 @@ class Calls:
         memory: PackedMemory,
         arrays: Mapping[str, NDArray],
         mode: Mode | None,
+        operators: KeptOperators | None,
         updates: Updates | None,
         outside: Mapping[tuple[int, int], Outside],
         in_place: Mapping[tuple[int, int], Overwritten],
         turned: Mapping[int, Sequence[int]],
     ) -> None:
-        self.mode = mode
+        self.mode, self.operators = mode, operators
+        user_ops = [node for node in lowered.nodes if node.op == CUSTOM]
+        self._user_ops = dict(zip(user_ops, keys(node.name for node in user_ops), strict=True))
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
         self.updates, self.outside, self.turned = updates, outside, turned
         self._made: dict[_Place, NDArray] = {}
@@ -212,7 +220,10 @@ class Calls:
         return self._alike[key]
 
     def _function(self, node: Node) -> str | Callable[..., Any]:
-        return _cached_op(node, self.mode) if is_made_of_symbol(node) else node.op
+        if not is_made_of_symbol(node):
+            return node.op
+        op, key = _cached_op(node, self.mode), self._user_ops.get(node)
+        return op if key is None else _of_user(op, self.operators, key)
 
     def _handled(self, arrays: Sequence[NDArray]) -> Handles:
         key = tuple(map(id, arrays))
@@ -302,7 +313,7 @@ class Mode:
 def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     """The operator alone, made at every call; with a ``mode`` once, as in an executor.
 
-    User code reads the usual layout. In a loop MXNet's executor knows the mode of who runs it only.
+    In a loop MXNet's executor knows the mode of who runs it only.
     """
     is_kept = mode is not None
     sources: list[Entry] = [(Node(VARIABLE, f"input{i}"), 0) for i in range(len(node.inputs))]
@@ -311,13 +322,6 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     # A network below the limit would be recorded op by op.
     flags = {"inline_limit": 0, "static_alloc": is_kept, "static_shape": is_kept}
     op = mx.nd.CachedOp(to_symbol([(call, k) for k in range(node.noutputs)]), flags.items())
-    if runs_user_code(node.op):
-
-        def in_layout(*inputs: NDArray, out: Sequence[NDArray]) -> None:
-            with in_usual_layout(inputs):
-                op(*inputs, out=out)
-
-        return in_layout
     if mode is None or node.subgraphs is None:
         return op
 
@@ -326,6 +330,19 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
             op(*inputs, out=out)
 
     return in_mode
+
+
+def _of_user(
+    op: Callable[..., Any], operators: KeptOperators | None, key: Key
+) -> Callable[..., None]:
+    """``op``, which runs user code: that reads the usual layout, and its object is kept."""
+
+    def call(*inputs: NDArray, out: Sequence[NDArray]) -> None:
+        kept = contextlib.nullcontext() if operators is None else operators.for_ops([key])
+        with in_usual_layout(inputs), kept:
+            op(*inputs, out=out)
+
+    return call
 
 
 def _infos(node: Node) -> tuple[EntryInfo, ...]:

@@ -17,6 +17,9 @@ _IGNORED_INPUTS = {
     "_npi_full_like": (0,),
 }
 
+# The op that runs user code.
+CUSTOM = "Custom"
+
 # An attribute of an op that MXNet calls by itself, in no graph: a PReLU's backward op writes over
 # nothing there. Its value is another for every op, for equal ones are not merged there.
 APART = "__memplan_apart__"
@@ -226,7 +229,7 @@ def runs_user_code(op: str) -> bool:
     MXNet shows user code every attribute, those with hidden names, too, and crashes where it raises
     because it knows no others than its own.
     """
-    return op in ("Custom", "_backward_Custom")
+    return op in (CUSTOM, "_backward_Custom")
 
 
 def may_be_mirrored(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,11 @@ from typing import Any
 from weakref import WeakSet
 
 import mxnet as mx
-from mxnet.base import NDArrayHandle
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
-from memplan.mxnet.realise.explicit import step_nodes
-from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.monitor import check_monitor
+from memplan.mxnet.realise.kept_operators import KeptOperators
+from memplan.mxnet.realise.monitor import check_monitor, without_copies
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.input_memory import InputMemory, view
 from memplan.mxnet.train.module_gradients import Key, ModuleGradients, key_of
@@ -97,6 +94,8 @@ class Executor(BoundArrays):
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
         self._trained, self._lacks_backward = -1, False
+        #: For the Custom ops, in training and inference, however often these are bound.
+        self.operators = KeptOperators()
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
         # As MXNet's executor has them: an optimizer updates a sparse weight in another way.
@@ -218,6 +217,7 @@ class Executor(BoundArrays):
                 pool=pool.executor,
                 match_range=plan.match_range,
                 memory=pool.memory,
+                operators=self.operators,
                 updates=self._plans.updates,
                 packing=plan.packing,
             )
@@ -251,7 +251,7 @@ class Executor(BoundArrays):
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
             self.device.make_room(need, ctx)
             self._inference = bind_inference(
-                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor
+                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators
             )
             pool.add(need, self._inference)
             self._watch()
@@ -269,6 +269,7 @@ class Executor(BoundArrays):
                     stacklevel=2,
                 )
             self._lacks_backward = True
+        self.operators.wait_for(self._outputs or ())
         executor = self.train() if is_train else self.infer()
         self.device.nruns += 1
         self._trained = self.device.nruns if is_train else -1
@@ -329,6 +330,7 @@ class Executor(BoundArrays):
         """It, whose user code, if any, has forgotten what it kept: MXNet binds at every reshape."""
         if self._plans.has_user_code:
             self._training = self._inference = None  # plan, memory and gradients stay
+            self.operators = KeptOperators()
         return self
 
     def _changed(self, request: Request) -> dict[str, str]:
@@ -359,7 +361,8 @@ class Executor(BoundArrays):
         callback, monitor_all = self._monitor
         if self._training is not None:
             plan = self._plans.find(self._request)
-            self._training.set_monitor_callback(_without_copies(callback, plan), monitor_all)
+            without = without_copies(callback, plan.trace, plan.schedule)
+            self._training.set_monitor_callback(without, monitor_all)
         if self._inference is not None:
             self._inference.set_monitor_callback(callback, monitor_all)
 
@@ -380,18 +383,3 @@ def _check_unchanged(changed: Mapping[str, str], inputs: Mapping[str, tuple[int,
                 f"the network cannot take them with the parameters that it has; resize the inputs, "
                 f"or bind another module to them"
             )
-
-
-def _without_copies(callback: Callback, plan: Plan) -> Callback:
-    """``callback`` but for the ops that a plan adds: it is called as without a plan."""
-    names = {node.name for node in plan.trace.nodes}
-    steps = step_nodes(lower(plan.trace, plan.schedule))
-    extra = tuple(f"{node.name}_" for node in steps if node.name not in names)
-
-    def call(name: bytes, handle: Any) -> None:
-        if extra and name.decode().startswith(extra):
-            mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-        else:
-            callback(name, handle)
-
-    return call

@@ -18,6 +18,7 @@ from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import gradients_added_late, training_symbol
 from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates, address_of
+from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
@@ -100,11 +101,12 @@ class TrainExecutor(BoundArrays):
     Arrays are made, filled with zeros, for the arguments and states that are not given.
     ``pool`` and ``match_range`` are those of
     :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
-    ``memory`` instead, if that is large enough; this, ``keeps_operators`` and ``packing`` are
-    those of :class:`memplan.mxnet.realise.packed.PackedStep`. ``updates`` does the updates of
-    one made for "updating". Raises ArgumentError for an array that is unknown or of the wrong
-    shape or dtype, and for a ``match_range`` that is no whole number; UsageError for a trace
-    with NumPy's shapes where MXNet has its own.
+    ``memory`` instead, if that is large enough; this and ``packing`` are those of
+    :class:`memplan.mxnet.realise.packed.PackedStep`. The objects of Custom ops are in
+    ``operators``, or new ones; without ``keeps_operators`` packed steps make them anew for every
+    step. ``updates`` does the updates of one made for "updating". Raises ArgumentError for an array
+    that is unknown or of the wrong shape or dtype, and for a ``match_range`` that is no whole
+    number; UsageError for a trace with NumPy's shapes where MXNet has its own.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class TrainExecutor(BoundArrays):
         match_range: int | None = None,
         memory: PackedMemory | None = None,
         keeps_operators: bool = True,
+        operators: KeptOperators | None = None,
         updates: Updates | None = None,
         packing: Packing | None = None,
     ) -> None:
@@ -145,7 +148,8 @@ class TrainExecutor(BoundArrays):
         is_packed = trace.form.in_one_array
         self._kept_gammas = gammas if keeps_operators and is_packed else []
         self._fixed_gammas = [] if keeps_operators or is_packed else gammas
-        options = {"memory": memory, "keeps_operators": keeps_operators, "updates": updates}
+        self._operators = (operators or KeptOperators()) if keeps_operators else None
+        options = {"memory": memory, "operators": self._operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)
             if trace.form.in_one_array
@@ -214,7 +218,8 @@ class TrainExecutor(BoundArrays):
     ) -> mx.executor.Executor:
         """The step in MXNet's blocks."""
         symbol = training_symbol(self.trace, self.schedule)
-        return bind_as_it_stands(symbol, self.ctx, self.inputs, self.aux_dict, pool, match_range)
+        arrays = self.inputs, self.aux_dict
+        return bind_as_it_stands(symbol, self.ctx, *arrays, pool, match_range, self._operators)
 
     def _arrays(self, kind: str, names: Sequence[str], arrays: Arrays | None) -> dict[str, NDArray]:
         for name in arrays or {}:
@@ -274,14 +279,17 @@ class TrainExecutor(BoundArrays):
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""
         self._set(values)
+        if self._operators is not None:
+            self._operators.wait_for(self.outputs)
         if is_train:
             self._begin()
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
             self._finish()
         else:
             if self._inference is None:
+                arrays = self.arg_dict, self.aux_dict
                 self._inference = bind_inference(
-                    self.trace.symbol, self.ctx, self.arg_dict, self.aux_dict
+                    self.trace.symbol, self.ctx, *arrays, operators=self._operators
                 )
             self.outputs = self._inference.forward(is_train=False)
         return self.outputs
