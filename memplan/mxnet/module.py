@@ -221,8 +221,9 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if self._updated_by.is_due:
             warnings.warn(
                 "update() was not called after the last training step, which has updated the "
-                "parameters already (realisation='updating'); call update() right after the step, "
-                "or take realisation='packed' if a script leaves updates out",
+                "parameters already (realisation='updating'); call update() right after the step. "
+                "forward(batch) without is_train trains, too: evaluate by forward(batch, "
+                "is_train=False). If a script leaves updates out, take realisation='packed'",
                 stacklevel=3,
             )
 
