@@ -10,8 +10,8 @@ import pytest
 
 import memplan
 import memplan.mxnet
-from helpers.fitting import NETWORKS
-from memplan.errors import ArgumentError, TraceError
+from helpers.fitting import NETWORKS, TWO
+from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.gluon import TrainStep
 
 QUICK = {"strategy": "store_all"}
@@ -99,6 +99,23 @@ def test_a_refusal_recommends_nothing_that_is_refused_as_well() -> None:
     assert "realisation=" not in str(refusal.value)
     # What it recommends instead.
     assert memplan.plan(net, time_limit=1, data=(2, 3)).realisation == "mirror"
+
+
+@pytest.mark.parametrize(
+    ("realisation", "error"), [("auto", TraceError), ("packed", ArgumentError)]
+)
+def test_a_refusal_on_two_contexts_recommends_what_runs_there(
+    realisation: str, error: type[MemplanError]
+) -> None:
+    """User code cannot be explicit, and packed memory is on the first of them."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
+    net = mx.sym.Custom(net, op_type="a_square", name="square")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    shapes = [("data", (8, 4))], [("softmax_label", (8,))]
+    with pytest.raises(error, match=r"mx\.mod\.Module .*memplan\.search_plan"):
+        memplan.mxnet.Module(net, context=TWO, realisation=realisation, **QUICK).bind(*shapes)
+    symbol = memplan.search_plan(net, time_limit=1, data=(4, 4))
+    mx.mod.Module(symbol, context=TWO).bind(*shapes)
 
 
 class Square(mx.operator.CustomOp):

@@ -91,7 +91,9 @@ class Explicit(Form):
             if forward is not None and is_made_of_symbol(forward):
                 raise TraceError(
                     f"op {forward.name!r} ({forward.op}) cannot be trained by an explicit plan: "
-                    f"MXNet cannot write its backward op into a Symbol. Use realisation='packed'"
+                    f"MXNet cannot write its backward op into a Symbol. Use realisation='packed', "
+                    f"on cpu(0) or a GPU; on other contexts mx.mod.Module trains it by the Symbol "
+                    f"that memplan.search_plan returns"
                 )
         gradient_of_lrn.as_in_blocks(heads, device_type)
         heads = runnable(heads)
@@ -179,7 +181,7 @@ def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: boo
     name, advice = node.forward.name, "realisation='packed' or 'mirror'"
     if keeps_gradient(node):
         reason = "MXNet's executor would write over the gradient of its output, the block does not"
-        advice = "realisation='packed'"
+        advice = "realisation='packed', on cpu(0) or a GPU"
     elif of_argument:
         reason = f"it reads {node.forward.inputs[0][0].name!r}, whose gradient is wanted, too"
     elif is_shared(node.inputs[0], nreaders):

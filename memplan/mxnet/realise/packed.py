@@ -106,7 +106,9 @@ class Packed(Explicit):
         """
         if ctx is not None and ctx.device_type != "gpu" and ctx != mx.cpu(0):
             raise ArgumentError(
-                f"packed memory is on cpu(0) or a GPU, not on {ctx}; use realisation='explicit'"
+                f"packed memory is on cpu(0) or a GPU, not on {ctx}; use realisation='explicit', "
+                f"or cpu(0) alone. What explicit steps refuse, mx.mod.Module may train there by "
+                f"the Symbol that memplan.search_plan returns"
             )
 
     def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:

@@ -152,7 +152,7 @@ def check_written(node: Node, nreaders: Mapping[Entry, int], *, by_onednn: bool)
         raise TraceError(
             f"op {forward.name!r} ({forward.op}) has no gradient in MXNet's executor where that of "
             f"its input {needed} is not wanted: it is what memory was before. Use "
-            f"realisation='packed'"
+            f"realisation='packed', on cpu(0) or a GPU"
         )
 
 
