@@ -31,10 +31,7 @@ def keys(names: Iterable[str]) -> list[Key]:
 
 
 class KeptOperators:
-    """The objects of a network's Custom ops, made when first needed.
-
-    Those within loops and branches are not among them: MXNet makes them anew whenever they run.
-    """
+    """The objects of a network's Custom ops, made when first needed; not those within loops."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Any] = {}
