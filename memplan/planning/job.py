@@ -31,6 +31,7 @@ from memplan.planning.realisation import (
     runs_whole_steps,
     suited,
     trace_by,
+    with_packed_loops,
 )
 from memplan.planning.without_budget import schedule_without_budget, solvers_of_least
 from memplan.search.eviction import lowest
@@ -172,10 +173,13 @@ class Job:
             return cls(trace, graph, way, _UNKNOWN, *figures, max_overhead=max_overhead)
 
         with no_collections():
-            stock = traced(STOCK)._with_unplanned()
+            stock = traced(STOCK)
             if not runs_whole_steps(realisation):
+                stock = stock._with_unplanned()
                 stock.realisation.check_environment()
                 return stock._with_known()
+            trace = with_packed_loops(stock.trace)
+            stock = dataclasses.replace(stock, trace=trace)._with_unplanned()
             return traced(realisation)._compared_with(stock)._with_known()
 
     def _with_known(self) -> Job:

@@ -6,6 +6,7 @@ A realisation is a class in a file of ``memplan/mxnet/realise``, and a row of
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import re
@@ -209,6 +210,15 @@ def update_nbytes(traced: Trace, optimizer: Optimizer) -> int:
     from memplan.mxnet.realise.update_workspace import update_nbytes as nbytes
 
     return nbytes(traced, optimizer)
+
+
+def with_packed_loops(traced: Trace) -> Trace:
+    """``traced``, a network with the loops that packed steps call, which MXNet can always bind."""
+    if all(node.subgraphs is None for node in traced.nodes):
+        return traced
+    from memplan.mxnet.realise.loop_copies import symbol_with_copies
+
+    return dataclasses.replace(traced, symbol=symbol_with_copies(traced.symbol))
 
 
 def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:

@@ -1,9 +1,15 @@
-"""Gradients that MXNet's loops add up over iterations, of what the body reads besides its states.
+"""Gradients that MXNet's loops compute wrongly, or not at all, of what their bodies read.
 
-MXNet 1.9.1 has the operator that reads such an input add its gradient to what is there, in every
-iteration. Some operators write it instead, or hand on what they have added up: the gradient of a
-sum goes to both of its terms, and the other one then gets that of all iterations so far. So in the
-loops of packed steps such an operator reads a copy, whose backward op adds as it should.
+MXNet 1.9.1 has the operator that reads an input other than states and parts of data add its
+gradient to what is there, in every iteration. Some operators write it instead. So in the loops of
+packed steps such an operator reads a copy, whose backward op adds as it should.
+
+Some operators hand on the gradient of their output as that of what they read, uncopied, such as
+that of a sum to both of its terms. Where that is added up, the other term gets the gradient of all
+iterations so far; where a state or a part of data is read, the array of its gradient is the one
+that the loop gave for the gradient of an output, and MXNet ends in an error of storage types, for
+the iteration before finds none. So there a copy is read, too, and a sum is one of ``add_n``, which
+copies the gradient for each term, in the order in which MXNet adds them up.
 """
 
 from __future__ import annotations
@@ -12,6 +18,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mxnet as mx
+
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import COND, FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import VARIABLE, Node
 from memplan.mxnet.trace.sizes import Attributes
@@ -42,14 +51,20 @@ _DO_NOT_ADD_ONE = {
     "take": 1,
 }
 
-# Those that hand on the gradient of their output as that of what they read.
-_HAND_ON = frozenset({"elemwise_add", "_contrib_round_ste", "_contrib_sign_ste"})
+# Those that hand on the gradient of their output as that of what they read, and so do sums.
+_HAND_ON = frozenset({"_contrib_round_ste", "_contrib_sign_ste"})
+_SUM = "elemwise_add"
 
 # Loops within are not known to add, and read copies for safety.
-_READ_COPIES = _DO_NOT_ADD | _HAND_ON | {FOREACH, WHILE_LOOP, COND}
+_READ_COPIES = _DO_NOT_ADD | {FOREACH, WHILE_LOOP, COND}
 
 # Which subgraph of a loop runs in every iteration.
 _BODY = {FOREACH: 0, WHILE_LOOP: 1}
+
+
+def symbol_with_copies(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """``symbol``, whose loops and branches are those :func:`with_copies`."""
+    return symbol_json.load(_within(symbol_json.parse(symbol)))
 
 
 def with_copies(node: Node) -> Json:
@@ -83,12 +98,22 @@ def _added_up(loop: Node, variables: Sequence[int]) -> set[int]:
 
 
 def _reading_copies(graph: Json, added_up: set[int]) -> Json:
-    """``graph``, of whose nodes ``added_up`` an operator that does not add reads copies."""
+    """The body ``graph``, where copies are read of variables that need it, and sums are add_n.
+
+    Of those ``added_up`` an operator that does not add reads copies.
+    """
+    variables = set(graph["arg_nodes"])
+
+    def reads_copy(op: str, place: int, source: int) -> bool:
+        does_not_add = op in _READ_COPIES or _DO_NOT_ADD_ONE.get(op) == place
+        return source in (variables if op in _HAND_ON else added_up if does_not_add else ())
+
+    graph = graph | {"nodes": [_copying_gradient(node, variables) for node in graph["nodes"]]}
     copied = {
         source
         for node in graph["nodes"]
         for place, (source, *_) in enumerate(node["inputs"])
-        if _reads_copy(node["op"], place) and source in added_up
+        if reads_copy(node["op"], place, source)
     }
     if not copied:
         return graph
@@ -98,8 +123,8 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
     for number, node in enumerate(graph["nodes"]):
         inputs = []
         for place, (source, *rest) in enumerate(node["inputs"]):
-            copies = copy_of if _reads_copy(node["op"], place) else {}
-            inputs.append([copies.get(source, place_of[source]), *rest])
+            places = copy_of if reads_copy(node["op"], place, source) else place_of
+            inputs.append([places[source], *rest])
         place_of[number] = len(nodes)
         nodes.append(copy.deepcopy(node) | {"inputs": inputs})
         if number in copied:
@@ -115,8 +140,11 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
     }
 
 
-def _reads_copy(op: str, place: int) -> bool:
-    return op in _READ_COPIES or _DO_NOT_ADD_ONE.get(op) == place
+def _copying_gradient(node: Json, variables: set[int]) -> Json:
+    """``node``, or an add_n of its terms if it is a sum of which some are ``variables``."""
+    if node["op"] != _SUM or variables.isdisjoint(source for source, *_ in node["inputs"]):
+        return node
+    return node | {"op": "add_n", "attrs": node.get("attrs", {}) | {"num_args": "2"}}
 
 
 def _rows(graph: Json, place_of: Mapping[int, int], count: int) -> list[int]:
