@@ -136,6 +136,52 @@ def test_loops_over_data_compute_what_they_compute_where_they_are_not_hybridized
     np.testing.assert_allclose(*gradients, rtol=1e-5)
 
 
+class Unrolled(mx.gluon.HybridBlock):
+    """A cell in a loop or a branch (``kind``), with states of its own or those that are passed."""
+
+    def __init__(self, kind: str, is_passed: bool) -> None:
+        super().__init__(prefix="net_")
+        self.kind, self.is_passed = kind, is_passed
+        with self.name_scope():
+            self.cell = mx.gluon.rnn.GRUCell(12, input_size=12)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        def unrolled(part: Any) -> Any:
+            states = [F.zeros_like(part)] if self.is_passed else None
+            return self.cell.unroll(1, [part], begin_state=states)[0][0]
+
+        if self.kind == "cond":
+            return F.contrib.cond(F.sum(x) > 0, lambda: unrolled(x), lambda: F.tanh(x))
+        parts = F.stack(x, F.tanh(x))
+        if self.kind == "foreach":
+            found, _ = F.contrib.foreach(lambda part, s: (unrolled(part), F.tanh(s)), parts, x)
+        else:
+            found, _ = F.contrib.foreach(
+                lambda part, s: (
+                    F.contrib.foreach(lambda x, s: (unrolled(x), F.tanh(s)), parts, part)[0],
+                    F.tanh(s),
+                ),
+                parts,
+                x,
+            )
+        return F.sum(F.reshape(found, shape=(-1, 64, 12)), axis=0)
+
+
+@pytest.mark.parametrize("kind", ["foreach", "nested", "cond"])
+def test_states_of_unknown_shape_within_are_refused(kind: str) -> None:
+    """MXNet trains such a block where it is not hybridized, and ends in an error where it is."""
+    x, y = vectors()
+    for is_passed in (False, True):
+        net = Unrolled(kind, is_passed)
+        net.initialize(ctx=CPU)
+        step = train_step(net, realisation="packed")
+        if is_passed:
+            step(x, y)
+        else:
+            with pytest.raises(TraceError, match=r"'net_.*begin_state.*\(0, 12\).*begin_state=sta"):
+                step(x, y)
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [

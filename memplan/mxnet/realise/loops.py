@@ -5,6 +5,8 @@ that of a state before the loop is not wanted, such as that of data, MXNet 1.9.1
 it out of every iteration, and to add up what memory was before. So it is always asked for. That
 cannot be done of a state that the condition reads, which MXNet refuses to record, nor of a loop
 within another one, or within a branch: nobody but MXNet asks that for gradients.
+
+Also refused here: what is within a loop or a branch and has no shape of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from memplan.errors import TraceError
 from memplan.mxnet.trace.inference import COND, FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import VARIABLE, Node, from_json
 from memplan.mxnet.trace.op_gradient import gradient
+from memplan.mxnet.trace.operators import takes_shape_of_reader
 from memplan.mxnet.trace.sizes import Attributes
 
 
@@ -26,6 +29,24 @@ def states_to_differentiate(forward: Node) -> frozenset[int]:
     """
     states = _states(forward)
     return frozenset(states) - _read_by_condition(forward) if states else frozenset()
+
+
+def check_shapes_within(node: Node) -> None:
+    """TraceError for a loop or branch with an array whose shape MXNet would infer from its reader.
+
+    MXNet runs what is within op by op, and infers the shape of such an array by itself.
+    """
+    for graph in node.subgraphs or ():
+        for inner in from_json(graph)[0]:
+            if takes_shape_of_reader(inner):
+                raise TraceError(
+                    f"op {node.name!r} ({node.op}) has {inner.name!r} ({inner.op}) within, whose "
+                    f"shape {inner.attrs['shape']} is not given in full; MXNet cannot infer it "
+                    f"there. Write F.zeros_like of an array of that shape, say, and pass a "
+                    f"recurrent layer or cell its states: layer(x, states), "
+                    f"cell.unroll(..., begin_state=states)"
+                )
+            check_shapes_within(inner)
 
 
 def check_loop(forward: Node) -> None:

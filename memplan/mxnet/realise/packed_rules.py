@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
-from memplan.mxnet.realise.loops import check_gradients, check_loop
+from memplan.mxnet.realise.loops import check_gradients, check_loop, check_shapes_within
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.gradient import ZERO_OPS
@@ -73,6 +73,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
                 f"op {node.name!r} ({node.op}) cannot run in packed memory: {reason}. "
                 f"Use realisation='explicit'"
             )
+        check_shapes_within(node)
         if needs_state(node):
             gradients_read(node)
             _check_branches(node)

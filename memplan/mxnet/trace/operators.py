@@ -232,6 +232,11 @@ def runs_user_code(op: str) -> bool:
     return op in (CUSTOM, "_backward_Custom")
 
 
+def takes_shape_of_reader(node: Node) -> bool:
+    """Is this an array of constants or random numbers of which a dimension is not given?"""
+    return not node.inputs and bool(_UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")))
+
+
 def may_be_mirrored(node: Node) -> bool:
     """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
     if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
@@ -240,8 +245,8 @@ def may_be_mirrored(node: Node) -> bool:
         return False  # aborts where nobody reads its output, as those above
     if must_be_in_place(node):
         return False  # what it reads would be kept
-    if not node.inputs and _UNKNOWN_DIMENSION.search(node.attrs.get("shape", "")):
-        return False  # its shape comes from who reads it: that of a copy cannot be inferred
+    if takes_shape_of_reader(node):
+        return False  # that of a copy cannot be inferred
     return node.noutputs == 1 or node.op in _SEVERAL_OUTPUTS_SAFE
 
 
