@@ -31,6 +31,7 @@ from memplan.planning.apart import Do
 from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache, digest
 from memplan.planning.job import Job
+from memplan.planning.own_code import own_code
 from memplan.planning.plan import Attempt
 from memplan.planning.realisation import as_traced
 from memplan.step.schedule import Schedule
@@ -96,7 +97,8 @@ class Task:
         """Everything that its outcome depends on, as text; None if that cannot be told."""
         job, solver = self.job, self.solver
         options = _options_of(solver)
-        if options is None:
+        code = None if options is None else own_code(solver)
+        if options is None or code is None:
             return None
         return json.dumps(
             {
@@ -114,6 +116,7 @@ class Task:
                 "budget_nbytes": self.budget_nbytes,
                 "name": self.name,
                 "strategy": f"{type(solver).__module__}.{type(solver).__qualname__}",
+                "code": code,
                 "options": options,
                 "start": None if self.start is None else digest(self.start.to_json()),
             }
@@ -200,8 +203,8 @@ def _keep(task: Task, attempt: Attempt, cache: Cache) -> None:
         cache.keep(task.key, record.to_json(attempt))
     else:
         warnings.warn(
-            f"the plan is not kept: strategy {task.name} is no dataclass, or has options whose "
-            "text does not tell their value",
+            f"the plan is not kept: strategy {task.name} is no dataclass, has options whose text "
+            "does not tell their value, or code that cannot be read",
             stacklevel=2,
         )
 

@@ -110,6 +110,23 @@ def test_what_an_environment_variable_changes_is_in_the_key(
     assert len(solved) == 2
 
 
+def rule(ntrial: int) -> Any:
+    """A strategy under the same name as another one, as if its code had been edited."""
+
+    @dataclass(frozen=True)
+    class Rule:
+        def solve(self, problem: Problem) -> Outcome:
+            return Counting(ntrial).solve(problem)
+
+    return Rule()
+
+
+def test_what_a_strategy_does_is_in_the_key(tmp_path: Path) -> None:
+    for ntrial in (3, 4, 3, 4):
+        plan(tmp_path, strategy=rule(ntrial))
+    assert len(solved) == 2
+
+
 def rewritten(path: Path, text: str) -> str:
     """The entry with another text, and a checksum that says it is right."""
     data = json.loads(path.read_text(encoding="utf-8"))
