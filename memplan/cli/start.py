@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 from memplan.cli import INTERRUPTED
@@ -11,6 +12,7 @@ def main() -> NoReturn:
     """The console script."""
     try:
         _open_what_is_closed()
+        _print_every_name()
         from memplan.cli.main import run
 
         code = run(sys.argv[1:])
@@ -18,6 +20,12 @@ def main() -> NoReturn:
         print("Interrupted.", file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _print_every_name() -> None:
+    """What the encoding of stdout lacks is written as an escape, as stderr does by itself."""
+    if isinstance(sys.stdout, TextIOWrapper):  # others may have no encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _open_what_is_closed() -> None:

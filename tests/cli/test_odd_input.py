@@ -79,6 +79,14 @@ def test_a_name_beyond_ascii_in_a_locale_of_it() -> None:
     assert is_plan(Path("plän.json"))
 
 
+def test_a_name_that_stdout_cannot_encode_is_escaped() -> None:
+    symbol = Path("net-symbol.json").read_text(encoding="utf-8")
+    Path("net.json").write_text(symbol.replace('"unit', '"→'), encoding="utf-8")
+    done = process_of("explain", "net.json", *NET[1:], PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "\\u2192" in done.stdout
+
+
 @pytest.mark.parametrize("value", ["gpu:٣", "gpu:99999999999999999999", "gpu(²)"])
 def test_contexts_that_are_none(value: str, error: Any) -> None:
     assert "there is no context" in error(2, "plan", *NET, "--ctx", value)
