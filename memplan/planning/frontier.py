@@ -237,7 +237,7 @@ class _Curve:
             return attempt.plan.total_nbytes, attempt.plan.overhead
 
         # The first is of another strategy, within the bytes of the unplanned step.
-        attempts = [self.attempts[0], *with_shared_bounds((None, a) for a in self.attempts[1:])]
+        attempts = with_shared_bounds((place > 0, a) for place, a in enumerate(self.attempts))
         points: list[Attempt] = []
         left_out = [attempt for attempt in attempts if attempt.plan is None]
         for attempt in sorted((a for a in attempts if a.plan is not None), key=rank):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from memplan.planning.plan import Attempt
+from memplan.planning.plan import Attempt, Plan
 from memplan.programs.solver import TOLERANCE
 from memplan.strategies.base import Status
 
@@ -19,10 +19,24 @@ def with_shared_bounds(attempts: Iterable[tuple[Kind, Attempt]]) -> list[Attempt
 
     Each comes with its kind: a bound holds for attempts of the same kind, those of one strategy on
     one network. A plan that meets its bound by this is optimal, and where nothing fits a larger
-    budget, nothing fits.
+    budget, nothing fits. A proof that a plan of any kind denies counts for nothing.
     """
     pairs = list(attempts)
+    plans = [attempt.plan for _, attempt in pairs if attempt.plan is not None]
+    pairs = [(kind, _undenied(attempt, plans)) for kind, attempt in pairs]
     return [_raised(attempt, [a for k, a in pairs if k == kind]) for kind, attempt in pairs]
+
+
+def _undenied(attempt: Attempt, plans: Iterable[Plan]) -> Attempt:
+    """``attempt``, which proves nothing of its budget if one of the ``plans`` is within that.
+
+    A plan in another order does not deny what is proved for schedules in base order.
+    """
+    budget = math.inf if attempt.budget_nbytes is None else attempt.budget_nbytes
+    is_denied = attempt.status is Status.INFEASIBLE and not attempt.in_order
+    if is_denied and any(plan.total_nbytes <= budget for plan in plans):
+        return dataclasses.replace(attempt, status=Status.NO_PLAN_FOUND)
+    return attempt
 
 
 def _raised(attempt: Attempt, others: Sequence[Attempt]) -> Attempt:

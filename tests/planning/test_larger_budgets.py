@@ -71,6 +71,24 @@ def test_where_nothing_fits_nothing_fits_in_less(plan: Plan) -> None:
     assert statuses == [Status.FEASIBLE, *[Status.INFEASIBLE] * 2, Status.NO_PLAN_FOUND]
 
 
+def test_what_a_plan_of_any_strategy_denies_is_not_proved(plan: Plan) -> None:
+    fitting = made(plan, plan.total_nbytes + 5, None)
+    false, true = (
+        Attempt("false", plan.total_nbytes + more, Status.INFEASIBLE, None, 1.0) for more in (0, -1)
+    )
+    in_order = dataclasses.replace(false, in_order=True)
+    rows = with_shared_bounds(enumerate([fitting, false, true, in_order]))
+    assert [row.status for row in rows[1:]] == [
+        Status.NO_PLAN_FOUND,
+        Status.INFEASIBLE,
+        Status.INFEASIBLE,
+    ]
+    # Nor does it speak for smaller budgets.
+    less = Attempt("false", plan.total_nbytes - 9, Status.NO_PLAN_FOUND, None, 1.0)
+    rows = with_shared_bounds([(0, fitting), (1, false), (1, less)])
+    assert [row.status for row in rows[1:]] == [Status.NO_PLAN_FOUND] * 2
+
+
 @dataclass(frozen=True)
 class Forgetful:
     """Proves something at the first budget that it is asked for."""
