@@ -179,7 +179,8 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
             raise ArgumentError(f"{str(output)!r} is named for two outputs")
         try:
             # A file is replaced by a new one of its folder, any other thing is written to.
-            places = [place.parent, place] if output.is_file() else [place]
+            # The place of a pipe is no path that can be asked for.
+            places = [place.parent, place] if output.is_file() else [output]
             places = places if output.exists() else [place.parent]
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error

@@ -79,7 +79,17 @@ def is_plan(path: Path) -> bool:
     """Does the file hold a plan, rather than a Symbol?
 
     Of any version, damaged, or written anew by what formats JSON: :func:`load_plan` says so then.
+    Raises ArgumentError for a pipe, as what is read here could not be read again.
     """
+    try:
+        is_read_twice = path.is_file() or path.is_dir() or not path.exists()
+    except OSError:  # such as too long a name
+        return False
+    if not is_read_twice:
+        raise ArgumentError(
+            f"{str(path)!r} is no regular file, and can be read only once; as it may hold a plan "
+            "or a Symbol, write it to a file first"
+        )
     try:
         return re.search(rb'"format"\s*:\s*"memplan\.plan/', path.read_bytes()) is not None
     except (OSError, ValueError):  # a name with a zero byte

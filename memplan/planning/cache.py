@@ -52,6 +52,8 @@ class Cache:
         """The text kept as ``key``, or None."""
         path = self.path(key)
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is no regular file")  # a pipe would be waited for
             data = read_json(path)
             if data["format"] != FORMAT:
                 raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
@@ -76,6 +78,8 @@ class Cache:
         """Write the entry; a full or read-only disk is a warning, for the plan is there."""
         data = {"format": FORMAT, "key": digest(key), "checksum": digest(text), "text": text}
         try:
+            if not self.path(key).is_file():  # what is no regular file would be written to
+                self.path(key).unlink(missing_ok=True)
             write_text(self.path(key), json.dumps(data))
         except OSError as error:
             warnings.warn(

@@ -57,16 +57,17 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     replaced; so is a file that stdout or stderr goes to (/dev/stdout), with what it has already.
     Drafts that killed processes left beside it are deleted.
     """
-    target = Path(os.path.realpath(path))
     for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is not None and _goes_to(stream, target):
+        if stream is not None and _goes_to(stream, Path(path)):
             stream.flush()
             with os.fdopen(os.dup(stream.fileno()), "wb") as file:
                 file.write(content)
             return
-    if target.exists() and not target.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(content)
         return
+    # Only of a file: where a link leads to a pipe (/dev/stdout), its end is no path.
+    target = Path(os.path.realpath(path))
     _sweep(target.parent)
     draft = target.with_name(f".{_start(target.name)}.{secrets.token_hex(8)}{DRAFT}")
     try:

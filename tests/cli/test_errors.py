@@ -295,6 +295,22 @@ def test_links_and_devices_stay_what_they_are(result: Any) -> None:
         assert reader.read(1) == "{"
 
 
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_a_pipe_that_a_shell_makes_is_written_to(name: str) -> None:
+    done = process_of("plan", *NET, *QUICK, "-o", name)
+    assert done.returncode == 0, done.stderr
+    assert "nodes" in done.stdout
+
+
+def test_a_pipe_cannot_be_explained(error: Any) -> None:
+    """It would be waited for once a first look had read it."""
+    os.mkfifo("pipe.json")
+    with open(os.open("pipe.json", os.O_RDWR | os.O_NONBLOCK), "w", encoding="utf-8") as pipe:
+        pipe.write("{}")
+        pipe.flush()
+        assert "write it to a file first" in error(2, "explain", "pipe.json")
+
+
 @pytest.mark.parametrize("form", [{"indent": 1}, {"sort_keys": True}, {"separators": (",", ":")}])
 def test_a_plan_file_that_was_formatted_is_a_plan_file(
     form: dict[str, Any], result: Any, error: Any

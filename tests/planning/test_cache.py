@@ -206,6 +206,16 @@ def test_a_damaged_entry_is_ignored_and_made_anew(tmp_path: Path, damage: Any, r
     assert len(solved) == 2
 
 
+def test_a_pipe_is_no_entry_and_is_replaced_by_one(tmp_path: Path) -> None:
+    """Whoever reads it waits, as does whoever writes to it."""
+    cache = Cache.open(tmp_path)
+    os.mkfifo(cache.path("key"))
+    with pytest.warns(UserWarning, match="it is no regular file"):
+        assert cache.find("key") is None
+    cache.keep("key", "text")
+    assert cache.find("key") == "text"
+
+
 @dataclass(frozen=True)
 class Interrupted:
     """Is interrupted, and answers with its best so far, as strategies do."""

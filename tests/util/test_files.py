@@ -84,6 +84,14 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_pipe_is_written_to_by_its_descriptor() -> None:
+    reader, writer = os.pipe()
+    write_text(f"/dev/fd/{writer}", "new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+    os.close(writer)
+
+
 def test_what_stdout_goes_to_keeps_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "log"
     code = (
