@@ -166,7 +166,7 @@ def run(
                     attempts[place] = attempt = _failed(todo[place], answer)
                 else:
                     attempts[place] = attempt = answer
-                if whole and cache is not None:
+                if whole and cache is not None and not _is_cut_short(attempt):
                     _keep(todo[place], attempt, cache)
                 if interrupt.has_come:
                     break
@@ -184,6 +184,14 @@ def _failed(task: Task, error: Exception) -> Attempt:
     return Attempt(
         task.name, task.budget_nbytes, Status.NO_PLAN_FOUND, None, seconds=0.0, error=text
     )
+
+
+def _is_cut_short(attempt: Attempt) -> bool:
+    """Has the clock ended a search that found nothing and proved nothing?
+
+    The same search may find a plan on a machine that is less busy.
+    """
+    return attempt.cut_by_clock and attempt.status is Status.NO_PLAN_FOUND
 
 
 def _kept(task: Task, cache: Cache) -> Attempt | None:

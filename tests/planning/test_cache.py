@@ -21,9 +21,9 @@ import memplan
 from helpers.amounts import long_unless
 from helpers.networks import Network, residual_net
 from helpers.paths import ROOT
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.cache import Cache, digest
-from memplan.strategies import Outcome, create
+from memplan.strategies import Outcome, Status, create
 from memplan.strategies.base import Problem
 from memplan.util import files
 
@@ -235,6 +235,26 @@ def test_what_an_interrupt_cut_short_is_not_kept(tmp_path: Path) -> None:
     assert made.cut_by_clock
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@dataclass(frozen=True)
+class Late:
+    """Finds nothing in the time that it has, or proves that there is nothing."""
+
+    status: Status
+
+    def solve(self, problem: Problem) -> Outcome:
+        return Outcome(self.status, None, cut_by_clock=True)
+
+
+@pytest.mark.parametrize("status", [Status.NO_PLAN_FOUND, Status.INFEASIBLE])
+def test_what_the_clock_cut_short_is_not_kept_without_a_plan(
+    tmp_path: Path, status: Status
+) -> None:
+    """A proof is one, whatever the clock has cut beside it."""
+    with pytest.raises(BudgetError):
+        plan(tmp_path, strategy=Late(status))
+    assert len(list(tmp_path.iterdir())) == (status is Status.INFEASIBLE)
 
 
 class NoDataclass:
