@@ -78,7 +78,7 @@ def _held(value: Any) -> Collection[object]:
         return (value.func,)
     if isinstance(value, classmethod | staticmethod | MethodType):
         return (value.__func__, getattr(value, "__self__", None))
-    return (getattr(value, "__dict__", {}).get("__wrapped__"),)
+    return (inspect.getattr_static(value, "__wrapped__", None),)
 
 
 class _Code:
