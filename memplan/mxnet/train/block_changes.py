@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,9 @@ from memplan.mxnet.train.settings import are_set, settings
 
 # What MXNet keeps in every block: names, children, and its graph.
 OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
+
+# What a block that has it as an attribute may call, as a HybridLambda does.
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 # After so many new plans, in one of so many steps each, a warning says what changes.
 MANY, OFTEN = 4, 3
@@ -50,6 +54,7 @@ class BlockChanges:
         self._graphs = list(self._clearable(self._blocks))
         run = list(self._run(self._blocks))
         self._read = [(a, len(a), _layers(a), values) for a, values in map(_values_of, run)]
+        self._classes = {type(block): _methods(type(block)) for block in run}
         functions = [*self._losses, *_hybrid_forwards(run), *_own_functions(run)]
         self._found = [(function, settings(read_by(function))) for function in functions]
 
@@ -97,6 +102,11 @@ class BlockChanges:
             elif len(attributes) != count or not are_set(attributes, values):
                 which = [n for n in values if not are_set(attributes, {n: values[n]})]
                 names.append(f"{', '.join(which) or 'attributes'} of {attributes['_name']!r}")
+        names += [
+            f"methods of the class {kind.__name__}"
+            for kind, methods in self._classes.items()
+            if _methods(kind) != methods
+        ]
         for function, values in self._found:
             found = read_by(function)
             if not are_set(found, values):
@@ -208,12 +218,17 @@ def _own_functions(blocks: Iterable[Any]) -> list[Any]:
 
 def _is_scripts(block: Any) -> bool:
     """Is any of what ``block`` runs code that MXNet has not written?"""
-    return type(block).__module__.split(".")[0] != "mxnet" or bool(_own_functions([block]))
+    is_mxnets_class = type(block).__module__.split(".")[0] == "mxnet"
+    return not is_mxnets_class or bool(_hybrid_forwards([block]) or _own_functions([block]))
 
 
-def _functions(block: Any) -> dict[str, types.FunctionType]:
-    attributes = vars(block).items()
-    return {name: fn for name, fn in attributes if isinstance(fn, types.FunctionType)}
+def _methods(kind: type) -> tuple[Any, Any]:
+    """What blocks of this class run: a script may put other functions into it at any time."""
+    return getattr(kind, "hybrid_forward", None), getattr(kind, "forward", None)
+
+
+def _functions(block: Any) -> dict[str, Any]:
+    return {name: fn for name, fn in vars(block).items() if isinstance(fn, _FUNCTIONS)}
 
 
 def _all_of(block: Any) -> Values:

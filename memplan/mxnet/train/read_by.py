@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,9 @@ def is_scripts(method: Any) -> bool:
 
 
 def package_of(method: Any) -> str:
-    """The package in which ``method`` was written."""
+    """The package in which ``method`` was written; of a partial what that calls."""
+    while isinstance(method, functools.partial):
+        method = method.func
     return str(getattr(method, "__globals__", {}).get("__name__", "")).split(".")[0]
 
 
