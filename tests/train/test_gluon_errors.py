@@ -134,6 +134,17 @@ def test_errors(block: Any, batch: Any, loss: Any, error: Any, message: str) -> 
         train_step(net, loss)(*made)
 
 
+@pytest.mark.parametrize("x", [[[1.0] * 12] * 2, 3, [None]])
+def test_a_batch_size_is_asked_of_arrays(x: Any) -> None:
+    """A step with a trainer asks its inputs for it before anything else."""
+    net = nn.Dense(10, in_units=12)
+    net.initialize(ctx=CPU)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for batch_size in (None, 2):
+        with pytest.raises(ArgumentError, match="array"):
+            train_step(net, SOFTMAX, trainer=trainer)(x, None, batch_size=batch_size)
+
+
 def test_a_block_that_is_not_initialised_is_named() -> None:
     strategy = Counting([])
     with pytest.raises(ArgumentError, match=r"'net_.*initialize\(\)"):

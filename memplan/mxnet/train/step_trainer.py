@@ -138,7 +138,7 @@ class StepTrainer:
                     f"trainer.step"
                 )
         if batch_size is None:
-            batch_size = sum(next(leaves(batch)).shape[0] for batch in batches)
+            batch_size = sum(map(_first_dimension, batches))
         self._batch_size, self._is_done = batch_size, False
 
     def finish(self) -> None:
@@ -178,6 +178,18 @@ class _TrainerUpdates(OptimizerUpdates):
             for name, (weight, gradient) in arrays.items():
                 weight._fresh_grad = False
                 self.update(name, weight, gradient)
+
+
+def _first_dimension(batch: Arrays) -> int:
+    """That of the first input in ``batch``, of which nobody has looked yet whether it is one."""
+    first = next(leaves(batch), None)
+    if not isinstance(first, mx.nd.NDArray) or not first.shape:
+        raise ArgumentError(
+            f"the batch size by which the trainer updates is the first dimension of the first "
+            f"input, and {type(first).__name__} {first!r} has none; inputs and labels must be "
+            f"mx.nd (or mx.np) arrays, or tuples or lists of them"
+        )
+    return int(first.shape[0])
 
 
 def _is_fresh(parameter: Parameter) -> bool:
