@@ -141,3 +141,44 @@ def test_a_block_whose_calls_are_counted_is_planned_once(kind: str) -> None:
             loss.backward()
             plans += net.planned_step.plans.values()
     assert len(set(map(id, plans))) == 1
+
+
+class Factor:
+    """A number that is an attribute of a class."""
+
+    value = 1.0
+
+
+class Times(gluon.HybridBlock):
+    """Multiplies what a block within it returns by that."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(prefix="net_")
+        self.inner = inner
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.inner(x) * Factor.value
+
+
+@pytest.mark.parametrize("runs_first", [False, True])
+def test_a_planned_block_runs_beside_a_hybridized_one_within(runs_first: bool) -> None:
+    """Both are the script's: the outer one reads what there is, the inner one is a graph."""
+
+    def left(is_planned: bool) -> list[Any]:
+        Factor.value = 2.0
+        mx.random.seed(3)
+        net = Times(Times(nn.Dense(4, in_units=12, prefix="dense_")))
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net.inner.hybridize()
+        x, found = vectors()[0], []
+        if runs_first:
+            net(x)
+        net = planned(net, **OPTIONS) if is_planned else net
+        for Factor.value in (1.0, 1.0, 5.0, 3.0):
+            with autograd.record():
+                loss = net(x).sum()
+            loss.backward()
+            found.append({"loss": loss.asnumpy(), **gradients(net)})
+        return found
+
+    assert not differences(left(False), left(True))

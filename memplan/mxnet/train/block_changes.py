@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -33,9 +33,9 @@ class BlockChanges:
 
     MXNet forgets its graph of a hybridized block when hybridize() is called, a layer is added or
     replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
-    a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward, a function
-    that is an attribute, as that of a HybridLambda, or a loss that is one what they close over and
-    what is global.
+    a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward, or a
+    function that is an attribute, as that of a HybridLambda, what they close over and what is
+    global.
     """
 
     def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
@@ -52,10 +52,12 @@ class BlockChanges:
     def look(self) -> None:
         """Take what they compute now for what is known."""
         self._graphs = list(self._clearable(self._blocks))
-        run = list(self._run(self._blocks))
+        are_called = self.are_losses_called()
+        run = list(self._run(self._blocks[:1] if are_called else self._blocks))
         self._read = [(a, len(a), _layers(a), values) for a, values in map(_values_of, run)]
         self._classes = {type(block): _methods(type(block)) for block in run}
-        functions = [*self._losses, *_hybrid_forwards(run), *_own_functions(run)]
+        functions = [*_hybrid_forwards(run), *_own_functions(run)]
+        functions += [] if are_called else self._losses
         self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self) -> bool:
@@ -66,22 +68,39 @@ class BlockChanges:
             self.look()
         return bool(self._names)
 
-    def are_unseen(self) -> bool:
+    def are_unseen(self, is_kept: Callable[[Any], bool] | None = None) -> bool:
         """May there be any that are not looked for, in what a function reads that is called, say?
 
         Code of the script's runs in every step then, as a block that is not hybridized runs it. In
-        a graph none of it must: that was made once, and what makes it may compute another now.
+        a graph none of it must: that was made once, and what makes it may compute another now. But
+        it may where the graph of hybridized block ``root`` ``is_kept``, and nothing makes it anew.
         """
-        in_graphs = with_children(hybridized(self._blocks))
-        return any(map(_is_scripts, self._run(self._blocks))) and not any(
-            map(_is_scripts, in_graphs)
+        return self._are_called(self._blocks[:1], is_kept=is_kept)
+
+    def are_losses_called(self) -> bool:
+        """Is it so for the losses? They run apart from the block then, and are not looked at."""
+        return self._are_called(self._blocks[1:], self._losses)
+
+    def _are_called(
+        self,
+        blocks: Sequence[Any],
+        functions: Sequence[Any] = (),
+        is_kept: Callable[[Any], bool] | None = None,
+    ) -> bool:
+        if not functions and not any(map(_is_scripts, self._run(blocks))):
+            return False
+        return not any(
+            any(map(_is_scripts, with_children([root]))) and not (is_kept and is_kept(root))
+            for root in hybridized(blocks)
         )
 
     def are_found(self, name: str) -> None:
         """There were some, for which block ``name`` is planned anew: too often, says a warning."""
         self._nfound += 1
         if self._nfound == MANY and self._nasked <= MANY * OFTEN:
-            what = ", ".join(self._names) or "something that hybrid_forward draws or reads"
+            what = (
+                ", ".join(self._names) or "something that hybrid_forward or the loss draws or reads"
+            )
             warnings.warn(
                 f"block {name!r} has computed something else {MANY} times in {self._nasked} steps, "
                 f"and was planned anew each time, because of {what}; make what "
@@ -127,11 +146,11 @@ class BlockChanges:
         self.look()
 
     @contextlib.contextmanager
-    def as_in_graphs(self) -> Iterator[None]:
+    def as_in_graphs(self, *, only_losses: bool = False) -> Iterator[None]:
         """Within it hybridized blocks that have run have the attributes and layers of then."""
         others = [
             (attributes, dict(attributes), values)
-            for block in hybridized(self._blocks)
+            for block in hybridized(self._blocks[1:] if only_losses else self._blocks)
             for attributes, values in (self._graphs_of[block][1] if self._has_run(block) else [])
             if not are_set(attributes, values)
         ]
@@ -218,8 +237,11 @@ def _own_functions(blocks: Iterable[Any]) -> list[Any]:
 
 def _is_scripts(block: Any) -> bool:
     """Is any of what ``block`` runs code that MXNet has not written?"""
-    is_mxnets_class = type(block).__module__.split(".")[0] == "mxnet"
-    return not is_mxnets_class or bool(_hybrid_forwards([block]) or _own_functions([block]))
+    kind = type(block)
+    forward = getattr(kind, "hybrid_forward", None)
+    if kind.__module__.split(".")[0] != "mxnet" or (forward is not None and not is_mxnets(forward)):
+        return True
+    return bool(_own_functions([block]))
 
 
 def _methods(kind: type) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
-from memplan.mxnet.train.cached_graphs import LOOP, by_their_graphs, has_graph, outputs_of_graph
+from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.initial_order import (
     as_initialised,
@@ -28,7 +28,9 @@ from memplan.mxnet.train.initial_order import (
     warn_of_pause,
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
+from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
 
 Parameter = Any
@@ -64,6 +66,8 @@ def compose(
     keep_outputs: bool,
     in_halves: bool = False,
     has_been_called: bool = False,
+    run: Callable[..., Any] | None = None,
+    call_loss: Callable[..., Any] | None = None,
     known: BlockNetwork | None = None,
 ) -> BlockNetwork:
     """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
@@ -72,6 +76,8 @@ def compose(
     be one of the user's, has made these inputs of others, and is not to run again.
     With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
+    ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
+    does, of ``params``, what is noted of calls, the block's outputs and the labels.
     If it is the network that is ``known``, of equal ``params``, that is returned itself.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
     that are no parameters.
@@ -88,8 +94,9 @@ def compose(
         noting_calls(block, params) as noted,
         by_their_graphs(block, params) if has_been_called else nullcontext(),
     ):
-        run = _as_called(block, inputs) if has_been_called else block
-        composed = functools.partial(_composed, block, run, loss, inputs, labels)
+        run = run or (_as_called(block, inputs) if has_been_called else block)
+        losses_of = functools.partial(call_loss, params, noted) if call_loss else None
+        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels)
         losses, outputs = recorded(lambda: refusing_rows(composed))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
@@ -101,7 +108,7 @@ def compose(
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     blocks = trained_blocks(block, loss)
     apart = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
-    structure = json.dumps([sorted(apart), _structure(mx.sym.Group(symbols))])
+    structure = json.dumps([sorted(apart), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
     warn_of_symbols(block, loss is None)
@@ -148,9 +155,14 @@ def is_trained(block: mx.gluon.Block) -> bool:
 
 
 def _composed(
-    block: mx.gluon.HybridBlock, run: Callable[..., Any], loss: Any, inputs: Any, labels: Any
+    block: mx.gluon.HybridBlock,
+    run: Callable[..., Any],
+    loss: Any,
+    losses_of: Callable[..., Any] | None,
+    inputs: Any,
+    labels: Any,
 ) -> tuple[Any, Any]:
-    """Losses and outputs of the block as Symbols, which ``run`` computes."""
+    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute."""
     culprit: Any = block
     try:
         if loss is None:
@@ -158,11 +170,8 @@ def _composed(
             return outputs, outputs
         outputs = run(*inputs)
         culprit = loss
-        arguments = () if labels is None else (labels,)
-        if not isinstance(loss, list | tuple):
-            return loss(outputs, *arguments), outputs
-        pairs = list(zip(loss, outputs, *map(as_inputs, arguments), strict=True))
-        return [fn(*pair) for fn, *pair in pairs], outputs
+        losses_of = losses_of or functools.partial(losses_by, loss)
+        return losses_of(outputs, labels), outputs
     except MemplanError:
         raise
     except Exception as error:  # the user's code raises whatever it likes
@@ -262,30 +271,6 @@ def _with_one_variable_each(symbol: mx.sym.Symbol, names: Collection[str]) -> mx
 def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """``symbol`` without a gradient: a legacy operator, which takes no symbols of mx.np."""
     return mx.sym.BlockGrad(symbol.as_nd_ndarray())
-
-
-def _structure(symbol: mx.sym.Symbol) -> str:
-    return json.dumps(_unnamed(symbol_json.parse(symbol)))
-
-
-def _unnamed(graph: Any) -> list[Any]:
-    """Nodes and heads of a graph, without what differs where a block is called again.
-
-    Those are the names of ops, as recurrent cells count their calls in them, those of loops, which
-    MXNet counts, and the third number of an input, which counts how often a parameter's variable
-    was written into.
-    """
-    nodes = [
-        {
-            **node,
-            "attrs": {k: v for k, v in node.get("attrs", {}).items() if k != LOOP},
-            "name": node["name"] if node["op"] == VARIABLE else "",
-            "inputs": [entry[:2] for entry in node["inputs"]],
-            "subgraphs": list(map(_unnamed, node.get("subgraphs", []))),
-        }
-        for node in graph["nodes"]
-    ]
-    return [nodes, graph["heads"]]
 
 
 def _declared(

@@ -57,6 +57,15 @@ def check_arrays(parameters: Iterable[Parameter]) -> None:
             )
 
 
+def check_trained(parameters: Iterable[Parameter], block: mx.gluon.Block) -> None:
+    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads."""
+    if all(parameter.grad_req == "null" for parameter in parameters):
+        raise ArgumentError(
+            f"there is nothing to train: no parameter that {block.name!r} reads wants a gradient; "
+            f"call the block itself, or set grad_req of some to 'write'"
+        )
+
+
 def _is_unknown(parameter: Parameter) -> bool:
     """Has ``parameter`` a gradient that autograd does not know, nor a plan?"""
     arrays = () if is_derived(parameter) or not parameter._grad else parameter._data

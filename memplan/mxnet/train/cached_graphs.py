@@ -89,16 +89,9 @@ def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
 def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[None]:
     """Within, hybridized blocks in ``block``, which is not, compute what MXNet's graphs of them do.
 
-    ``params`` are those of ``block``, by name. A block with recurrent cells is left to itself: its
-    cells begin anew.
+    ``params`` are those of ``block``, by name.
     """
-    roots = [
-        root
-        for root in hybridized([block])
-        if root is not block
-        and type(root).forward is mx.gluon.HybridBlock.forward
-        and not ("forward" in vars(root) or root._backend or has_cells(root))
-    ]
+    roots = [root for root in hybridized([block]) if root is not block and runs_by_graph(root)]
     for root in roots:
         root.__dict__["forward"] = functools.partial(_forward_by_graph, root, params)
     try:
@@ -106,6 +99,15 @@ def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[N
     finally:
         for root in roots:
             del root.__dict__["forward"]
+
+
+def runs_by_graph(root: Block) -> bool:
+    """Does a planned block that holds hybridized ``root`` take MXNet's graph of that one?
+
+    A block with recurrent cells is left to itself: its cells begin anew.
+    """
+    is_usual = type(root).forward is mx.gluon.HybridBlock.forward and "forward" not in vars(root)
+    return is_usual and not (root._backend or has_cells(root))
 
 
 def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) -> Any:

@@ -26,7 +26,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
-from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, trainable
+from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, check_trained, trainable
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     arguments_of,
@@ -35,8 +35,11 @@ from memplan.mxnet.train.bound_step import (
     gradient_request,
     place_of,
 )
+from memplan.mxnet.train.cached_graphs import runs_by_graph
 from memplan.mxnet.train.computed import Computed, state_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
+from memplan.mxnet.train.given_once import GivenOnce
+from memplan.mxnet.train.loss_calls import LossCalls
 from memplan.mxnet.train.nesting import (
     Arrays,
     Specs,
@@ -71,8 +74,7 @@ class TrainStep:
     ``block``, which serves for inference, saving and exporting as before. They may be cast, frozen,
     moved or set anew in between. Whoever changes what a layer computes, such as the probability of
     DropBlock, calls ``block.hybridize()``, as for MXNet's own graph of the block; one of the
-    script's that is not hybridized runs in every step, with Symbols; of a function for a loss what
-    it reads is looked at.
+    script's that is not hybridized runs in every step, with Symbols, as does a function for a loss.
 
     Every new combination of input shapes is planned when it is first seen, or asked for by
     :meth:`plan`; :attr:`plans` has them all. They share their memory; where that would exceed the
@@ -98,6 +100,8 @@ class TrainStep:
     Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
     trainer that is none.
     """
+
+    block, loss, keep_outputs = GivenOnce(), GivenOnce(), GivenOnce()
 
     def __init__(
         self,
@@ -145,6 +149,7 @@ class TrainStep:
         self._pools: dict[mx.Context, Pool] = {}
         #: Whether the block may compute something else than in the last step.
         self.changes = BlockChanges(self._blocks, loss)
+        self._loss_calls = LossCalls(loss, self.changes)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
         self._given = GivenArrays(self._blocks)
@@ -352,18 +357,13 @@ class TrainStep:
         if key not in self._plans:
             arguments = network.symbol.list_arguments()
             if to_run:
-                for name in network.symbol.list_inputs():
-                    if name in params:
-                        place_of(params[name], ctx)
+                for name in params.keys() & set(network.symbol.list_inputs()):
+                    place_of(params[name], ctx)
             requests = {
                 n: gradient_request(params[n]) if n in params else "null" for n in arguments
             }
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            if all(parameter.grad_req == "null" for parameter in parameters):
-                raise ArgumentError(
-                    f"there is nothing to train: no parameter that {self.block.name!r} reads wants "
-                    f"a gradient; call the block itself, or set grad_req of some to 'write'"
-                )
+            check_trained(parameters, self.block)
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
             plan = self._trainer.plan(planned, realisation, within)
@@ -374,14 +374,17 @@ class TrainStep:
         self, kind: Kind, *, params: Mapping[str, Parameter], known: BlockNetwork | None = None
     ) -> BlockNetwork:
         specs, in_halves = kind
-        modes = {"in_halves": in_halves, "has_been_called": self.has_been_called}
+        modes = self._loss_calls.of_network(kind)
+        modes |= {"in_halves": in_halves, "has_been_called": self.has_been_called}
         modes["keep_outputs"] = self.keep_outputs and not in_halves
         with self.changes.as_in_graphs():
             return compose(self.block, self.loss, specs, params, **modes, known=known)
 
     def _forget_changed(self, kind: Kind) -> BlockNetwork | None:
         """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
-        are_possible, unseen = self.changes.are_possible(), self.changes.are_unseen()
+        is_kept = runs_by_graph if self.has_been_called else None
+        are_possible, unseen = self.changes.are_possible(), self.changes.are_unseen(is_kept)
+        unseen = self._loss_calls.are_other(kind, are_possible or unseen) or unseen
         if not are_possible and not unseen:
             return None
         params = self._parameters()
