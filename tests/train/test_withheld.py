@@ -141,3 +141,16 @@ def test_those_of_a_step_that_was_left_cannot_be_read(realisation: str) -> None:
     loss.backward()
     for parameter in params_of([net]):
         assert np.array_equal(parameter.grad().asnumpy(), 2 * parameter.data().asnumpy())
+
+
+def test_one_class_for_a_gradient_serves_batches_of_all_shapes() -> None:
+    """Python's classes take kilobytes each, and would be as many as there are shapes."""
+    net, _ = two_nets(True)
+    kinds = []
+    for nrows in (2, 3, 4, 2):
+        with autograd.record():
+            loss = net(mx.nd.ones((nrows, 4))).sum()
+        kinds.append([type(p._grad[0]) for p in params_of([net])])
+        loss.backward()
+    assert all(hasattr(kind, "_withheld") for kind in kinds[0])
+    assert kinds == [kinds[0]] * 4

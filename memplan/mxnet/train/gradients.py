@@ -157,6 +157,10 @@ class Gradients:
         """
         # There autograd would write into the memory of the step.
         self._earlier += [last._lent, last._numbers]
+        # One class for each gradient serves steps of all shapes.
+        kinds = {(id(h.parameter), id(h.data)): h.withheld for h in last._written}
+        for held in self._written:
+            held.withheld = held.withheld or kinds.get((id(held.parameter), id(held.data)))
         ours = {id(held.data) for held in self._written}
         for held in [] if last._is_lent else last._written:
             if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
