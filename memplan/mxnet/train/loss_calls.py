@@ -120,19 +120,25 @@ class LossCalls:
             if not self._changes.are_losses_called() or self._known.get(kind, self) is None:
                 return losses_by(self._loss, outputs, labels)
             try:
-                losses = self._call_first(kind, outputs, labels)
+                losses = self._call_first(kind, outputs, labels, params)
             except Exception:  # as where it asks a Symbol for more than a variable has
                 self._known[kind] = None
                 del noted.calls[nnoted:]
                 return losses_by(self._loss, outputs, labels)
         return _put_behind(losses, outputs, params, noted.calls, nnoted)
 
-    def _call_first(self, kind: Hashable, outputs: Any, labels: Any) -> Any:
+    def _call_first(
+        self, kind: Hashable, outputs: Any, labels: Any, params: Mapping[str, Parameter]
+    ) -> Any:
+        """What it computes of what stands for ``outputs``; LookupError if of more than that."""
         counts = dict(mx.name.NameManager._current.value._counter)
-        known = self._known[kind] = _Known(
-            _same(outputs), _stand_ins(outputs), _same(labels), counts
-        )
-        return self._call(known)
+        stand_ins = _stand_ins(outputs)
+        known = self._known[kind] = _Known(_same(outputs), stand_ins, _same(labels), counts)
+        losses = self._call(known)
+        given = {*params, *_inputs([*leaves(stand_ins), *leaves(labels)])}
+        if not given.issuperset(_inputs(leaves(losses))):
+            raise LookupError("the loss reads what the block has kept, and does not return")
+        return losses
 
     def _call(self, known: _Known) -> Any:
         known.computed = None
@@ -153,6 +159,12 @@ def _group(symbols: Sequence[mx.sym.Symbol]) -> mx.sym.Symbol:
     """These as one, which has no other Symbols than legacy ones; itself if it is one."""
     legacy = [symbol.as_nd_ndarray() for symbol in symbols]
     return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)
+
+
+def _inputs(values: Iterable[Any]) -> list[str]:
+    """What the Symbols among ``values`` are computed from."""
+    symbols = [value for value in values if isinstance(value, mx.sym.Symbol)]
+    return _group(symbols).list_inputs() if symbols else []
 
 
 def _stand_ins(outputs: Any) -> Any:
@@ -181,7 +193,7 @@ def _put_behind(
     """
     made = [output for call in calls[nnoted:] for output in call.outputs]
     symbols = [*leaves(losses), *made]
-    if not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
+    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         return losses
     whole = _group(symbols)
     given = {f"{OUTPUT}{i}": output for i, output in enumerate(_apart(leaves(outputs)))}

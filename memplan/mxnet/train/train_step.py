@@ -357,7 +357,7 @@ class TrainStep:
         if key not in self._plans:
             arguments = network.symbol.list_arguments()
             if to_run:
-                for name in params.keys() & set(network.symbol.list_inputs()):
+                for name in filter(params.__contains__, network.symbol.list_inputs()):
                     place_of(params[name], ctx)
             requests = {
                 n: gradient_request(params[n]) if n in params else "null" for n in arguments
