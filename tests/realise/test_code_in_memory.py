@@ -12,10 +12,13 @@ from memplan.mxnet.realise.code_in_memory import (
     FIRST_NBYTES_WITHOUT_ONEDNN,
     MOST_OF_OUTPUTS,
     MOST_OF_WRITTEN,
+    OF_AVX512_NBYTES,
+    OF_CONVOLUTIONS_NBYTES,
     code_nbytes,
     further_calls,
     uncounted_nbytes,
 )
+from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.trial import Trial
 from memplan.planning.realisation import load, trace
@@ -100,8 +103,22 @@ def test_steps_of_which_onednn_computes_nothing_count_none_of_its_code(
     traced = _traced(mx.sym.Cast(_activation(data), dtype="float32"), (4096, 4096))
     counted = code_nbytes(traced.nodes, 0)
     assert counted // GB == 2 * is_onednns
-    assert counted % GB == (FIRST_NBYTES if is_onednns else FIRST_NBYTES_WITHOUT_ONEDNN)
+    expected = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
+    assert counted % GB == (expected if is_onednns else FIRST_NBYTES_WITHOUT_ONEDNN)
     assert uncounted_nbytes(traced.nodes, 0) == 0
+
+
+@pytest.mark.parametrize("processor_has_avx512", [True, False])
+@pytest.mark.parametrize("has_convolution", [True, False])
+def test_convolutions_and_avx512_have_code_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, has_convolution: bool, processor_has_avx512: bool
+) -> None:
+    monkeypatch.setattr(code_in_memory, "has_avx512", lambda: processor_has_avx512)
+    data = mx.sym.Variable("data")
+    body = _conv(data, 1) if has_convolution else data
+    traced = _traced(_activation(body), (1024, 1, 256, 256))
+    more = OF_CONVOLUTIONS_NBYTES * has_convolution + OF_AVX512_NBYTES * processor_has_avx512
+    assert code_nbytes(traced.nodes, 0) == FIRST_NBYTES + more
 
 
 def test_a_loss_of_float32_is_no_reason_to_count_more(monkeypatch: pytest.MonkeyPatch) -> None:

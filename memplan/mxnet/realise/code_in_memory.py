@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
@@ -17,7 +18,8 @@ from memplan.step.graph import TrainingGraph
 # By so much a process grows that trains a network of next to no bytes, for three steps: 9 MB for a
 # dense layer, 11 for an LSTM's cell, 14 for a convolution with a BatchNorm, each 3 MB less without
 # AVX-512 (benchmarks/code_memory.py). The arrays of these networks are in that, too.
-FIRST_NBYTES = 12 << 20
+FIRST_NBYTES, OF_CONVOLUTIONS_NBYTES, OF_AVX512_NBYTES = 7 << 20, 2 << 20, 3 << 20
+_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # The same where oneDNN computes nothing, or a loss alone: 2 to 3 MB for nine layers of float64, and
 # 4 to 5 for fifteen operators of float32. Fifteen of oneDNN's, no dense layer or convolution among
@@ -29,9 +31,10 @@ _LOSS = "SoftmaxOutput"
 # executors of explicit steps, and in packed steps (the same script, of an LSTM's cell).
 CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 4_000
 
-# Each of the two counts up to a twentieth of the bytes that the operators of a step write: what no
-# plan can lower would else be more than most of a small network, of which nobody is short.
-MOST_OF_WRITTEN = 20
+# Each of the two counts up to a tenth of the bytes that the operators of a step write: what no plan
+# can lower would else be more than most of a small network, of which nobody is short. With a
+# twentieth executors' steps of 40 to 100 MB took up to 1.19 of their promise.
+MOST_OF_WRITTEN = 10
 
 # The calls of operators that run again count, too, each at most a quarter of what its operator
 # writes, in steps whose calls take more than this and more than a fiftieth of all that is written:
@@ -74,15 +77,18 @@ def uncounted_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
 
 def _of_library(nodes: Iterable[Node]) -> int:
     """The code that a process takes as it first trains by ``nodes``."""
-    uses_onednn = any(_is_onednns(node) for node in nodes if node.op != _LOSS)
-    return FIRST_NBYTES if uses_onednn else FIRST_NBYTES_WITHOUT_ONEDNN
+    calls = {_call(node).op for node in nodes if node.op != _LOSS and _is_onednns(node)}
+    if not calls:
+        return FIRST_NBYTES_WITHOUT_ONEDNN
+    nbytes = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
+    return nbytes + OF_CONVOLUTIONS_NBYTES * (not calls.isdisjoint(_CONVOLUTIONS))
 
 
 def _of_operators(nodes: Iterable[Node]) -> int:
     """The code for the operators of oneDNN that differ, but for the first ones."""
     kinds: set[Any] = set()
     for node in filter(_is_onednns, nodes):
-        call = node if node.forward is None else node.forward
+        call = _call(node)
         kinds.add((node.op, call.op, call.key, node.infos.inputs))
     return OPERATOR_NBYTES * max(0, len(kinds) - FIRST_OPERATORS)
 
@@ -91,6 +97,11 @@ def _is_onednns(node: Node) -> bool:
     """Does oneDNN compute ``node``? Of the dtypes that MXNet trains with it knows float32 alone."""
     if not onednn_is_enabled() or not reads_any_layout(node):
         return False
-    inputs = (node if node.forward is None else node.forward).infos.inputs
+    inputs = _call(node).infos.inputs
     data = inputs[0] if inputs else None
     return data is None or data.dtype == "float32"
+
+
+def _call(node: Node) -> Node:
+    """The node itself, or the one whose gradient it computes."""
+    return node if node.forward is None else node.forward
