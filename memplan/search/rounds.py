@@ -120,6 +120,7 @@ class Rounds:
         self.unit = max(graph.seconds, 1e-300)
         self.weight = 1.0
         self.speeds: dict[int, Speed] = {}
+        self.longest_look = 0.0  # seconds: at whether what was found fits
 
     def nothing(self) -> Best:
         """Room for a best sequence."""

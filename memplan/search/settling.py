@@ -6,6 +6,8 @@ is a matter of luck. Near the least memory of a network plans cost up to a point
 
 from __future__ import annotations
 
+import time
+
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.packing import Repacking, repack
 from memplan.search.kernels.sequence import load
@@ -36,14 +38,15 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
     """By how many bytes the best is over the budget in the memory that counts.
 
     ``roughly`` in no time, but for what is hardly over (CLOSE) where nothing fits; and roughly in
-    any case if time is up and something fits. If the best is over, it is again what it was when it
-    last was not, and rounds begin with what was too large.
+    any case if something fits and there is less time than the longest look has taken. If the best
+    is over, it is again what it was when it last was not, and rounds begin with what was too large.
     """
     found, settled = search.found, search.settled
     if search.excess is None or found.figures[BEST_SECONDS] == settled.figures[BEST_SECONDS]:
         return 0
+    begin = time.monotonic()
     schedule = search.schedule(best_sequence(found))
-    roughly |= search.stop.is_over() and search.fitting is not None
+    roughly |= search.fitting is not None and _is_late(search)
     over = search.excess(schedule, budget_nbytes, roughly=True)
     is_close = roughly and search.fitting is None and 0 < over <= CLOSE * budget_nbytes
     if is_close:
@@ -55,6 +58,7 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
         is_near = search.saved(best_sequence(found)) <= NEAR * search.unit
         over = search.excess(schedule, budget_nbytes, roughly=is_near)
     has_failed = over and (is_close or not roughly)
+    search.longest_look = max(search.longest_look, time.monotonic() - begin)
     search.stop.spend((FAILING_WORK if has_failed else PACKING_WORK) * search.nops)
     if over:
         search.first = best_sequence(found)
@@ -63,6 +67,14 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
         search.fitting = schedule
         copy_best(found, settled)
     return over
+
+
+def _is_late(search: Rounds) -> bool:
+    """Is there too little time for a look as long as the longest?"""
+    if search.stop.work_left > 0.0 and search.stop.seconds_left < search.longest_look:
+        search.stop.cut()
+        return True
+    return search.stop.is_over()
 
 
 def change_to_pack(search: Rounds, budget_nbytes: int) -> None:

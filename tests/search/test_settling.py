@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -110,6 +111,33 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
     rounds.offer(rounds.unplanned, 40 * UNIT)
     assert settle(rounds, budget) > 0
     assert asked[6:] == [True, True]
+
+
+@pytest.mark.parametrize("seconds_left", [99.0, 101.0])
+def test_no_close_look_begins_that_time_is_too_short_for(
+    monkeypatch: pytest.MonkeyPatch, seconds_left: float
+) -> None:
+    """One of two seconds began a moment before the end of six: the plan took eight."""
+    now, asked, budget = [0.0], [], 40 * UNIT
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        now[0] += 0.0 if roughly else 100.0
+        asked.append(roughly)
+        return UNIT
+
+    stop = Stop.after(200.0 + seconds_left, work=1e9)
+    graph = unit_chain(16)
+    rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=excess)
+    dear = Schedule.sequence(graph, [*range(graph.nforward), *range(len(graph.ops))])
+    for nlooks in (1, 2, 3):
+        rounds.offer(rounds.unplanned, budget)
+        assert settle(rounds, budget) == UNIT
+        rounds.fitting = dear
+        has_time = nlooks < 3 or seconds_left > 100.0
+        assert asked == ([True, False] if has_time else [True])
+        asked.clear()
+    assert stop.cut_by_clock is not has_time
 
 
 @pytest.mark.parametrize(
