@@ -134,7 +134,10 @@ class Elites:
             self._round(_longer(MENDED_AGAIN, longer), end, best, budget_nbytes)
         if elite.seconds >= seconds:
             elite.nstalled += 1
-        self.members.sort(key=lambda elite: elite.seconds)
+        # It may have become another one.
+        equal = EQUAL * search.unit
+        others = [other for other in self.members if abs(other.seconds - elite.seconds) > equal]
+        self.members = sorted([*others, elite], key=lambda elite: elite.seconds)
 
     def _round(
         self, kind: Round, start: Array | None, best: Best, budget_nbytes: int

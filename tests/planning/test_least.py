@@ -38,7 +38,7 @@ def test_the_least_counts_the_copies_of_further_runs() -> None:
     )
     # Every relu that runs again keeps copies: the fewest blocks are no less than 0.95 with them.
     footprint = job.least_by(Auto()).footprint
-    assert footprint.total_nbytes < 0.9 * job.unplanned.total_nbytes
+    assert footprint.total_nbytes < 0.93 * job.unplanned.total_nbytes
 
 
 def test_searches_go_on_from_the_least_until_they_find_no_less() -> None:
