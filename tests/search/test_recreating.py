@@ -178,6 +178,21 @@ def test_what_is_said_to_be_needed_exceeds_the_budget_when_it_is_taken_back(
             insert(search.model, state, op, step, -1)
 
 
+def test_what_frees_more_of_its_inputs_than_it_writes_is_not_said_to_be_needed() -> None:
+    """The second op runs again, for which its input, ten times as large, is held."""
+    reads, nunits = [(), (0,), (1,), (2,), (1, 3)], [10, 1, 1, 1, 1]
+    ops = tuple(Op(f"op{i}", "op", read, (i,), 1.0) for i, read in enumerate(reads))
+    tensors = tuple(Tensor(op.name, n * UNIT, 1) for op, n in zip(ops, nunits, strict=True))
+    search = searching(TrainingGraph(ops, tensors, (4,), 4))
+    search.start_from(Schedule.sequence(search.graph, [0, 1, 2, 3, 1, 4]), None)
+    budget, state = search.live_peak(search.first), search.state
+    assert budget == 12 * UNIT
+    load(search.model, state, search.first, len(search.first), budget)
+    assert not _is_needed.py_func(search.model, state, 4)
+    remove(search.model, state, 4)
+    assert state.totals[EXCESS] == 0
+
+
 def test_most_of_what_is_needed_is_known_to_be_without_taking_it_back() -> None:
     search = recomputing(unit_chain(32), 10 * UNIT)
     state = search.state
