@@ -40,7 +40,7 @@ TRAINED = {
     "lstm": "--steps 12 --layers 1 --hidden 32 --batch 32 --updates 12 --budget 85% --seconds 5",
     "unet": "--size 64 --levels 2 --filters 4 --updates 8 --budget 76% --seconds 2",
     "transformer": "--layers 2 --width 32 --length 32 --updates 8 --budget 85% --seconds 2",
-    "fine_tuning": "--units 4 --filters 8 --batch 8 --size 32 --updates 8 --budget 34% --seconds 2",
+    "fine_tuning": "--units 4 --filters 8 --batch 8 --size 32 --updates 8 --budget 37% --seconds 2",
     "mixed_precision": "--layers 4 --filters 8 --size 32 --updates 8 --budget 80% --seconds 2",
 }
 

@@ -68,6 +68,7 @@ def test_few_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(packed_memory, "WAITING", 2)
     memory, array = packed_memory.PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
     memory.fence.wait_to_read()
+    array.wait_to_read()  # before, its memory holds anything
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     number = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
