@@ -6,8 +6,15 @@ An executor of MXNet's has one object for an op, in training and inference, and 
 from __future__ import annotations
 
 import functools
+import gc
+import os
+import subprocess
+import sys
+import textwrap
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import mxnet as mx
@@ -160,6 +167,59 @@ def test_every_bucket_has_an_object_while_they_are_bound_in_turn() -> None:
 
     ours = run(BucketingModule, strategy="store_all", realisation="packed")
     assert_same(ours, run(mx.mod.BucketingModule))
+
+
+def test_objects_of_shapes_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MXNet makes new ones at a return."""
+    made: list[weakref.ref[Counting]] = []
+    init = Counting.__init__
+
+    def noted(self: Counting, by: float) -> None:
+        made.append(weakref.ref(self))
+        init(self, by)
+
+    monkeypatch.setattr(Counting, "__init__", noted)
+    module = bound(Module(network(), realisation="packed", strategy="store_all"), 64)
+    alive = []
+    for size in (64, 32, 16, 8, 64):
+        list(trained(module, [batch(size)], 1))
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in made))
+    assert max(alive) <= 4
+
+
+def test_an_op_may_run_another_within(tmp_path: Path) -> None:
+    """With MXNET_ENGINE_TYPE=NaiveEngine it does so in the thread that asked for its own object."""
+    code = """
+        import mxnet as mx
+        import test_kept_operators as t
+        from memplan.mxnet import Module
+
+        class Outer(t.Counting):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                inner = mx.nd.Custom(in_data[0], op_type="counting")
+                super().forward(is_train, req, [inner], out_data, aux)
+
+        @mx.operator.register("outer")
+        class OuterProp(t.CountingProp):
+            def create_operator(self, *arguments):
+                return Outer(self.by)
+
+        net = t.S.Custom(t.S.Variable("data"), op_type="outer")
+        net = t.S.SoftmaxOutput(t.S.FullyConnected(net, num_hidden=3), name="softmax")
+        ours = list(t.trained(t.bound(Module(net, realisation="packed"), 8), [t.batch(8)] * 2, 1))
+        theirs = list(t.trained(t.bound(mx.mod.Module(net), 8), [t.batch(8)] * 2, 1))
+        t.assert_same(ours, theirs)
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code), encoding="utf-8")
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
+    environment["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_refusal_of_other_shapes_leaves_the_object(monkeypatch: pytest.MonkeyPatch) -> None:

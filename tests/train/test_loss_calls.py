@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, SOFTMAX, vectors
-from memplan.errors import UsageError
+from memplan.errors import TraceError, UsageError
 from memplan.mxnet.gluon import TrainStep
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
@@ -250,6 +250,54 @@ def test_a_loss_that_fails_does_so_until_it_does_not() -> None:
         step(x, [y, y])
     options.labels = 0
     assert (step(x, [y, y]).asnumpy() == first.asnumpy()).all()
+
+
+class Keeping(gluon.HybridBlock):
+    """Keeps what a loss reads, and does not return it."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.table, self.scores = nn.Dense(12, in_units=12), nn.Dense(10, in_units=12)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.kept = self.table(x)
+        return self.scores(F.relu(self.kept))
+
+
+class Noting:
+    """Counts its calls, the third of which raises; it reads what the block keeps, if that does."""
+
+    def __init__(self, net: Any) -> None:
+        self.net, self.ncalls = net, 0
+
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        self.ncalls += 1
+        if self.ncalls == 3:
+            raise KeyError("the third call")
+        kept = (self.net.kept**2).sum(axis=1) if hasattr(self.net, "kept") else 0
+        return SOFTMAX(outputs, labels) * self.ncalls + kept
+
+
+@pytest.mark.filterwarnings("ignore:block 'net' has computed something else")
+@pytest.mark.parametrize("make", [stacked, Keeping])
+def test_losses_are_called_once_that_raise_where_blocks_change_and_shapes_take_turns(
+    make: Any,
+) -> None:
+    net, (x, y) = make(), vectors()
+    net.initialize(ctx=CPU)
+    loss = Noting(net)
+    step = TrainStep(net, loss, **OPTIONS)
+    for number in range(1, 9):
+        if number in (5, 7) and make is stacked:
+            net.hybridize(number == 5)
+        data = x[: 2 + number % 2], y[: 2 + number % 2]
+        if number == 3:
+            with pytest.raises((KeyError, TraceError), match="the third call"):
+                step(*data)
+        else:
+            step(*data)
+        assert loss.ncalls == number
 
 
 @pytest.mark.parametrize("name", ["block", "loss", "keep_outputs"])

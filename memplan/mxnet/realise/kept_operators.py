@@ -76,10 +76,12 @@ class _Lent(mx.operator.CustomOp):  # type: ignore[misc]
         self._kept = kept
 
     def forward(self, *arguments: Any, **options: Any) -> None:
-        self._kept.forward(*arguments, **options)
+        with _as_mxnet():  # where the engine runs in the thread that asks it
+            self._kept.forward(*arguments, **options)
 
     def backward(self, *arguments: Any, **options: Any) -> None:
-        self._kept.backward(*arguments, **options)
+        with _as_mxnet():
+            self._kept.backward(*arguments, **options)
 
 
 class _Asked(threading.local):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -46,6 +46,8 @@ class BlockChanges:
         # of which the graph was made.
         self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
         self._nasked = self._nfound = 0
+        # Kinds of inputs that did not come since the last change.
+        self._due: set[Hashable] = set()
         self._names: list[str] = []
         self.look()
 
@@ -60,13 +62,19 @@ class BlockChanges:
         functions += [] if are_called else self._losses
         self._found = [(function, settings(read_by(function))) for function in functions]
 
-    def are_possible(self) -> bool:
-        """May there have been any since this was asked last?"""
+    def are_possible(self, kind: Hashable, others: Iterable[Hashable]) -> bool:
+        """May there have been any since this was asked last for inputs of this ``kind``?
+
+        What is computed of ``others`` is looked at when these come: code of the script's may run.
+        """
         self._nasked += 1
         self._names = self._changed()
         if self._names:
             self.look()
-        return bool(self._names)
+            self._due.update(others)
+        is_due = kind in self._due
+        self._due.discard(kind)
+        return bool(self._names) or is_due
 
     def are_unseen(self, is_kept: Callable[[Any], bool] | None = None) -> bool:
         """May there be any that are not looked for, in what a function reads that is called, say?

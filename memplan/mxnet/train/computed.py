@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memplan.errors import MemplanError
 from memplan.mxnet.train.block_network import BlockNetwork
 from memplan.mxnet.train.nesting import dtype_name
 
@@ -20,21 +19,15 @@ class Computed:
 
     def __init__(self, compose: Callable[..., BlockNetwork], state: Any) -> None:
         self._compose, self._state = compose, state
-        #: None where the block no longer takes such inputs.
-        self.networks: dict[Any, BlockNetwork | None] = {}
+        self.networks: dict[Any, BlockNetwork] = {}
 
     def is_network(self, network: BlockNetwork, kind: Any, state: Any) -> bool:
         """Is it ``network``, which was made when the parameters had this ``state``?"""
         if kind not in self.networks:
             known = network if state == self._state else None
-            try:
-                self.networks[kind] = self._compose(kind, known=known)
-            except MemplanError:
-                self.networks[kind] = None
+            self.networks[kind] = self._compose(kind, known=known)
         other = self.networks[kind]
-        return other is not None and (
-            (other.structure, other.form) == (network.structure, network.form)
-        )
+        return (other.structure, other.form) == (network.structure, network.form)
 
 
 def state_of(params: Mapping[str, Parameter]) -> tuple[Any, ...]:

@@ -80,12 +80,9 @@ class LossCalls:
         if known is None:
             return True
         before = known.computed
-        try:
-            with mx.name.NameManager() as names, self._changes.as_in_graphs(only_losses=True):
-                names._counter = dict(known.counts)
-                losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
-        except Exception:  # the user's code raises whatever it likes, in the network, too
-            return True
+        with mx.name.NameManager() as names, self._changes.as_in_graphs(only_losses=True):
+            names._counter = dict(known.counts)
+            losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
         self._called = kind, losses
         return bool(known.computed != before)
 
@@ -117,7 +114,10 @@ class LossCalls:
         nnoted, (called_for, losses) = len(noted.calls), self._called or (None, None)
         self._called = None
         if called_for != kind:
-            if not self._changes.are_losses_called() or self._known.get(kind, self) is None:
+            # A block that runs in every step may keep what the loss reads.
+            if self._changes.are_unseen() or not self._changes.are_losses_called():
+                return losses_by(self._loss, outputs, labels)
+            if self._known.get(kind, self) is None:
                 return losses_by(self._loss, outputs, labels)
             try:
                 losses = self._call_first(kind, outputs, labels, params)

@@ -313,9 +313,8 @@ class Executor(BoundArrays):
         """
         shapes = {name: tuple(shape) for name, shape in shapes.items() if name in self._arguments}
         request = replace(self._request, shapes={**self._request.shapes, **shapes})
-        if request.key == self._request.key:
-            return self._with_new_operators()
-        if request.key not in self._reshaped:
+        is_another = request.key != self._request.key
+        if is_another and request.key not in self._reshaped:
             changed = self._changed(request)
             if not partial_shaping:
                 _check_unchanged(changed, shapes)
@@ -324,14 +323,15 @@ class Executor(BoundArrays):
             executor = Executor(self._symbol, self._plans, request, self, unchanged, lent)
             executor._monitor = self._monitor
             self._reshaped[request.key] = executor
-        return self._reshaped[request.key]._with_new_operators()
+        for executor in (self, *self._reshaped.values()):
+            executor._renew_operators()
+        return self._reshaped[request.key] if is_another else self
 
-    def _with_new_operators(self) -> Executor:
-        """It, whose user code, if any, has forgotten what it kept: MXNet binds at every reshape."""
+    def _renew_operators(self) -> None:
+        """Let user code, if any, forget what it kept: MXNet binds at every reshape."""
         if self._plans.has_user_code:
             self._training = self._inference = None  # plan, memory and gradients stay
             self.operators = KeptOperators()
-        return self
 
     def _changed(self, request: Request) -> dict[str, str]:
         """The arguments and states that have other shapes in ``request``: both in words."""

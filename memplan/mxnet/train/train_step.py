@@ -383,13 +383,12 @@ class TrainStep:
     def _forget_changed(self, kind: Kind) -> BlockNetwork | None:
         """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
         is_kept = runs_by_graph if self.has_been_called else None
-        are_possible, unseen = self.changes.are_possible(), self.changes.are_unseen(is_kept)
-        unseen = self._loss_calls.are_other(kind, are_possible or unseen) or unseen
-        if not are_possible and not unseen:
+        are_possible = self.changes.are_possible(kind, {key[0] for key in self._plans})
+        are_possible |= self.changes.are_unseen(is_kept)
+        if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
         params = self._parameters()
-        # Plans of another kind are looked at when such inputs come, if that is in every step.
-        plans = {key: made for key, made in self._plans.items() if key[0] == kind or not unseen}
+        plans = {key: made for key, made in self._plans.items() if key[0] == kind}
         found = Computed(functools.partial(self._compose, params=params), state_of(params))
         gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
         networks = [self._plans.pop(key)[1] for key in gone]
