@@ -288,9 +288,10 @@ def _take_back(model, state):  # type: ignore[no-untyped-def]
 
 @compiled
 def _is_needed(model, state, step):  # type: ignore[no-untyped-def]
-    """Is the budget surely exceeded without the run at ``step``? By what is then held up to it.
+    """Is the budget surely exceeded without the run at ``step``?
 
-    Before the first of its inputs would end sooner nothing else changes.
+    What it writes would be held from the run before. That is looked at up to where the first of
+    what it reads would be needed no longer: until then nothing else changes.
     """
     op, earlier, later = state.steps[OP, step], state.steps[EARLIER, step], state.steps[LATER, step]
     until = step
