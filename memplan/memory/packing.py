@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +59,8 @@ class Packing:
     """
 
     nbytes: int
-    offsets: Mapping[tuple[int, int], int]
+    # Left out of the hash, as a mapping has none: equal packings still have equal ones.
+    offsets: Mapping[tuple[int, int], int] = field(hash=False)
     bound_nbytes: int
 
     @property

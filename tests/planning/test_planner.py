@@ -301,7 +301,7 @@ def test_one_strategy_is_compared_as_a_list_of_one_is() -> None:
         memplan.compare(net, strategies=3, **shapes)
 
 
-@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed", "updating"])
 def test_plans_that_are_equal(realisation: str) -> None:
     """Their Symbols cannot be compared, and how long each took says nothing of it."""
     network = residual_net(batch=2, size=8, units=2, filters=2)
@@ -309,5 +309,6 @@ def test_plans_that_are_equal(realisation: str) -> None:
     plan = quick(network, **how)
     assert plan == quick(network, **how) == pickle.loads(pickle.dumps(plan))
     assert plan == copy.deepcopy(plan)
+    assert len({plan, quick(network, **how), pickle.loads(pickle.dumps(plan))}) == 1
     assert plan != quick(network, **how, budget="1GiB")
     assert plan != quick(network, strategy="store_all", realisation=realisation)
