@@ -31,9 +31,10 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     """Used like ``mx.mod.BucketingModule``; it trains every bucket within ``budget`` bytes.
 
     The other options are those of :class:`memplan.mxnet.Module`; ``plan`` is one for the default
-    bucket. That is planned first, which takes up to ``time_limit`` seconds. Further buckets are
-    planned when they are first seen, with a tenth of the work: they begin with a schedule that is
-    known (``unseen`` says what else may be done: docs/training.md).
+    bucket. That is planned first, which takes up to ``time_limit`` seconds, unless its outputs are
+    no losses. Further buckets are planned when they are first trained, with a tenth of the work:
+    they begin with a schedule that is known (``unseen`` says what else may be done:
+    docs/training.md).
 
     All buckets run in the memory of the largest: packed in one array, which is the better choice
     here; explicit in the blocks of MXNet's executors, which are bound in turn where one lacks
@@ -185,10 +186,12 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
             generated if symbol is None else symbol, data_names, label_names, **self._of_each
         )
         # Others wait for their first training step: a bucket may only be evaluated, and ``prepare``
-        # binds the next one while the outputs of the last step are still to be read.
+        # binds the next one while the outputs of the last step are still to be read. So does the
+        # default one where it has no loss: that of Keras is there for predictions.
         is_default = key == self._default_bucket_key
         given = self._given if is_default else None
-        self._buckets[key]._plan_by(self._planner, given, at_once=is_default)
+        when = {"at_once": is_default, "may_only_infer": True}
+        self._buckets[key]._plan_by(self._planner, given, **when)
         plans, reason = self._buckets[key]._plans, refusal_of_module(self)
         if plans.update_within and reason is not None:
             plans.update_behind(reason)

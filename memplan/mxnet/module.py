@@ -112,8 +112,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._updated_by = UpdatedBy()
         self._plan_by(planner, plan)
 
-    def _plan_by(self, planner: ShapePlanner, given: Plan | None, *, at_once: bool = True) -> None:
-        self._plans = Plans(self.symbol, planner, given, at_once=at_once)
+    def _plan_by(self, planner: ShapePlanner, given: Plan | None, **when: bool) -> None:
+        self._plans = Plans(self.symbol, planner, given, **when)
         self._plans.released = weakref.WeakMethod(self._collect)
         if self._plans.update_within and len(self._context) > 1:
             reason = "gradients of several contexts are summed up first"
@@ -280,10 +280,14 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             self._plans.updates.indices = {name: index for index, name in enumerate(names)}
             self._plans.updates.updater = self._updater
             return
+        executors = [e for e in self._exec_group.execs if isinstance(e, Executor)]
+        # Others may only infer, and an output without a loss, or the budget, may refuse their step.
+        trained = [executor for executor in executors if executor.plan is not None]
         self._plans.update_behind(reason)
-        for executor in self._exec_group.execs:
-            if isinstance(executor, Executor):
-                executor.bind_anew()
+        for executor in executors:
+            executor.clear_device()
+        for executor in trained:
+            executor.train()
         self._collect()
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
@@ -360,8 +364,7 @@ class _Binder:
             elif "add" in request.grad_req.values():
                 self._plans.update_behind("gradients are added up over steps (grad_req='add')")
         self._plans.check_contexts(self._contexts)  # of which each would be planned before the next
-        if self._plans.at_once:
-            self._plans.find(request)
+        self._plans.find_at_once(request)
         self._plans.found()
         lent = Lent([name for name in arguments if name not in shared_arg_names], shared_buffer)
         executor = Executor(self._net, self._plans, request, shared_exec, shared_arg_names, lent)

@@ -14,7 +14,7 @@ import pytest
 from helpers.amounts import long_except
 from helpers.buckets import Sentences, network, steps
 from helpers.fitting import Result, differing, seed, state
-from memplan.errors import BudgetError
+from memplan.errors import ArgumentError, BudgetError
 from memplan.mxnet import BucketingModule
 
 BUCKETS = (8, 3, 6, 5, 8, 3)
@@ -160,6 +160,86 @@ def test_a_bucket_that_is_only_evaluated_is_not_planned() -> None:
         module.score(Sentences((8, 4)), "acc", reset=False)
     assert module._buckets.keys() == {8, 5, 4}
     assert module.plans.keys() == {8, 5}
+
+
+def with_predictions(key: str) -> tuple[mx.sym.Symbol, list[str], list[str] | None]:
+    """Two buckets, as Keras has them: one that is trained, one without a loss for predictions."""
+    hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="hidden")
+    hidden = mx.sym.Activation(hidden, act_type="relu", name="relu")
+    scores = mx.sym.FullyConnected(hidden, num_hidden=4, name="scores")
+    scores = mx.sym.softmax(scores, name="probabilities")
+    if key == "predict":
+        return scores, ["data"], None
+    loss = mx.sym.MakeLoss(-mx.sym.pick(mx.sym.log(scores), mx.sym.Variable("label")))
+    return mx.sym.Group([loss, mx.sym.BlockGrad(scores)]), ["data"], ["label"]
+
+
+def of_bucket(key: str) -> mx.io.DataBatch:
+    x = mx.nd.array(np.random.default_rng(2).normal(size=(8, 6)))
+    y = mx.nd.array(np.arange(8) % 4)
+    labels, shapes = (None, None) if key == "predict" else ([y], [("label", y.shape)])
+    return mx.io.DataBatch(
+        [x], labels, bucket_key=key, provide_data=[("data", x.shape)], provide_label=shapes
+    )
+
+
+def predictions(module: Any, optimizer: str, **more: Any) -> list[np.ndarray]:
+    """Before the optimizer comes, and after each of three steps."""
+    seed()
+    module.init_params(mx.init.Xavier())
+    found = []
+    for number in range(4):
+        if number == 1:
+            module.init_optimizer(optimizer=optimizer, **more)
+        if number:
+            module.forward_backward(of_bucket("train"))
+            module.update()
+        module.forward(of_bucket("predict"), is_train=False)
+        found.append(module.get_outputs()[0].asnumpy())
+    return found
+
+
+def bound_to(key: str, kind: Any = BucketingModule, **given: Any) -> Any:
+    module, batch = kind(with_predictions, key, **given), of_bucket(key)
+    module.bind(batch.provide_data, batch.provide_label)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("realisation", "budget"),
+    [("auto", None), ("packed", "1MiB"), ("explicit", "1MiB"), ("updating", None)],
+)
+def test_a_default_bucket_without_a_loss_is_there_for_predictions(
+    realisation: str, budget: str | None
+) -> None:
+    module = bound_to("predict", **options(realisation) | {"budget": budget})
+    ours = predictions(module, "adam")
+    assert all(map(np.array_equal, predictions(bound_to("predict", Module), "adam"), ours))
+    assert module.plans.keys() == {"train"}
+
+
+def test_a_default_bucket_without_a_loss_is_refused_when_it_is_trained() -> None:
+    module = bound_to("predict", **options("packed"))
+    module.init_params()
+    with pytest.raises(ArgumentError, match="'probabilities_output' is no loss"):
+        module.forward_backward(of_bucket("predict"))
+    module.forward(of_bucket("predict"), is_train=False)
+    assert not module.plans
+
+
+@pytest.mark.parametrize("default", ["train", "predict"])
+@pytest.mark.parametrize(("optimizer", "kvstore"), [("nadam", None), ("sgd", "device")])
+@pytest.mark.filterwarnings("ignore:parameters are updated behind the step")
+def test_a_bucket_for_predictions_where_updates_move_behind_the_step(
+    default: str, optimizer: str, kvstore: str | None
+) -> None:
+    """All that is bound is given up then; what only infers is not planned anew."""
+    kvstores = [kvstore and mx.kv.create(kvstore) for _ in range(2)]
+    module = bound_to(default, **options("updating") | {"budget": None})
+    ours = predictions(module, optimizer, kvstore=kvstores[0])
+    stock = predictions(bound_to(default, Module), optimizer, kvstore=kvstores[1])
+    assert all(map(np.array_equal, stock, ours))
+    assert {key: plan.realisation for key, plan in module.plans.items()} == {"train": "packed"}
 
 
 @pytest.mark.long

@@ -230,10 +230,9 @@ class Executor(BoundArrays):
             self._watch()
         return self._training
 
-    def bind_anew(self) -> None:
-        """Bind it, and all others on its device, to plans that are found anew."""
+    def clear_device(self) -> None:
+        """Give up what is bound on its device, for plans that are found anew."""
         self.device.clear(self._request.ctx)
-        self.train()
 
     def give_up(self) -> None:
         """Free the memory in which it runs; it is bound anew when it is next needed."""

@@ -70,13 +70,17 @@ def planner_of_steps(
     return ShapePlanner(realisation=name, **options)
 
 
+class LossError(ArgumentError):
+    """A step cannot be trained because an output is no loss; the message names the output."""
+
+
 class Plans:
     """The plans of one network, made by ``planner`` when first asked for, or ``given``.
 
     ``nbound`` counts the executors that were bound to them, ``released`` refers to what is to be
     called when one has freed its memory, ``when_found`` is called when there is a plan to bind an
     executor to, before that takes memory. With ``at_once`` a step is bound with the module, not
-    when it is first run.
+    when it is first run, unless it has no losses and ``may_only_infer`` allows that.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Plans:
         given: Plan | None = None,
         *,
         at_once: bool = True,
+        may_only_infer: bool = False,
     ) -> None:
         self._net, self._planner, self._given = net, planner, given
-        self.at_once = at_once
+        self.at_once, self._may_only_infer = at_once, may_only_infer
         #: Are there Custom ops, in loops or branches, too?
         self.has_user_code = '"Custom"' in symbol_json.text_of(net)
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
@@ -162,6 +167,21 @@ class Plans:
                 self.plans[request.key] = self._planned(request)
             self.realisation = self.plans[request.key].realisation
         return self.plans[request.key]
+
+    def find_at_once(self, request: Request) -> None:
+        """Find the plan for ``request`` if its step is bound ``at_once``.
+
+        A network without losses that may be there for inference only is bound nonetheless: its step
+        is refused when it is first run.
+        """
+        if not self.at_once:
+            return
+        try:
+            self.find(request)
+        except LossError:
+            if not self._may_only_infer:
+                raise
+            self.at_once = False
 
     def _planned(self, request: Request) -> Plan:
         """A plan for ``request``, of updates behind the step where they cannot be within."""
@@ -250,7 +270,7 @@ def _other_node(ours: str, theirs: str) -> str:
 
 def _check_losses(trace: Trace) -> None:
     if trace.outputs_without_loss:
-        raise ArgumentError(
+        raise LossError(
             f"output {trace.outputs_without_loss[0]!r} is no loss: its gradient would have to be "
             f"known before the step runs, as gradients are computed within forward. Wrap it in "
             f"MakeLoss, or in BlockGrad if it is not to be trained, bind with for_training=False, "
