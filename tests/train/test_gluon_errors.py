@@ -145,6 +145,27 @@ def test_a_batch_size_is_asked_of_arrays(x: Any) -> None:
             train_step(net, SOFTMAX, trainer=trainer)(x, None, batch_size=batch_size)
 
 
+@pytest.mark.parametrize("batch_size", [0, 0.0, "4", [4]])
+def test_what_a_trainer_cannot_divide_by_is_no_batch_size(batch_size: Any) -> None:
+    """MXNet's trainer raises an error, too, of another kind; here the step has not run by then."""
+    net, _, (x, y) = trained()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    with pytest.raises((TypeError, ZeroDivisionError)):
+        trainer.step(batch_size)
+    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+    with pytest.raises(ArgumentError, match="batch_size must be a number other than 0"):
+        train_step(net, trainer=trainer)(x, y, batch_size=batch_size)
+    assert_equal(before, {name: p.data().asnumpy() for name, p in net.collect_params().items()})
+
+
+@pytest.mark.parametrize("block", [None, mx.sym.Variable("data"), []])
+def test_only_hybrid_blocks_are_planned(block: Any) -> None:
+    with pytest.raises(
+        ArgumentError, match=f"block must be a HybridBlock.* {type(block).__name__}"
+    ):
+        planned(block)
+
+
 def test_a_block_that_is_not_initialised_is_named() -> None:
     strategy = Counting([])
     with pytest.raises(ArgumentError, match=r"'net_.*initialize\(\)"):

@@ -133,14 +133,19 @@ def compose(
     )
 
 
-def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
-    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
+def check_block(block: Any) -> None:
+    """ArgumentError for what is no HybridBlock."""
     if not isinstance(block, mx.gluon.HybridBlock):
         raise ArgumentError(
             f"block must be a HybridBlock, for memplan needs its Symbol; got "
             f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
             f"Sequential), with hybrid_forward for forward"
         )
+
+
+def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
+    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
+    check_block(block)
     losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
     if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
         raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")

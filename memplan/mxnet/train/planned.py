@@ -23,7 +23,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.train.block_network import is_trained
+from memplan.mxnet.train.block_network import check_block, is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
@@ -64,6 +64,7 @@ def planned(block: Block, **options: Any) -> Block:
     block or ``backward`` wait for each other, and each of them trains on contexts of its own. A
     copy of the block is not planned.
     """
+    check_block(block)
     if options.get("trainer") is not None:
         raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
     if hasattr(block, "planned_step"):

@@ -139,6 +139,13 @@ class StepTrainer:
                 )
         if batch_size is None:
             batch_size = sum(map(_first_dimension, batches))
+        try:
+            self.trainer._scale / batch_size  # what trainer.step would fail at, after the step
+        except (TypeError, ZeroDivisionError) as error:
+            raise ArgumentError(
+                f"batch_size must be a number other than 0, as the trainer divides the gradients "
+                f"by it; got {batch_size!r}"
+            ) from error
         self._batch_size, self._is_done = batch_size, False
 
     def finish(self) -> None:
