@@ -143,7 +143,11 @@ def mirrored_schedule(
     )
     start = best_flags(ranged_graph, cuts, budget_nbytes)
     schedule = anneal(ranged_graph, start, budget_nbytes, stop=stop, moves=moves, seed=seed)
-    return None if schedule is None else Schedule.sequence(graph, schedule.ops)
+    if schedule is None:
+        return None
+    # MXNet never runs what no head depends on; a sequence runs every op.
+    unreached_ops = sorted(set(range(len(graph.ops))).difference(schedule.ops))
+    return Schedule.sequence(graph, (*schedule.ops, *unreached_ops))
 
 
 def best_flags(

@@ -8,11 +8,12 @@ import math
 
 import pytest
 
-from helpers.graphs import unit_chain
+from helpers.graphs import tensors, unit_chain
 from memplan.memory.blocks import allocate
 from memplan.search import flag_annealing
-from memplan.search.flag_annealing import HOT, PENALTIES, REHEATED, anneal
+from memplan.search.flag_annealing import HOT, PENALTIES, REHEATED, anneal, mirrored_schedule
 from memplan.search.kernels.mirroring import Evaluator
+from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
@@ -85,3 +86,18 @@ def test_enough_bytes_are_those_at_which_the_cost_is_too_high(budget: int | None
             assert enough == (search._cost(nbytes, overhead) <= most)
             decided.add(enough)
     assert decided == {True, False}
+
+
+def test_what_no_head_depends_on_runs_all_the_same() -> None:
+    """MXNet would not run it, but a sequence has every op of its graph."""
+    ops = (
+        Op("first", "op", (), (0,)),
+        Op("unread", "op", (0,), (1,)),
+        Op("second", "op", (0,), (2,)),
+        Op("back", "op", (2, 0), (3,), differentiates=2),
+    )
+    graph = TrainingGraph(ops, tensors(first=1, unread=1, second=1, back=1), (3,), 3)
+    stop = Stop.after(PLENTY)
+    schedule = mirrored_schedule(graph, None, match_range=2, stop=stop, moves=10)
+    assert schedule is not None
+    assert set(schedule.ops) == set(range(4))
