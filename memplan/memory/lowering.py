@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memplan.errors import ScheduleError
 from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
 from memplan.step.graph import UPDATE, Handover, Op, Tensor, TrainingGraph
-from memplan.step.schedule import Schedule
+from memplan.step.schedule import Schedule, without_unread
 from memplan.util.remember import remembered
 
 # What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor.
@@ -66,6 +66,9 @@ class LoweredMemory(Memory):
     def match_ranges(self) -> tuple[int, ...]:
         return self.memory.match_ranges
 
+    def executed(self, schedule: Schedule) -> Schedule:
+        return without_unread(schedule)
+
     def nbytes(self, schedule: Schedule) -> int:
         return self.memory.nbytes(self._lowered(schedule))
 
@@ -101,9 +104,9 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     """
     if len(schedule.graph.ops) != len(additions.ndims):
         raise ScheduleError("the schedule belongs to another graph than the trace")
-    steps = _read_steps(schedule)
-    with_anchor = set(_anchored(schedule, steps, additions.must_be_read))
-    if len(steps) == len(schedule.ops) and not with_anchor and not additions.gates:
+    schedule = without_unread(schedule)
+    with_anchor = set(_anchored(schedule, additions.must_be_read))
+    if not with_anchor and not additions.gates:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
         return _with_updates_in_place(additions, Lowering(schedule, origins))
     graph = _Extended(schedule.graph)
@@ -111,7 +114,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
         graph.add_gate(op, gate)
     for op in sorted({schedule.ops[step] for step in with_anchor}):
         graph.add_anchor(op, additions.ndims[op])
-    return _with_updates_in_place(additions, graph.lowered(schedule, steps, with_anchor))
+    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor))
 
 
 def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering:
@@ -153,39 +156,16 @@ def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering
     )
 
 
-def _read_steps(schedule: Schedule) -> list[int]:
-    """The steps but for those of repeated ops whose outputs nobody reads and nobody awaits."""
-    nruns = [0] * len(schedule.graph.ops)
-    for op in schedule.ops:
-        nruns[op] += 1
-    sources = set(schedule.heads)
-    needs: set[int] = set()
-    steps = []
-    for step in reversed(range(len(schedule.ops))):
-        op = schedule.ops[step]
-        if step in sources or nruns[op] == 1 or (op in needs and step == schedule.first_run[op]):
-            sources.update(schedule.reads[step])
-            needs.discard(op)
-            needs.update(schedule.graph.ops[op].after)
-            steps.append(step)
-        else:
-            nruns[op] -= 1
-    return steps[::-1]
-
-
-def _anchored(
-    schedule: Schedule, steps: Iterable[int], must_be_read: Collection[int]
-) -> Iterator[int]:
+def _anchored(schedule: Schedule, must_be_read: Collection[int]) -> Iterator[int]:
     """The steps whose first output is not read, although it must be.
 
     So it must where the unplanned step reads it, and of the ops in ``must_be_read``.
     """
     graph, heads = schedule.graph, set(schedule.graph.heads)
     reads = set(zip(schedule.heads, graph.heads, strict=True))
-    for step in steps:
-        reads.update(zip(schedule.reads[step], graph.ops[schedule.ops[step]].inputs, strict=True))
-    for step in steps:
-        op = schedule.ops[step]
+    for op, sources in zip(schedule.ops, schedule.reads, strict=True):
+        reads.update(zip(sources, graph.ops[op].inputs, strict=True))
+    for step, op in enumerate(schedule.ops):
         first = graph.ops[op].outputs[0]
         if (step, first) in reads:
             continue
@@ -228,7 +208,7 @@ class _Extended:
         tensor = self._tensor(f"{name}[0]", 8 * ndim, ndim)
         self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (tensor,))
 
-    def lowered(self, schedule: Schedule, steps: Sequence[int], with_anchor: set[int]) -> Lowering:
+    def lowered(self, schedule: Schedule, with_anchor: set[int]) -> Lowering:
         graph_ops: list[Op] = []
         origins: list[tuple[str, int]] = []
         index_of: dict[int, int] = {}
@@ -252,8 +232,7 @@ class _Extended:
         ops: list[int] = []
         reads: list[tuple[int, ...]] = []
         step_of: dict[int, int] = {}
-        for step in steps:
-            index = schedule.ops[step]
+        for step, index in enumerate(schedule.ops):
             sources = [step_of[source] for source in schedule.reads[step]]
             if index in self.gates:
                 gate = self.gates[index]

@@ -37,6 +37,10 @@ class Memory:
         """Do further runs take bytes that a search for the least does not see?"""
         return False
 
+    def executed(self, schedule: Schedule) -> Schedule:
+        """``schedule`` without the runs that are left out of the step, and of its bytes here."""
+        return schedule
+
     def nbytes(self, schedule: Schedule) -> int:
         """The bytes of ``schedule``: what must be within the budget."""
         raise NotImplementedError
@@ -126,6 +130,9 @@ class WithRuns(Memory):
     @property
     def counts_runs(self) -> bool:
         return any(self.nbytes_of_run)
+
+    def executed(self, schedule: Schedule) -> Schedule:
+        return self.memory.executed(schedule)
 
     def nbytes(self, schedule: Schedule) -> int:
         return self.memory.nbytes(schedule) + further_runs(schedule, self.nbytes_of_run)

@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
+from memplan.step.validate import first_violation
 from memplan.strategies import Outcome, Problem, Status
 from memplan.util.numbers import plain, shown
 
@@ -15,7 +16,8 @@ from memplan.util.numbers import plain, shown
 def checked(answer: Any, problem: Problem, name: str) -> Outcome:
     """``answer`` of the strategy ``name`` to ``problem``; ArgumentError if it is no outcome of it.
 
-    Whether its schedule is valid and keeps the budget is not looked at.
+    Whether its schedule is valid and keeps the budget is not looked at. Runs of it that are left
+    out of the step are left out here.
     """
     if not isinstance(answer, Outcome):
         kind = type(answer).__name__
@@ -43,7 +45,25 @@ def checked(answer: Any, problem: Problem, name: str) -> Outcome:
         raise ArgumentError(
             f"strategy {name} returns a schedule, but says '{answer.status.value}' of it"
         )
-    return outcome
+    return _as_executed(outcome, problem)
+
+
+def _as_executed(outcome: Outcome, problem: Problem) -> Outcome:
+    """``outcome`` with its schedule as it is executed, so that no run counts that is left out.
+
+    Without such runs a schedule may be in another order, and cheaper than any in order: then what
+    was proved of those says nothing of it.
+    """
+    assert outcome.schedule is not None
+    if first_violation(outcome.schedule) is not None:
+        return outcome  # refused when it is realised
+    seconds, schedule = outcome.schedule.seconds, problem.memory.executed(outcome.schedule)
+    if schedule is not outcome.schedule:
+        outcome = dataclasses.replace(outcome, schedule=schedule)
+    bound = seconds if outcome.lower_bound_seconds is None else outcome.lower_bound_seconds
+    if not outcome.in_order or schedule.seconds >= min(seconds, bound):
+        return outcome
+    return Outcome(Status.FEASIBLE, schedule, cut_by_clock=outcome.cut_by_clock)
 
 
 def check_bound(outcome: Outcome, problem: Problem, name: str) -> None:

@@ -176,7 +176,7 @@ class _Trial:
             return Outcome(Status.INFEASIBLE), None
         takes_start = "start" in options_of(self.solver)
         if takes_start:
-            quick = self._start(limit)
+            quick = self.problem.memory.executed(self._start(limit))
             self.problem = dataclasses.replace(self.problem, start=quick)
             if limit is not None and self.problem.memory.is_within(quick, limit):
                 unplanned = self.job.graph.seconds

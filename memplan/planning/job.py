@@ -315,6 +315,7 @@ class Job:
             if not (self._is_large or interrupt.has_come):
                 best = self._lowest_from(best, problem, limited, stop)
         is_cut = stop.cut_by_clock or interrupt.has_come
+        best = self.memory.executed(best)
         lowest = limited.cheapest([best, *self.known]) or best
         return Least(lowest, realise(self, lowest).footprint, best, by, is_cut)
 

@@ -237,7 +237,7 @@ def _fitted(
         repair = mended(job.problem(int(within_nbytes)), start, stop, patience=0)
         if repair is None:
             return None
-        schedule = repair
+        schedule = job.memory.executed(repair)
     else:
         name = "store_all"
     outcome, realised = Outcome(Status.FEASIBLE, schedule), realise(job, schedule)

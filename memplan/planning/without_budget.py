@@ -46,4 +46,5 @@ def schedule_without_budget(problem: Problem, solver: Strategy, stop: Stop) -> S
     outcome = solver.solve(dataclasses.replace(problem, time_limit=seconds))
     if outcome.cut_by_clock:
         stop.cut()
-    return problem.cheapest([outcome.schedule, problem.start])
+    schedules = [s for s in (outcome.schedule, problem.start) if s is not None]
+    return problem.cheapest(map(problem.memory.executed, schedules))

@@ -186,3 +186,37 @@ class Schedule:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f"not a memplan schedule: {error}") from error
+
+
+def without_unread(schedule: Schedule) -> Schedule:
+    """``schedule`` without runs of repeated ops whose outputs nobody reads and nobody awaits.
+
+    What an op's next run makes anew need not have been made before. If every run is read, it is
+    ``schedule`` itself.
+    """
+    nruns = [0] * len(schedule.graph.ops)
+    for op in schedule.ops:
+        nruns[op] += 1
+    sources = set(schedule.heads)
+    awaited_ops: set[int] = set()
+    steps: list[int] = []
+    for step in reversed(range(len(schedule.ops))):
+        op = schedule.ops[step]
+        is_awaited = op in awaited_ops and step == schedule.first_run[op]
+        if step in sources or nruns[op] == 1 or is_awaited:
+            sources.update(schedule.reads[step])
+            awaited_ops.discard(op)
+            awaited_ops.update(schedule.graph.ops[op].after)
+            steps.append(step)
+        else:
+            nruns[op] -= 1
+    if len(steps) == len(schedule.ops):
+        return schedule
+    steps.reverse()
+    place_of = {step: place for place, step in enumerate(steps)}
+    return Schedule(
+        schedule.graph,
+        tuple(schedule.ops[step] for step in steps),
+        tuple(tuple(place_of[source] for source in schedule.reads[step]) for step in steps),
+        tuple(place_of[step] for step in schedule.heads),
+    )

@@ -8,14 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 import pytest
 
 import memplan
+from helpers.graphs import unit_chain
+from helpers.networks import dense, loss, var
 from helpers.planning import half_of_the_ops, quick
 from memplan.cli.output import attempt_figures
 from memplan.errors import ArgumentError, BudgetError
+from memplan.memory.lowering import Additions, LoweredMemory
+from memplan.memory.memory import Packed
+from memplan.mxnet.realise.packed import lower
+from memplan.planning.answer import checked
 from memplan.step.mirroring import mirror
+from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem, Status
 
 pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
@@ -60,6 +68,59 @@ def test_an_answer_that_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(ArgumentError, match=f"strategy Saying {message}"):
         quick(network, strategy=strategy, budget=0.9)
+
+
+class MadeAgain:
+    """Runs two ops at the end that have run before, when nobody read them; says that is best."""
+
+    def solve(self, problem: Problem) -> Outcome:
+        graph = problem.graph
+        again = [op for op in range(len(graph.ops)) if graph.ops[op].name in ("large", "fixed")]
+        schedule = Schedule.sequence(graph, (*range(len(graph.ops)), *again))
+        return Outcome(Status.OPTIMAL, schedule, schedule.seconds, in_order=True)
+
+
+@pytest.mark.parametrize("max_overhead", [None, 0.01])
+def test_runs_that_are_left_out_of_the_step_are_no_part_of_a_plan(
+    max_overhead: float | None,
+) -> None:
+    """What nobody reads is not computed: the plan counts neither its seconds nor its bytes."""
+    small = mx.sym.tanh(dense(var("data"), 64))
+    large = mx.sym.BlockGrad(mx.sym.tile(small, reps=(1, 64), name="large"), name="fixed")
+    net = mx.sym.Group([large, loss(dense(mx.sym.tanh(dense(small, 512)), 10))])
+    options = {"strategy": MadeAgain(), "budget": 0.9, "max_overhead": max_overhead}
+    plan = quick((net, {"data": (256, 64)}), realisation="packed", **options)
+    steps = lower(plan.trace, plan.schedule).schedule.ops
+    assert len(plan.schedule.ops) == len(steps) == len(plan.schedule.graph.ops)
+    assert plan.overhead == 0.0
+    assert plan.peak_nbytes <= plan.allocated_nbytes
+    assert (plan.status, plan.lower_bound_overhead) == (Status.OPTIMAL, 0.0)
+    assert not plan.bound_in_order
+
+
+@pytest.mark.parametrize(
+    ("bound", "status", "in_order"),
+    [
+        (None, Status.FEASIBLE, False),
+        (4.0, Status.FEASIBLE, False),
+        (3.5, Status.FEASIBLE, False),
+        (3.0, Status.OPTIMAL, True),
+    ],
+)
+def test_what_holds_in_order_says_nothing_of_a_cheaper_schedule(
+    bound: float | None, status: Status, in_order: bool
+) -> None:
+    """Without the run that nobody reads it takes 3 seconds, and may be in another order."""
+    graph = unit_chain(1)
+    memory = LoweredMemory(Additions((1, 1, 1)), Packed())
+    schedule = Schedule.sequence(graph, (0, 0, 1, 2))
+    answer = Outcome(Status.OPTIMAL, schedule, bound, in_order=True)
+    outcome = checked(answer, Problem(graph, 100, memory=memory), "own")
+    assert outcome.schedule == Schedule.unplanned(graph)
+    assert (outcome.status, outcome.in_order) == (status, in_order)
+    assert outcome.lower_bound_seconds == (bound if in_order else None)
+    # Of live bytes, and of what MXNet's mirroring executes, every run is a part.
+    assert checked(answer, Problem(graph, 100), "own") == answer
 
 
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 1.01, np.float32(1e-9)])

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from helpers.graphs import schedules, tensors, training_graphs, unit_chain
 from memplan.errors import ScheduleError
 from memplan.step.graph import Op, TrainingGraph
-from memplan.step.schedule import Schedule
+from memplan.step.schedule import Schedule, without_unread
+from memplan.step.simulate import simulate
+from memplan.step.validate import first_violation
 
 # w; a -> b -> c, a head, which also waits for w
 GRAPH = TrainingGraph(
@@ -196,3 +198,31 @@ def test_json_of_another_graph_is_refused() -> None:
     text = Schedule.unplanned(GRAPH).to_json()
     with pytest.raises(ScheduleError, match="step 1: op 'f1' has 1 inputs, not 0"):
         Schedule.from_json(unit_chain(4), text)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "kept"),
+    [
+        ((0, 1, 2, 2, 3), (0, 1, 2, 3)),
+        ((0, 1, 2, 3, 2), (0, 1, 2, 3)),
+        # c waits for w, whose first run is early enough and need not be the last one before it.
+        ((0, 1, 0, 2, 3, 0), (0, 1, 2, 3)),
+        ((0, 1, 2, 3), (0, 1, 2, 3)),
+    ],
+)
+def test_runs_that_nobody_reads_are_left_out(
+    sequence: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
+    assert without_unread(Schedule.sequence(GRAPH, sequence)) == Schedule.sequence(GRAPH, kept)
+
+
+@given(st.data())
+def test_without_runs_that_nobody_reads_a_step_holds_and_takes_no_more(data: st.DataObject) -> None:
+    schedule = data.draw(schedules(data.draw(training_graphs())))
+    lean = without_unread(schedule)
+    assert first_violation(lean) is None
+    assert without_unread(lean) is lean
+    if schedule == Schedule.sequence(schedule.graph, schedule.ops):
+        assert lean == Schedule.sequence(lean.graph, lean.ops)
+    assert lean.seconds <= schedule.seconds
+    assert simulate(lean).peak_nbytes <= simulate(schedule).peak_nbytes
