@@ -23,7 +23,9 @@ import re
 import sys
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -42,22 +44,43 @@ HEADS = (
 )
 COLUMNS = ("size", "lower", "upper")
 
+# Sizes and times are less than this, and so are all sizes together times the number of buffers: one
+# pass over them has an offset and a buffer in one number of 64 bits.
+MOST = 1 << 61
+
 
 def read(path: Path) -> tuple[Array, Array, Array]:
     """Sizes in bytes, and when each buffer's life begins and ends."""
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = csv.DictReader(lines)
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            sys.exit(f"{path}: no column {', '.join(missing)}; the first line names the columns")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            numbers = list(rows_of(path, lines))
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}")
+    except (UnicodeDecodeError, csv.Error) as error:
+        sys.exit(f"{path}: {error}")
+    if len(numbers) * sum(size for size, _, _ in numbers) >= MOST:
+        sys.exit(f"{path}: the sizes times the number of buffers must be less than 2^61")
+    sizes, lower, upper = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+    return sizes, lower, upper
+
+
+def rows_of(path: Path, lines: TextIO) -> Iterator[list[int]]:
+    """Size, lower and upper of every row."""
+    rows = csv.DictReader(lines)
+    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
+        sys.exit(f"{path}: no column {', '.join(missing)}; the first line names the columns")
+    for row in rows:
         try:
-            numbers = [[int(row[name]) for name in COLUMNS] for row in rows]
+            size, lower, upper = (int(row[name]) for name in COLUMNS)
         except (TypeError, ValueError) as error:
             sys.exit(f"{path}, line {rows.line_num}: {error}")
-    sizes, lower, upper = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
-    if (sizes <= 0).any() or (lower >= upper).any():
-        sys.exit(f"{path}: every size must be positive and every lower less than its upper")
-    return sizes, lower, upper
+        if size <= 0 or not -MOST < lower < upper < MOST:
+            sys.exit(
+                f"{path}, line {rows.line_num}: every size must be positive, and every lower less "
+                "than its upper, both within 2^61"
+            )
+        yield [size, lower, upper]
 
 
 def overlapping(sizes: Array, lower: Array, upper: Array, offsets: Array) -> tuple[int, int] | None:

@@ -62,6 +62,11 @@ def test_a_capacity_is_in_the_name(tmp_path: Path) -> None:
         (ROWS + "b6,0\n", "line 7"),
         (ROWS + "b6,3,3,4\n", "lower less than its upper"),
         (ROWS + "b6,0,3,0\n", "size must be positive"),
+        (ROWS + f"b6,0,{2**61},4\n", r"line 7.*within 2\^61"),
+        # What would be counted in more than 64 bits: alone, as a sum, or beside a buffer's number.
+        (ROWS + f"b6,0,3,{10**20}\n", r"less than 2\^61"),
+        (ROWS + f"b6,0,3,{2**62}\nb7,0,3,{2**62}\n", r"less than 2\^61"),
+        (ROWS + f"b6,0,3,{2**61 // 6}\n", r"less than 2\^61"),
     ],
 )
 def test_what_is_no_instance_is_refused(
@@ -71,6 +76,36 @@ def test_what_is_no_instance_is_refused(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SystemExit, match=rf"wrong\.csv.*{message}"):
         script.read(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, script: ModuleType) -> None:
+    (tmp_path / "latin.csv").write_bytes(ROWS.encode() + b"\xff,0,3,4\n")
+    for name, message in (
+        ("latin.csv", "can't decode byte 0xff"),
+        ("missing.csv", "No such file"),
+        ("", "Is a directory"),
+    ):
+        with pytest.raises(SystemExit, match=f"{name}: .*{message}"):
+            script.read(tmp_path / name)
+
+
+def test_the_mark_that_some_editors_put_first_is_no_part_of_a_name(
+    tmp_path: Path, script: ModuleType
+) -> None:
+    path = tmp_path / "marked.csv"
+    path.write_text("\ufefflower,upper,size\n0,3,4\n", encoding="utf-8")
+    assert [array.tolist() for array in script.read(path)] == [[4], [0], [3]]
+
+
+def test_the_largest_sizes_are_counted(tmp_path: Path, script: ModuleType) -> None:
+    """As much as is taken, with buffers of which two always live together."""
+    script.compile_all()
+    path, count = tmp_path / "large.csv", 48
+    size = (2**61 - 1) // count**2
+    rows = "".join(f"{i},{i + 2},{size}\n" for i in range(count))
+    path.write_text("lower,upper,size\n" + rows, encoding="utf-8")
+    cells = script.row(path, script.read(path), 1000)
+    assert cells[1:-1] == [str(count), str(2 * size), str(2 * size), "1.0000", "yes: least"]
 
 
 def test_overlaps_are_noticed(script: ModuleType) -> None:
