@@ -38,6 +38,8 @@ class Tensor:
     nelements: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise GraphError(f"the name of a tensor must be a string, got {shown(self.name)}")
         for field in ("nbytes", "nelements"):
             value = getattr(self, field)
             if not is_whole(value):
@@ -89,6 +91,7 @@ class Op:
     mirror_stage: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_names()
         for field in ("seconds", "flops", "traffic_nbytes"):
             value = getattr(self, field)
             if not is_finite(value):
@@ -97,13 +100,34 @@ class Op:
                 )
         of = () if self.differentiates is None else (self.differentiates,)
         indices = (*self.inputs, *self.outputs, *self.after, *of)
-        if not all(isinstance(index, int) for index in indices):
+        if not all(type(index) is int for index in indices):
             raise GraphError(f"op {self.name!r}: tensors and ops are named by integers: {indices}")
+        # What is not False counts as true: a "false" of a file in JSON must not.
+        if type(self.recomputable) is not bool:
+            raise GraphError(
+                f"op {self.name!r}: recomputable must be true or false, "
+                f"got {shown(self.recomputable)}"
+            )
         for handover in self.handovers:
+            if tuple(map(type, handover)) != (int, int, bool):
+                raise GraphError(
+                    f"op {self.name!r}: {handover} must be two places and true or false"
+                )
             if handover.input not in range(len(self.inputs)) or handover.output not in range(
                 len(self.outputs)
             ):
                 raise GraphError(f"op {self.name!r}: {handover} points outside the op")
+
+    def _check_names(self) -> None:
+        for field in ("name", "kind", "signature"):
+            if not isinstance(getattr(self, field), str):
+                value = shown(getattr(self, field))
+                raise GraphError(f"op {shown(self.name)}: {field} must be a string, got {value}")
+        if self.mirror_stage is not None and not isinstance(self.mirror_stage, str):
+            value = shown(self.mirror_stage)
+            raise GraphError(
+                f"op {self.name!r}: mirror_stage must be a string or None, got {value}"
+            )
 
     def taking(self, seconds: float) -> Op:
         """The same op with another time."""
@@ -203,7 +227,7 @@ class TrainingGraph:
                     )
             ready.update(op.outputs)
         for tensor in self.heads:
-            if not isinstance(tensor, int) or tensor not in ready:
+            if type(tensor) is not int or tensor not in ready:
                 raise GraphError(f"head {tensor} is no tensor of the graph")
 
     def _check_handovers(self) -> None:

@@ -49,6 +49,7 @@ def test_seconds() -> None:
         (("x", 4.0, 1), "tensor 'x': nbytes must be an integer >= 0, got 4.0"),
         (("x", 4, 0), "tensor 'x' has 4 bytes, but 0 elements"),
         (("x", 0, 4), "tensor 'x' has 0 bytes, but 4 elements"),
+        ((7, 4, 1), "the name of a tensor must be a string, got 7"),
     ],
 )
 def test_a_tensor_has_sizes(arguments: tuple[Any, ...], message: str) -> None:
@@ -76,11 +77,43 @@ def test_a_handover_stays_within_its_op(handover: Handover) -> None:
         Op("x", "x", (0,), (1,), handovers=(handover,))
 
 
+@pytest.mark.parametrize("index", [0.5, True])
 @pytest.mark.parametrize("field", ["inputs", "outputs", "after", "differentiates"])
-def test_an_op_names_others_by_integers(field: str) -> None:
+def test_an_op_names_others_by_integers(field: str, index: Any) -> None:
     fields = {"inputs": (), "outputs": ()}
     with pytest.raises(GraphError, match="op 'x': tensors and ops are named by integers"):
-        Op("x", "x", **fields | {field: 0.5 if field == "differentiates" else (0.5,)})
+        Op("x", "x", **fields | {field: index if field == "differentiates" else (index,)})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("recomputable", "false", "op 'x': recomputable must be true or false, got 'false'"),
+        ("recomputable", None, "op 'x': recomputable must be true or false, got None"),
+        ("recomputable", 0, "op 'x': recomputable must be true or false, got 0"),
+        ("name", 7, "op 7: name must be a string, got 7"),
+        ("kind", None, "op 'x': kind must be a string, got None"),
+        ("signature", ["s"], r"op 'x': signature must be a string, got \['s'\]"),
+        ("mirror_stage", True, "op 'x': mirror_stage must be a string or None, got True"),
+        (
+            "handovers",
+            [[0, 0, "no"]],
+            r"op 'x': Handover\(.*\) must be two places and true or false",
+        ),
+        (
+            "handovers",
+            [[False, 0, True]],
+            r"op 'x': Handover\(.*\) must be two places and true or false",
+        ),
+    ],
+)
+def test_no_field_of_an_op_is_taken_for_another_value(field: str, value: Any, message: str) -> None:
+    """A file in JSON may have anything in a field."""
+    op = Op("x", "x", (0,), (1,))
+    data = json.loads(TrainingGraph((A, op), tensors(one=1, two=1), (1,), 2).to_json())
+    data["ops"][1][field] = value
+    with pytest.raises(GraphError, match=f"^{message}$"):
+        TrainingGraph.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +138,7 @@ def test_an_op_names_others_by_integers(field: str) -> None:
         ),
         ((A, B), (2,), 2, "head 2 is no tensor of the graph"),
         ((A, B), (1.0,), 2, r"head 1\.0 is no tensor of the graph"),
+        ((A, B), (True,), 2, "head True is no tensor of the graph"),
     ],
 )
 def test_refused(ops: tuple[Op, ...], heads: tuple[int, ...], nforward: int, message: str) -> None:
