@@ -301,7 +301,7 @@ class Job:
         open_ended = math.inf if self.max_overhead is None else self.max_overhead
         problem = dataclasses.replace(limited, max_overhead=open_ended)
         first = stop.share(LEAST_SHARE)
-        best, by = self._quick_least(problem, limited, first), solvers[0]
+        best, by = self.memory.executed(self._quick_least(problem, limited, first)), solvers[0]
         if not self._is_large:
             best = self._lowest_from(best, problem, limited, first)
         for solver in solvers:
@@ -315,7 +315,6 @@ class Job:
             if not (self._is_large or interrupt.has_come):
                 best = self._lowest_from(best, problem, limited, stop)
         is_cut = stop.cut_by_clock or interrupt.has_come
-        best = self.memory.executed(best)
         lowest = limited.cheapest([best, *self.known]) or best
         return Least(lowest, realise(self, lowest).footprint, best, by, is_cut)
 
@@ -341,8 +340,8 @@ class Job:
             outcome = search.solve(problem)
             if outcome.cut_by_clock:
                 stop.cut()
-            before = schedule
-            schedule = limited.cheapest([before, outcome.schedule]) or before
+            before, found = schedule, outcome.schedule
+            schedule = limited.cheapest([before, found and self.memory.executed(found)]) or before
             if schedule is before:
                 break
         return schedule

@@ -23,10 +23,10 @@ from memplan.planning import job as planning_job
 from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.plan import Attempt
 from memplan.programs.moments import Moments
+from memplan.step.graph import reached
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies import create
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status
 from memplan.strategies.search import Search
@@ -96,16 +96,14 @@ class Backwards:
 
 @dataclass(frozen=True)
 class Over(Backwards):
-    """Runs the most expensive op that may run again many times."""
+    """Keeps nothing: each backward op has all that it depends on run again."""
 
     def solve(self, problem: Problem) -> Outcome:
-        graph = problem.graph
-        fits = create("chen_sqrt", realisation="explicit").solve(problem).schedule
-        assert fits is not None
-        op = max(flaggable(graph), key=lambda op: graph.ops[op].seconds)
-        times = round((1 + MOST_OVERHEAD) * graph.seconds / graph.ops[op].seconds)
-        first = fits.ops.index(op)
-        order = [*fits.ops[:first], *([op] * times), *fits.ops[first:]]
+        graph, order = problem.graph, list(range(problem.graph.nforward))
+        again = set(flaggable(graph))
+        for op in range(graph.nforward, len(graph.ops)):
+            order += sorted(again & reached([op], graph.dependencies))
+            order.append(op)
         return Outcome(Status.FEASIBLE, Schedule.sequence(graph, order))
 
 
