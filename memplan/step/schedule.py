@@ -214,7 +214,7 @@ def without_unread(schedule: Schedule) -> Schedule:
         return schedule
     steps.reverse()
     place_of = {step: place for place, step in enumerate(steps)}
-    return Schedule(
+    return Schedule.trusted(
         schedule.graph,
         tuple(schedule.ops[step] for step in steps),
         tuple(tuple(place_of[source] for source in schedule.reads[step]) for step in steps),
