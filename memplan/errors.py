@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class MemplanError(Exception):
     """Base of every error that memplan raises on purpose."""
@@ -55,3 +58,9 @@ class BudgetError(MemplanError, ValueError):
         super().__init__(message)
         self.proved = proved
         self.lowest_nbytes = lowest_nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made anew from its message alone, and what cannot be made anew ends the
+        # pool of processes to whose caller it was to go.
+        rebuilt = partial(type(self), proved=self.proved, lowest_nbytes=self.lowest_nbytes)
+        return rebuilt, self.args, vars(self)
