@@ -62,6 +62,7 @@ setup(
         "numba>=0.59,<1",
         # The command line.
         "click>=8.1,<9",
+        # Tables: of the command line, and in what plans and comparisons show of themselves.
         "rich>=13,<15",
     ],
     entry_points={"console_scripts": ["memplan = memplan.cli.start:main"]},

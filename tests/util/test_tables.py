@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers.script import printed_by
 from memplan.util.tables import text_table
 
 
@@ -20,3 +21,20 @@ def test_columns_may_be_wider_than_their_cells() -> None:
 
 def test_wide_characters_take_two_places() -> None:
     assert text_table([("層", "1"), ("ab", "2")]) == ["層  1", "ab  2"]
+
+
+SHOWING = """
+import random, sys
+from memplan.util.tables import text_table
+assert "rich" not in sys.modules
+random.seed(0)
+state = random.getstate()
+text_table([("a", "1")])
+assert "rich" in sys.modules
+print(random.getstate() == state)
+"""
+
+
+def test_showing_a_table_leaves_the_random_numbers_as_they_are() -> None:
+    """Or a script that prints a plan would train on other numbers than one that does not."""
+    assert printed_by("-c", SHOWING) == "True\n"
