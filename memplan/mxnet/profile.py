@@ -53,6 +53,7 @@ from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
 from memplan.strategies.spaces import Space
+from memplan.util.interrupts import deferring
 from memplan.util.progress import tell
 
 # How many of the smallest ops are measured at once, and how often.
@@ -204,6 +205,8 @@ def _measure(
             executor.backward(head_gradients)
         names, seconds = stopwatch.take()
         passes.append(seconds)
+    if any(len(seconds) != len(names) for seconds in passes):
+        raise CostError("MXNet did not call back for every output of every step; profile again")
     return names, passes[warmup:]
 
 
@@ -242,25 +245,31 @@ class _Stopwatch:
         executor.set_monitor_callback(self._computed)
 
     def _computed(self, name: bytes, handle: int) -> None:
-        # The handle is ours to free, or the executor's memory is never returned.
-        array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-        if self._error is None:
+        try:
+            # The handle is ours to free, or the executor's memory is never returned.
+            array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
             try:
-                mx.nd.waitall()
-                self._seconds.append(time.perf_counter() - self._start)
-                self._names.append(name.decode())
-            except BaseException as error:  # ctypes would print it and go on
-                self._error = error
-        del array
-        self._start = time.perf_counter()
+                if self._error is None:
+                    mx.nd.waitall()
+                    self._seconds.append(time.perf_counter() - self._start)
+                    self._names.append(name.decode())
+            finally:
+                del array
+            self._start = time.perf_counter()
+        except BaseException as error:  # ctypes would print it and go on
+            self._error = self._error or error
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within this the executor may run; raises what went wrong in it."""
+        """Within this the executor may run; raises what went wrong in it.
+
+        A Ctrl-C waits for the end: Python loses one that comes as a callback begins.
+        """
         mx.nd.waitall()
-        self._start = time.perf_counter()
-        yield
-        mx.nd.waitall()
+        with deferring():
+            self._start = time.perf_counter()
+            yield
+            mx.nd.waitall()
         if self._error is not None:
             raise self._error
 

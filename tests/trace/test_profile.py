@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -317,21 +316,6 @@ def test_the_memory_is_returned() -> None:
     run()
     before = run()
     assert max(run() for _ in range(4)) - before < 40 * mib
-
-
-def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python only prints what a callback of C raises."""
-    net, shapes = dropout_net()
-    waitall = mx.nd.waitall
-
-    def interrupted() -> None:
-        waitall()
-        if sys._getframe(1).f_code.co_name == "_computed":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(mx.nd, "waitall", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        profile(net, **shapes)
 
 
 def test_an_op_that_fails() -> None:
