@@ -1,6 +1,6 @@
 """Ctrl-C: noticed by whoever asks, although a strategy answered it; put off; or passed on.
 
-And the signal by which another process ends this one.
+And the signals by which another process, or a terminal that goes, ends this one.
 """
 
 from __future__ import annotations
@@ -87,24 +87,31 @@ def passing_on(to: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def leaving_in_order() -> Iterator[None]:
-    """A SIGTERM that comes within raises SystemExit, so that files made for a while are removed.
+    """A SIGTERM or SIGHUP within raises SystemExit, so that files made for a while are removed.
 
-    Only in the main thread, and where nobody has decided otherwise what that signal does. What runs
-    in C is not left before it returns: so this is for what waits for other processes.
+    Only in the main thread, and where nobody has decided otherwise what the signal does (nohup
+    does). What runs in C is not left before it returns: so this is for what waits for other
+    processes.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        # A shell passes on the SIGHUP that the kernel sends as well: the second one is not to end
+        # what the first has begun.
+        for ending in endings:
+            signal.signal(ending, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, leave)
+    endings = []
+    if threading.current_thread() is threading.main_thread():
+        both = (signal.SIGTERM, signal.SIGHUP)
+        endings = [number for number in both if signal.getsignal(number) is signal.SIG_DFL]
+    for ending in endings:
+        signal.signal(ending, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for ending in endings:
+            signal.signal(ending, signal.SIG_DFL)
 
 
 @contextmanager
