@@ -36,6 +36,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from memplan.util.interrupts import deferring
 from memplan.util.progress import LOGGER
 
 SECONDS = 30
@@ -110,10 +111,12 @@ class _Cache(NullCache):
         """What is on disk, if anything is that can be read: else numba compiles next."""
         target_context.refresh()
         name = self._name(sig, target_context)
-        for folder in self.folders:
-            with contextlib.suppress(Exception):  # there is no such file, or it is damaged
-                data = pickle.loads((folder / name).read_bytes())
-                return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
+        # LLVM calls Python back as it loads, and what is raised there is only printed.
+        with deferring():
+            for folder in self.folders:
+                with contextlib.suppress(Exception):  # there is no such file, or it is damaged
+                    data = pickle.loads((folder / name).read_bytes())
+                    return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
         _announce()
         return None
 

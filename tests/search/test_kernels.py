@@ -8,6 +8,7 @@ import importlib
 import math
 import pkgutil
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from numba.core.compiler import CompileResult
 
 from helpers.graphs import unit_chain
 from helpers.replays import replayed
@@ -27,6 +29,7 @@ from memplan.search import kernels
 from memplan.search.compile import compile_all
 from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
+from memplan.search.kernels import mirroring
 from memplan.search.kernels.mirroring import Evaluator
 from memplan.search.sequence_search import Rules, search
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
@@ -171,6 +174,24 @@ def test_every_function_is_compiled_ahead_of_time_and_once_for_all_constants() -
             missing.add(name)
     assert not several
     assert not missing
+
+
+def test_an_interrupt_waits_until_compiled_code_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM calls Python back as it loads: an interrupt there would be printed and forgotten."""
+    evaluate = Evaluator(unit_chain(3))
+    evaluate(evaluate.flags(()))
+    replay = getattr(mirroring.replay, "dispatcher", mirroring.replay)
+    rebuild, loaded = CompileResult._rebuild, []
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(rebuild(*arguments))
+        return loaded[-1]
+
+    monkeypatch.setattr(CompileResult, "_rebuild", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay._cache.load_overload(replay.signatures[0], replay.targetctx)
+    assert len(loaded) == 1
 
 
 @pytest.mark.long
