@@ -102,8 +102,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     The network is traced anew and the schedule checked against it. Raises ArgumentError where the
     file holds no plan, or one that this version of memplan traces otherwise.
     """
-    path = Path(path)
     try:
+        path = Path(path)
         data = read_json(path)
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError("it names no format")

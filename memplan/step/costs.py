@@ -130,7 +130,6 @@ class CostTable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
-        path = Path(path)
         data = {
             "format": FORMAT,
             "device": self.device,
@@ -139,16 +138,15 @@ class CostTable:
             "workspace_nbytes": dict(self.workspace_nbytes),
         }
         try:
-            write_text(path, json.dumps(data, indent=1))
-        except OSError as error:
+            write_text(Path(path), json.dumps(data, indent=1))
+        except (OSError, TypeError, ValueError) as error:
             raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostTable:
         """The table that :meth:`save` wrote; CostError, naming the file, if it is not one."""
-        path = Path(path)
         try:
-            data = read_json(path)
+            data = read_json(Path(path))
             if not isinstance(data, dict):
                 raise CostError(f"it holds {shown(data)}")
             if data["format"] != FORMAT:
@@ -160,7 +158,7 @@ class CostTable:
                 f"the costs in {str(path)!r} cannot be read: {error.strerror}. "
                 f"Write them with {HOW_TO_PROFILE}"
             ) from error
-        except (CostError, KeyError, ValueError) as error:
+        except (CostError, KeyError, TypeError, ValueError) as error:
             raise CostError(
                 f"{str(path)!r} is no table of costs: {damage(error)}. "
                 f"Write a new one with {HOW_TO_PROFILE}"

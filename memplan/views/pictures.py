@@ -6,6 +6,7 @@ ending (.png, .svg, .pdf) says as what.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections import Counter
@@ -324,13 +325,15 @@ def _figure(width: float, height: float) -> Figure:
 
 def _saved(figure: Figure, path: Path) -> Figure:
     if path is not None:
-        target = os.fspath(path)
-        ending = os.path.splitext(target)[1]
         picture = io.BytesIO()
         try:
+            stem, ending = os.path.splitext(path)
+            # Before an ending is added, which would make it the name of a file beside or within.
+            if not os.path.basename(path) or os.path.isdir(path):
+                raise IsADirectoryError(errno.EISDIR, "it names a folder")
             figure.savefig(picture, format=ending[1:] or "png", dpi=150)
-            write_bytes(target if ending else f"{target}.png", picture.getvalue())
-        except (OSError, ValueError) as error:
+            write_bytes(stem + (ending or ".png"), picture.getvalue())
+        except (OSError, TypeError, ValueError) as error:  # TypeError for what is no path
             raise ArgumentError(f"path: no picture can be written to {path}: {error}") from error
     return figure
 

@@ -34,10 +34,12 @@ def save_report(
     title: str | None = None,
 ) -> Path:
     """Write :func:`report_html` to ``path``, and give that back; ArgumentError if it cannot be."""
-    target, text = Path(path), report_html(plan, others=others, title=title)
+    text = report_html(plan, others=others, title=title)
     try:
+        target = Path(path)
         write_text(target, text)
-    except (OSError, ValueError) as error:  # ValueError for a name that no file can have
+    # TypeError for what is no path, ValueError for a name that no file can have.
+    except (OSError, TypeError, ValueError) as error:
         raise ArgumentError(f"path: no report can be written to {path}: {error}") from error
     return target
 

@@ -274,6 +274,11 @@ def test_text_that_is_no_plan(text_of_file: str, tmp_path: Path) -> None:
         load_plan(path)
 
 
+def test_what_is_no_path() -> None:
+    with pytest.raises(ArgumentError, match=r"'None' holds no plan that can be used.*PathLike"):
+        load_plan(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shape", [(2.7, 3), "23", ("2", 3), (None, 3), 5])
 def test_a_shape_is_made_of_integers(shape: Any) -> None:
     net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4))

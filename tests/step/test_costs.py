@@ -147,6 +147,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
         CostTable.load(tmp_path / "costs.json")
 
 
+@pytest.mark.parametrize("wrong", [5, b"costs.json", "\0"])
+def test_what_is_no_path(wrong: Any) -> None:
+    with pytest.raises(CostError, match="cannot be written to"):
+        TABLE.save(wrong)
+    with pytest.raises(CostError, match="is no table of costs"):
+        CostTable.load(wrong)
+
+
 GOOD = {"format": "memplan.costs/1", "device": "cpu(Some CPU)", "shapes": {}, "seconds": {}}
 
 

@@ -101,9 +101,26 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         save_report(plan, tmp_path / "missing" / "report.html")
     with pytest.raises(ArgumentError, match="null"):
         save_report(plan, "\0")
+    for what_is_no_path in (5, b"picture"):
+        with pytest.raises(ArgumentError, match="path: no picture can be written"):
+            plot(plan, path=what_is_no_path)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="path: no report can be written to 5"):
+        save_report(plan, 5)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(DependencyError, match=r"memplan\[plot\]"):
         plot(plan)
+
+
+@pytest.mark.parametrize("name", ["there", "there/", "there.png", "missing/", ""])
+def test_a_folder_is_no_picture(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one written into it, or beside it."""
+    monkeypatch.chdir(tmp_path)
+    folders = {tmp_path / "there", tmp_path / "there.png"}
+    for folder in folders:
+        folder.mkdir()
+    with pytest.raises(ArgumentError, match=r"path: no picture can be written.*it names a folder"):
+        plot(plan_of(recomputing_chain()), path=name)
+    assert set(tmp_path.rglob("*")) == folders
 
 
 def test_the_report_needs_nothing_from_outside() -> None:
