@@ -109,10 +109,11 @@ class _Cache(NullCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk, if anything is that can be read: else numba compiles next."""
-        target_context.refresh()
-        name = self._name(sig, target_context)
-        # LLVM calls Python back as it loads, and what is raised there is only printed.
+        # LLVM calls Python back as it loads, and as numba makes its own functions at the first
+        # refresh: what is raised there is only printed.
         with deferring():
+            target_context.refresh()
+            name = self._name(sig, target_context)
             for folder in self.folders:
                 with contextlib.suppress(Exception):  # there is no such file, or it is damaged
                     data = pickle.loads((folder / name).read_bytes())
