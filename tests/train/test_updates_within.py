@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -260,3 +261,19 @@ def test_rates_that_are_right_while_all_have_had_as_many_updates(rate: Rate) -> 
 def test_rates_that_depend_on_the_order(rate: Rate, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         trained_by(rate, planned=True)
+
+
+def test_nothing_holds_the_gradients_that_a_step_gives_up() -> None:
+    """Neither those of initialize() nor those that a parameter gets when it is trained again."""
+    net = nn.Dense(4, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    step = TrainStep(net, L2, trainer=trainer, **PACKED)
+    for x, y in BATCHES[:2]:
+        gradient = net.weight._grad[0]
+        step(mx.nd.array(x), mx.nd.array(y))
+        assert net.weight._grad is None
+        assert sys.getrefcount(gradient) == 2, "others than this function and this call have it"
+        net.weight.grad_req = "null"
+        net.weight.grad_req = "write"
+    assert realisations(step) == ["updating"]

@@ -17,6 +17,7 @@ from memplan.mxnet.train.gradients import is_of_plan, is_stand_in
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.named_parameters import by_name
 from memplan.mxnet.train.nesting import is_recorded
+from memplan.mxnet.train.withheld import handle_of
 
 NDArray = Any
 Parameter = Any
@@ -96,7 +97,7 @@ class GivenArrays:
         parameters = list(
             {id(p): p for block in self._blocks for p in every_parameter(block)}.values()
         )
-        now = [a for p in parameters for a in (*(p._data or ()), *(p._grad or ()))]
+        now = [a for p in parameters for a in (*(p._data or ()), *_marks_of_gradients(p))]
         now += [p for p in parameters if p.grad_req == "null" and _is_attached(p)]
         now.append(_NMARKED[0])
         known = self._known
@@ -110,6 +111,16 @@ class GivenArrays:
             raise ArgumentError(
                 f"{reason}; or take planned(block), which leaves such steps to MXNet"
             )
+
+
+def _marks_of_gradients(parameter: Parameter) -> Iterator[Any]:
+    """What tells the gradients of ``parameter`` from others: True for each that is a plan's.
+
+    It is the handle of the array, not the array: that would have its memory while a step runs that
+    gives the gradient up, and an id would be that of another array then.
+    """
+    for place, array in enumerate(parameter._grad or ()):
+        yield is_of_plan(parameter, place) or handle_of(array)
 
 
 def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -> str:
