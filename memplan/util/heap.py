@@ -11,7 +11,10 @@ from typing import Any
 # Numbers of mallopt (malloc.h), and what glibc begins and ends with: memory above the threshold
 # comes from the system and goes back there, and glibc raises the threshold to what was freed so.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_LEAST_NBYTES, _MOST_NBYTES = 128 << 10, 32 << 20
+_LEAST_NBYTES = 128 << 10
+
+#: What is smaller is kept when it is freed, if anything is: the most that glibc keeps by itself.
+KEPT_NBYTES = 32 << 20
 
 # All threads but the first allocate from pieces of this size, and glibc returns a piece as soon as
 # it is empty, unless M_TOP_PAD is as large (heap_trim of its malloc/arena.c). An array that is made
@@ -40,8 +43,8 @@ def keep_large(keeps: bool) -> None:
     """
     if any(os.environ.get(name) for name in _DECISIONS):
         return
-    _set(_MMAP_THRESHOLD, _MOST_NBYTES if keeps else _LEAST_NBYTES)
-    _set(_TRIM_THRESHOLD, 2 * _MOST_NBYTES)
+    _set(_MMAP_THRESHOLD, KEPT_NBYTES if keeps else _LEAST_NBYTES)
+    _set(_TRIM_THRESHOLD, 2 * KEPT_NBYTES)
     _set(_TOP_PAD, _PIECE_NBYTES if keeps else _LEAST_NBYTES)
 
 
