@@ -25,28 +25,21 @@ SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 
 
 class _Work(NamedTuple):
-    """What a placement may take: squares of the number of buffers, less than a nanosecond each, for
-    passes in disturbed orders; then buffers that a complete search places, times the sections that
-    their lives span in all. Where these are less than FEW placements for every buffer, it makes so
-    many if they are ``nplaced_of_few`` at most; where they are less than one, as on graphs of many
-    thousand ops, there is no search.
+    """What a placement may take: squares of the number of buffers, about a nanosecond each, for
+    passes; then buffers that a complete search places, times the sections that their lives span in
+    all. Where these are less than one placement for every buffer there is no search.
     """
 
     nsquares: int
     nplaced: int
-    nplaced_of_few: int = 0
 
 
 # For the fewest bytes LONG takes three seconds at most, and follows QUICK, which takes half of one.
 LONG, QUICK = _Work(MOST_SQUARES, 400_000_000), _Work(400_000_000, 100_000_000)
-# Within a budget THOROUGH takes a second, where offsets are mostly found in the first third of it,
-# if at all. ROUGH, a tenth of a second, is for where most that is looked at does not fit, or little
-# depends on it.
-THOROUGH = _Work(MOST_SQUARES, 1_500_000_000, 12_000_000_000)
+# Within a budget THOROUGH takes half a second, where passes find most of what is found; ROUGH, a
+# tenth of one, is for where most that is looked at does not fit, or little depends on it.
+THOROUGH = _Work(300_000_000, 400_000_000)
 ROUGH, AT_ONCE = _Work(100_000_000, 100_000_000), _Work(0, 0)
-# In so few placements for every buffer a search goes down once in two orders at least. Set on HRNet
-# at 30% of its step, of 2,283 ops.
-FEW = 4
 
 
 @dataclass(frozen=True)
@@ -215,10 +208,7 @@ def _searched(
         for values in (lifetimes.sizes, lifetimes.first, lifetimes.last)
     )
     buffers = Buffers.from_lifetimes(sizes, first, last + 1)
-    nsections = int((buffers.last - buffers.first + 1).sum())
-    nnodes, few = work.nplaced // nsections, FEW * len(buffers)
-    if nnodes < few and few * nsections <= work.nplaced_of_few:
-        nnodes = few
+    nnodes = work.nplaced // int((buffers.last - buffers.first + 1).sum())
     placement = place(
         buffers,
         capacity_nbytes=capacity_nbytes,

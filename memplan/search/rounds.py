@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memplan.memory.offsets.passes import FORMS
 from memplan.memory.packing import ALIGNMENT
 from memplan.search.aiming import Excess
 from memplan.search.by_loss import best_order, loss_by_loss
@@ -104,7 +105,7 @@ class Rounds:
         self.memory = replay_memory(self.arrays, self.capacity)
         self.room = np.zeros(self.capacity, dtype=np.int64)
         self.ruining = recreating_room(self.model, self.capacity)
-        self.packing = packing_room(self.model, self.capacity, ALIGNMENT)
+        self.packing = packing_room(self.model, self.capacity, ALIGNMENT, FORMS)
         # What MXNet allocates in blocks depends on its own order, but for losses that take turns.
         order = loss_by_loss if rules.match_ranges else best_order
         backward = rules.recompute_backward

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from memplan.memory.offsets.passes import SMALL
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.packing import Repacking, repack
 from memplan.search.kernels.sequence import load
@@ -87,7 +88,8 @@ def change_to_pack(search: Rounds, budget_nbytes: int) -> None:
         cheaper = search.settled.figures[BEST_SECONDS] - figures[BEST_SECONDS]
         extra = min(extra, EXTRA_SHARE * cheaper)
     seconds = search.state.seconds[0] + extra
-    task = Repacking(budget_nbytes, MOST_PLACEMENTS, MOST_SQUARES, seconds)
+    least = int(SMALL * budget_nbytes)
+    task = Repacking(budget_nbytes, least, MOST_PLACEMENTS, MOST_SQUARES, seconds)
     _, nsquares = repack(search.model, search.state, search.packing, task)
     search.stop.spend(SQUARE_WORK * nsquares)
     repacked = search.state.steps[OP, : search.state.totals[LENGTH]].copy()

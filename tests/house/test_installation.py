@@ -16,10 +16,10 @@ from memplan.util.dispatcher import SUFFIX
 # In place of memplan.search.compile, which takes half a minute.
 COMPILE = """
 import numpy as np
-from memplan.memory.offsets.quick import first_fit
+from memplan.memory.offsets.quick import lowest_first
 rows = np.array([[1, 1], [0, 1], [2, 3], [0, 1]])
-offsets = first_fit(*rows, 1 << 60)
-print(offsets, "from", "disk" if first_fit.dispatcher.stats.cache_hits else "source")
+offsets = lowest_first(*rows, 1 << 60)
+print(offsets, "from", "disk" if lowest_first.dispatcher.stats.cache_hits else "source")
 """
 
 

@@ -200,11 +200,11 @@ def test_nothing_to_place() -> None:
     assert (len(placement.offsets), placement.nbytes, placement.bound_nbytes) == (0, 0, 0)
 
 
-def test_disturbed_orders_find_what_few_placements_of_the_complete_search_do_not(
+def test_passes_find_what_few_placements_of_the_complete_search_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     buffers = cut(1, 150, 60, 1000)
     found = place(arrays(buffers), nnodes=3200)
     assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
-    monkeypatch.setattr(placement, "MOST_DISTURBED", 0)
+    monkeypatch.setattr(placement, "MOST_PASSES", 0)
     assert found.nbytes < place(arrays(buffers), nnodes=3200).nbytes

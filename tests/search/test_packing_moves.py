@@ -14,8 +14,9 @@ from helpers.graphs import tensors, training_graphs
 from helpers.held_out import held_out
 from memplan.memory.memory import Packed
 from memplan.memory.offsets.buffers import Buffers
-from memplan.memory.offsets.placement import place
-from memplan.memory.packing import _Lifetimes
+from memplan.memory.offsets.passes import Passes
+from memplan.memory.offsets.placement import NO_SEGMENTS
+from memplan.memory.packing import ALIGNMENT, _Lifetimes
 from memplan.search import settling
 from memplan.search.kernels.annealing import BEST_SECONDS
 from memplan.search.kernels.packing import (
@@ -77,12 +78,15 @@ def test_buffers_and_quick_placements_are_those_of_packing(
         return
     load(search.model, search.state, sequence, len(sequence), 0)
     room, buffers = search.packing, buffers_of(search.schedule(sequence))
-    count = list_buffers(search.model, search.state, room)
+    count = list_buffers(search.model, search.state, room, 0)
     listed = room.buffers[[SIZE, BEGIN, END], :count].T.tolist()
     packed = np.array([buffers.sizes, buffers.first, buffers.last]).T.tolist()
     assert sorted(listed) == sorted(packed)
     if count:
-        assert quick_nbytes(room, count)[0] == place(buffers, nsquares=0, nnodes=0).nbytes
+        passes = Passes(buffers, -1, NO_SEGMENTS)
+        by_size = passes.best.nbytes
+        passes.run_forms()
+        assert min(by_size, quick_nbytes(room, count, 0)[0]) == passes.best.nbytes
 
 
 @examples(50)
@@ -95,19 +99,21 @@ def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_b
     if not len(sequence):
         return
     load(search.model, search.state, sequence, len(sequence), budget)
-    count = list_buffers(search.model, search.state, search.packing)
-    before, _ = quick_nbytes(search.packing, count)
+    count = list_buffers(search.model, search.state, search.packing, 0)
+    _, before, _ = quick_nbytes(search.packing, count, 0)
     most = search.seconds(sequence) + extra
-    task = Repacking(0, 50, 1_000_000, most)
-    nbytes, _ = repack(search.model, search.state, search.packing, task)
+    task = Repacking(0, 0, 50, 1_000_000, most)
+    repack(search.model, search.state, search.packing, task)
+    count = list_buffers(search.model, search.state, search.packing, 0)
+    _, after, _ = quick_nbytes(search.packing, count, 0)
     changed = search.schedule(search.state.steps[OP, : search.state.totals[LENGTH]].copy())
-    assert nbytes <= before
+    assert after <= before
     assert validate(changed).valid
     assert simulate(changed).peak_nbytes <= budget
     assert changed.seconds <= most + 1e-9
 
 
-@pytest.mark.parametrize("seed", [34, 119])
+@pytest.mark.parametrize("seed", [24, 119])
 def test_what_no_offsets_are_found_for_is_changed_until_it_fits(seed: int) -> None:
     graph, memory = dict(held_out())["wide tree"], Packed()
     search, budget = begun(graph, 0.5, seed)
@@ -150,4 +156,5 @@ def test_what_is_written_in_place_of_an_input_is_one_buffer() -> None:
     graph = TrainingGraph(ops, tensors(read=2, relu=2, loss=1), heads=(2,), nforward=3)
     search, _ = begun(graph, 1.0, 0)
     load(search.model, search.state, search.unplanned, len(search.unplanned), 0)
-    assert list_buffers(search.model, search.state, search.packing) == 2
+    assert list_buffers(search.model, search.state, search.packing, 0) == 2
+    assert list_buffers(search.model, search.state, search.packing, 2 * ALIGNMENT) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from memplan.memory.offsets.buffers import Array, Buffers
 from memplan.memory.offsets.complete import INFEASIBLE, SOLVED, UNKNOWN, search
 from memplan.memory.offsets.inferences import Inferences
-from memplan.memory.offsets.quick import first_fit, lowest_first
+from memplan.memory.offsets.passes import Passes, Placement, placement_of
 from memplan.memory.offsets.state import new_state
 
 NO_SEGMENTS = 1 << 60
@@ -25,10 +25,6 @@ ALL = Inferences()
 # (W), its length times the bytes (A). Moffitt 2023 has the same three.
 SEARCHED = ("TWA", "TAW", "WAT")
 
-# Orders of a pass by the lowest offset; B: by the bytes times the root of the length. Set on
-# iopddl's s, where TB gives 1.0017 of the peak, TAW 1.0021, WAT 1.007 and TWA 1.03.
-PASSES = ("TB", "TAW", "TWA", "WAT")
-
 # The complete search begins with FIRST_NNODES placements in every order, at least with two for
 # every buffer, and doubles them. In between, as many placements in all go to orders disturbed by
 # up to NOISE, RESTART_NNODES each. Set on MiniMalloc's A to J, and on rectangles cut into 100 to
@@ -38,10 +34,9 @@ FIRST_NNODES = 500
 RESTART_NNODES = 2000
 NOISE = 0.3
 
-# Before the complete search so many passes in disturbed orders are made, and of many buffers fewer,
-# as a pass takes time by the square of their number. Set on DenseNet-121 in its least memory: 1.086
-# of the peak without, 1.008 in a fifth of a second.
-MOST_DISTURBED, MOST_SQUARES = 100, 1_000_000_000
+# Before the complete search so many passes are made at most, and of many buffers fewer, as a pass
+# takes time by the square of their number.
+MOST_PASSES, MOST_SQUARES = 300, 1_000_000_000
 
 # Sizes that are tried after the first, and the part of its placements that each one gets.
 MOST_SIZES = 6
@@ -51,21 +46,12 @@ SHARE = 0.25
 MOST_PAIRS = 8_000_000
 
 
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """``offsets[i]`` of buffer i, within ``nbytes``; none takes less than ``bound_nbytes``."""
-
-    offsets: Array
-    nbytes: int
-    bound_nbytes: int
-
-
 @functools.cache
 def compile_placement() -> None:
     """Compile, or load what was compiled before: once in a process."""
     sizes, lower, upper = (np.array(values, dtype=np.int64) for values in ((1, 1), (0, 1), (2, 3)))
     buffers = Buffers.from_lifetimes(sizes, lower, upper)
-    _quick(buffers, NO_SEGMENTS, -1)
+    Passes(buffers, -1, NO_SEGMENTS).search(1)
     solve(buffers, 2)
 
 
@@ -79,17 +65,20 @@ def place(
 ) -> Placement:
     """Offsets within ``capacity_nbytes``, by default in the fewest bytes; always the same ones.
 
-    No buffer lies across a multiple of ``segment_nbytes``. Passes in disturbed orders are made as
-    long as the squares of the number of buffers add up to ``nsquares``. The complete search places
-    ``nnodes`` buffers at most for the capacity or, without one, for the peak of the bytes alive;
-    where it then still does not know, a part (SHARE) of that for each larger size that it tries. So
-    the placement may need more than is asked for; ``bound_nbytes`` says whether that is proved.
+    No buffer lies across a multiple of ``segment_nbytes``. Passes are made as long as the squares
+    of the number of buffers add up to ``nsquares``. The complete search places ``nnodes`` buffers
+    at most for the capacity or, without one, for the peak of the bytes alive; where it then still
+    does not know, a part (SHARE) of that for each larger size that it tries. So the placement may
+    need more than is asked for; ``bound_nbytes`` says whether that is proved.
     """
     bound = buffers.peak_nbytes
     target = bound if capacity_nbytes is None else max(bound, capacity_nbytes)
-    best = _quick(buffers, segment_nbytes, target)
-    orders = _disturbed_orders(buffers, nsquares)
-    best = _lowest(buffers, best, orders, segment_nbytes, target)
+    if not len(buffers):
+        return Placement(np.zeros(0, dtype=np.int64), 0, 0)
+    passes = Passes(buffers, target, segment_nbytes)
+    passes.run_forms()
+    passes.search(min(MOST_PASSES, nsquares // max(1, len(passes) ** 2)))
+    best = passes.best
     if best.nbytes <= target or nnodes < 1 or buffers.npairs > MOST_PAIRS:
         return best
     unit = math.gcd(segment_nbytes, int(np.gcd.reduce(buffers.sizes)))
@@ -98,7 +87,7 @@ def place(
         most = nnodes if attempt == 0 else int(SHARE * nnodes)
         status, offsets = solve(buffers, target, segment_nbytes=segment_nbytes, nnodes=most)
         if status == SOLVED:
-            best = _placement(buffers, offsets, bound)
+            best = replace(placement_of(buffers, offsets), bound_nbytes=bound)
         else:
             low = target
         if status == INFEASIBLE:
@@ -110,46 +99,13 @@ def place(
     return best
 
 
-def _placement(buffers: Buffers, offsets: Array, bound_nbytes: int) -> Placement:
-    return Placement(offsets, int((offsets + buffers.sizes).max(initial=0)), bound_nbytes)
-
-
-def _quick(buffers: Buffers, segment_nbytes: int, enough: int) -> Placement:
-    """The best of some passes over the buffers, or the first that takes no more than enough."""
-    order = np.lexsort((buffers.first, -buffers.sizes))
-    offsets = first_fit(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
-    first = _placement(buffers, offsets, buffers.peak_nbytes)
-    orders = (np.argsort(_ranks(buffers, name)) for name in PASSES)
-    return _lowest(buffers, first, orders, segment_nbytes, enough)
-
-
-def _disturbed_orders(buffers: Buffers, nsquares: int) -> Iterator[Array]:
-    """Orders of passes, fewer of many buffers."""
-    noise = np.random.default_rng(0)
-    most = min(MOST_DISTURBED, nsquares // max(1, len(buffers) ** 2))
-    for name in islice(cycle(SEARCHED), most):
-        yield np.argsort(_ranks(buffers, name, noise))
-
-
-def _lowest(
-    buffers: Buffers, best: Placement, orders: Iterator[Array], segment_nbytes: int, target: int
-) -> Placement:
-    """The best of it and of passes in these orders, or the first that takes no more."""
-    while best.nbytes > target and (order := next(orders, None)) is not None:
-        offsets = lowest_first(buffers.sizes, buffers.first, buffers.last, order, segment_nbytes)
-        placement = _placement(buffers, offsets, best.bound_nbytes)
-        best = min(best, placement, key=lambda option: option.nbytes)
-    return best
-
-
 def _ranks(buffers: Buffers, name: str, noise: np.random.Generator | None = None) -> Array:
-    """The place of every buffer in an order; see SEARCHED and PASSES."""
+    """The place of every buffer in an order; see SEARCHED."""
     width = buffers.last - buffers.first + 1
     keys = {
         "T": buffers.totals,
         "W": width,
         "A": width * buffers.sizes,
-        "B": np.sqrt(width) * buffers.sizes,
     }
     if noise is not None:
         for key in "WA":

@@ -15,15 +15,24 @@ KEPT = 0.75
 
 
 @compiled_with_arrays
-def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nbytes: int) -> Array:
-    """Offsets of buffers placed one by one, each at the lowest offset that is free for it.
+def first_fit(
+    sizes: Array,
+    first: Array,
+    last: Array,
+    order: Array,
+    segment_nbytes: int,
+    offsets: Array,
+    nplaced: int,
+) -> None:
+    """Enter offsets of buffers placed one by one, each at the lowest that is free for it.
 
-    ``order`` lists the buffers. By descending size this is the greedy algorithm of Pisarchyk and
-    Lee 2020 (Efficient Memory Management for Deep Neural Net Inference, arXiv:2001.03288).
+    ``order`` lists the buffers; the first ``nplaced`` of them have their offsets already, and
+    ascend by these. By descending size this is the greedy algorithm of Pisarchyk and Lee 2020
+    (Efficient Memory Management for Deep Neural Net Inference, arXiv:2001.03288).
     """
-    offsets = np.zeros(len(order), np.int64)
-    by_offset = np.zeros(len(order), np.int64)
-    for count, buffer in enumerate(order):
+    by_offset = order.copy()
+    for count in range(nplaced, len(order)):
+        buffer = order[count]
         size, end = sizes[buffer], 0
         for other in by_offset[:count]:
             if first[other] <= last[buffer] and first[buffer] <= last[other]:
@@ -37,7 +46,6 @@ def first_fit(sizes: Array, first: Array, last: Array, order: Array, segment_nby
             by_offset[place] = by_offset[place - 1]
             place -= 1
         by_offset[place] = buffer
-    return offsets
 
 
 @compiled_with_arrays

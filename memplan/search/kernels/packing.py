@@ -7,6 +7,7 @@ high-resolution network at 30% of its step that fits in a tenth of a second what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,29 +20,29 @@ from memplan.search.kernels.state import CHANGES, DISCOUNT, EXCESS, LATER, LENGT
 from memplan.util.compiled import compiled
 
 # Rows of PackingRoom.buffers: sizes, the first and the last section of a life (sections as in
-# memplan.memory.offsets.buffers), the most bytes alive in it, offsets; then, by place, an order of
-# the buffers, how low they can lie or which one lies there, and their first and last sections.
-SIZE, BEGIN, END, TOTAL, OFFSET, ORDER, KEY, FROM, UNTIL = range(9)
+# memplan.memory.offsets.buffers), the most bytes alive in it; then, by place, an order of the
+# buffers, how low they can lie or which one lies there, and their first and last sections.
+SIZE, BEGIN, END, TOTAL, ORDER, KEY, FROM, UNTIL = range(8)
 # The key of what is placed: larger than all others.
 PLACED = 1 << 62
 # What is placed is left out when so much of a list is not.
 KEPT = 0.75
-# Orders of placements, those of memplan.memory.offsets.placement: by bytes; by the most bytes alive
-# and then the bytes times the root of the length, times the length, or the length; by the length.
-BY_SIZE, BY_ROOT, BY_AREA, BY_LENGTH, LONGEST = range(5)
-NKINDS = LONGEST + 1
+# The exponents of a form, as in memplan.memory.offsets.passes, which says what they are.
+OF_TOTAL, OF_LENGTH, OF_SIZE = range(3)
 # An attempt makes 1 to 4 changes, mostly few; of these so many recompute other things.
 MOST_TIMES, RECOMPUTING = 4, 0.3
 # So many attempts are made at most for every placement: most do not keep the budget.
 TRIES = 10
+# What is worse is kept as often as in annealing: at first at this share of what is over.
+HOT = 0.0
 
 
 class PackingRoom(NamedTuple):
     """Room for the buffers of a sequence.
 
-    ``sizes`` are those of tensors, rounded up; ``buffer_of`` each tensor is the latest one;
-    ``sections`` are those of steps, and ``live`` their bytes. An order is by ``keys``, and by the
-    others where these are equal.
+    ``sizes`` are those of tensors, rounded up; ``buffer_of`` each tensor is the latest one, -1
+    for what is left out; ``sections`` are those of steps, and ``live`` their bytes. An order is by
+    descending ``keys``, of one of the ``forms``.
     """
 
     sizes: Array
@@ -50,21 +51,26 @@ class PackingRoom(NamedTuple):
     live: Array
     buffers: Array
     keys: Array
+    forms: Array
 
 
 class Repacking(NamedTuple):
     """Up to how many bytes; how many placements and squares at most, and seconds of the sequence.
 
-    The squares are those of the number of buffers, summed over placements.
+    The squares are those of the number of buffers, summed over placements. Buffers of less than
+    ``least_nbytes`` are left out: they fit between others.
     """
 
     capacity_nbytes: int
+    least_nbytes: int
     nplacements: int
     nsquares: int
     seconds: float
 
 
-def packing_room(model: SequenceModel, capacity: int, alignment: int) -> PackingRoom:
+def packing_room(
+    model: SequenceModel, capacity: int, alignment: int, forms: Sequence[Sequence[int]]
+) -> PackingRoom:
     """Room for sequences of up to ``capacity`` steps; sizes are multiples of ``alignment``."""
     sizes = -(-model.tensors[NBYTES] // alignment) * alignment
     most = capacity * int(np.max(np.diff(model.start[WRITTEN]), initial=1))
@@ -74,13 +80,14 @@ def packing_room(model: SequenceModel, capacity: int, alignment: int) -> Packing
         np.zeros(capacity, dtype=np.int64),
         np.zeros(capacity, dtype=np.int64),
         np.zeros((UNTIL + 1, most), dtype=np.int64),
-        np.zeros((2, most)),
+        np.zeros(most),
+        np.array(forms, dtype=np.int64),
     )
 
 
 @compiled
-def list_buffers(model, state, room):  # type: ignore[no-untyped-def]
-    """Enter the buffers of the sequence; how many there are."""
+def list_buffers(model, state, room, least):  # type: ignore[no-untyped-def]
+    """Enter the buffers of the sequence of at least so many bytes; how many there are."""
     buffers, count = room.buffers, 0
     for step in range(state.totals[LENGTH]):
         op, later = state.steps[OP, step], state.steps[LATER, step]
@@ -92,12 +99,15 @@ def list_buffers(model, state, room):  # type: ignore[no-untyped-def]
             for k in range(0, nhanded, 2):
                 if state.scratch[0, k + 1] == tensor:
                     buffer = room.buffer_of[state.scratch[0, k]]
-            if buffer == count:
+            if buffer == count and room.sizes[tensor] < least:
+                buffer = -1
+            elif buffer == count:
                 buffers[SIZE, buffer] = room.sizes[tensor]
                 buffers[BEGIN, buffer] = step
                 count += 1
             room.buffer_of[tensor] = buffer
-            buffers[END, buffer] = last_read(model, state, tensor, step, later)
+            if buffer >= 0:
+                buffers[END, buffer] = last_read(model, state, tensor, step, later)
     _add_up(room, count, _number_sections(room, count, state.totals[LENGTH]))
     return count
 
@@ -141,30 +151,34 @@ def _add_up(room, count, nsections):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _set_keys(room, count, kind):  # type: ignore[no-untyped-def]
-    buffers, keys = room.buffers, room.keys
+def _power(value, quarters):  # type: ignore[no-untyped-def]
+    """``value`` to the power of so many quarters, as memplan.memory.offsets.passes computes it."""
+    result, factor = 1.0, np.sqrt(np.sqrt(value))
+    while quarters > 0:
+        if quarters % 2:
+            result *= factor
+        factor *= factor
+        quarters //= 2
+    return result
+
+
+@compiled
+def _set_keys(room, count, number):  # type: ignore[no-untyped-def]
+    """Enter the keys of the form with this number."""
+    buffers, form, most = room.buffers, room.forms[number], np.int64(1)
     for k in range(count):
-        width, size, total = buffers[END, k] - buffers[BEGIN, k] + 1, buffers[SIZE, k], 0
-        if kind >= BY_ROOT and kind <= BY_LENGTH:
-            total = buffers[TOTAL, k]
-        if kind == BY_SIZE:
-            keys[0, k], keys[1, k] = size, 0
-        elif kind == BY_ROOT:
-            keys[0, k], keys[1, k] = total, np.sqrt(width) * size
-        elif kind == BY_AREA:
-            keys[0, k], keys[1, k] = total, width * size
-        elif kind == BY_LENGTH:
-            keys[0, k], keys[1, k] = total, width
-        else:
-            keys[0, k], keys[1, k] = width, width * size
+        most = max(most, buffers[TOTAL, k])
+    for k in range(count):
+        length = np.float64(buffers[END, k] - buffers[BEGIN, k] + 1)
+        key = _power(buffers[TOTAL, k] / most, form[OF_TOTAL]) * _power(length, form[OF_LENGTH])
+        room.keys[k] = key * _power(np.float64(buffers[SIZE, k]), form[OF_SIZE])
 
 
 @compiled
 def _is_before(keys, one, other):  # type: ignore[no-untyped-def]
     """Is one before the other, by descending keys, of equal ones by number?"""
-    for row in range(2):
-        if keys[row, one] != keys[row, other]:
-            return keys[row, one] > keys[row, other]
+    if keys[one] != keys[other]:
+        return keys[one] > keys[other]
     return one < other
 
 
@@ -187,35 +201,14 @@ def _sort(order, keys, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _first_fit(room, count, most):  # type: ignore[no-untyped-def]
-    """Place each buffer at the lowest offset that is free for it; the bytes, if below ``most``."""
-    buffers, by_offset, highest = room.buffers, room.buffers[KEY], 0
-    for placed in range(count):
-        buffer = buffers[ORDER, placed]
-        size, offset = buffers[SIZE, buffer], 0
-        begin, end = buffers[BEGIN, buffer], buffers[END, buffer]
-        for k in range(placed):
-            other = by_offset[k]
-            if buffers[BEGIN, other] <= end and begin <= buffers[END, other]:
-                if buffers[OFFSET, other] - offset >= size:
-                    break
-                offset = max(offset, buffers[OFFSET, other] + buffers[SIZE, other])
-        highest = max(highest, offset + size)
-        if highest >= most:
-            break
-        buffers[OFFSET, buffer] = offset
-        place = placed
-        while place > 0 and buffers[OFFSET, by_offset[place - 1]] > offset:
-            by_offset[place] = by_offset[place - 1]
-            place -= 1
-        by_offset[place] = buffer
-    return highest
+def _placed(room, count, number, capacity, limit):  # type: ignore[no-untyped-def]
+    """Place buffers by ascending offset, on top of others, in the order of the form.
 
-
-@compiled
-def _lowest_first(room, count, most):  # type: ignore[no-untyped-def]
-    """Place buffers by ascending offset, on top of others; the bytes, if below ``most``."""
-    buffers, highest, listed, lowest = room.buffers, 0, count, 0
+    The bytes, and what lies above the capacity, in bytes times sections: this ends above the limit.
+    """
+    _set_keys(room, count, number)
+    _sort(room.buffers[ORDER], room.keys, count)
+    buffers, highest, over, listed, lowest = room.buffers, 0, 0.0, count, 0
     begins, ends, keys = buffers[FROM], buffers[UNTIL], buffers[KEY]
     shift = 1
     while count >> shift > 0:
@@ -225,17 +218,19 @@ def _lowest_first(room, count, most):  # type: ignore[no-untyped-def]
         keys[k] = k
     for nleft in range(count - 1, -1, -1):
         floor, place = lowest >> shift, lowest & ((1 << shift) - 1)
-        top = floor + buffers[SIZE, buffers[ORDER, place]]
+        size, begin, end = buffers[SIZE, buffers[ORDER, place]], begins[place], ends[place]
+        top = floor + size
         highest = max(highest, top)
-        if highest >= most:
-            break
-        begin, end = begins[place], ends[place]
+        if top > capacity:
+            over += np.float64(min(top - capacity, size)) * (end - begin + 1)
+            if over > limit:
+                break
         keys[place], begins[place], ends[place] = PLACED, PLACED, -1
         lowest = _raise_keys(keys, begins, ends, listed, begin, end, top << shift)
         if 0 < nleft < KEPT * listed:
             listed = _leave_out_placed(buffers, listed, shift)
             lowest = _lowest(keys, listed)
-    return highest
+    return highest, over
 
 
 @compiled
@@ -276,24 +271,15 @@ def _leave_out_placed(buffers, listed, shift):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _placed(room, count, kind, most):  # type: ignore[no-untyped-def]
-    """The bytes of a placement of this kind; ``most`` or more if it takes more."""
-    _set_keys(room, count, kind)
-    _sort(room.buffers[ORDER], room.keys, count)
-    if kind == BY_SIZE:
-        return _first_fit(room, count, most)
-    return _lowest_first(room, count, most)
-
-
-@compiled
-def quick_nbytes(room, count):  # type: ignore[no-untyped-def]
-    """The fewest bytes of all kinds of placements of the buffers, and the kind."""
-    best, best_kind = np.int64(1 << 62), 0
-    for kind in range(NKINDS):
-        nbytes = _placed(room, count, kind, best)
-        if nbytes < best:
-            best, best_kind = nbytes, kind
-    return best, best_kind
+def quick_nbytes(room, count, capacity):  # type: ignore[no-untyped-def]
+    """The fewest bytes of all forms; what is least over the capacity, and the form of that."""
+    fewest, least, best = np.int64(1 << 62), np.inf, 0
+    for number in range(len(room.forms)):
+        nbytes, over = _placed(room, count, number, capacity, np.inf)
+        fewest = min(fewest, nbytes)
+        if over < least:
+            least, best = over, number
+    return fewest, least, best
 
 
 @compiled
@@ -311,13 +297,15 @@ def _change(model, state):  # type: ignore[no-untyped-def]
 def repack(model, state, room, task):  # type: ignore[no-untyped-def]
     """Move runs until a quick placement fits ``task``; the bytes, and what was placed, in squares.
 
-    A change is taken back unless the bytes alive are within the budget, and those of a placement
-    no more than before: one of the kind that had the fewest, else of a kind at random.
+    A change is taken back unless the bytes alive are within the budget, and what a placement has
+    above the capacity is no more than before, or hardly: one of the form that had the least, else
+    of a form at random.
     """
-    count = list_buffers(model, state, room)
-    best, kind = quick_nbytes(room, count)
-    made, squares, tries = NKINDS, NKINDS * count * count, 0
-    while best > task.capacity_nbytes and made < task.nplacements and squares < task.nsquares:
+    capacity, nforms = task.capacity_nbytes, len(room.forms)
+    count = list_buffers(model, state, room, task.least_nbytes)
+    fewest, least, form = quick_nbytes(room, count, capacity)
+    made, squares, tries, hot = nforms, nforms * count * count, 0, HOT * least
+    while fewest > capacity and made < task.nplacements and squares < task.nsquares:
         tries += 1
         if tries > TRIES * task.nplacements:
             break
@@ -327,15 +315,17 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
         if state.totals[EXCESS] > 0 or state.seconds[0] > task.seconds:
             undo(model, state)
             continue
-        count, other = list_buffers(model, state, room), kind
-        nbytes = _placed(room, count, other, best + 1)
-        if nbytes > best:
-            other = int(NKINDS * unit(state))
-            nbytes = _placed(room, count, other, best + 1)
+        count, other = list_buffers(model, state, room, task.least_nbytes), form
+        left = 1.0 - max(made / task.nplacements, squares / task.nsquares)
+        limit = least + hot * left * unit(state)
+        nbytes, over = _placed(room, count, other, capacity, limit)
+        if over > limit:
+            other = int(nforms * unit(state))
+            nbytes, over = _placed(room, count, other, capacity, limit)
             made, squares = made + 1, squares + count * count
         made, squares = made + 1, squares + count * count
-        if nbytes > best:
+        if over > limit:
             undo(model, state)
         else:
-            best, kind = nbytes, other
-    return best, squares
+            least, form, fewest = over, other, nbytes
+    return fewest, squares
