@@ -36,9 +36,9 @@ class _Work(NamedTuple):
 
 # For the fewest bytes LONG takes three seconds at most, and follows QUICK, which takes half of one.
 LONG, QUICK = _Work(MOST_SQUARES, 400_000_000), _Work(400_000_000, 100_000_000)
-# Within a budget THOROUGH takes half a second, where passes find most of what is found; ROUGH, a
+# Within a budget THOROUGH takes a second, where passes find most of what is found; ROUGH, a
 # tenth of one, is for where most that is looked at does not fit, or little depends on it.
-THOROUGH = _Work(300_000_000, 400_000_000)
+THOROUGH = _Work(MOST_SQUARES, 400_000_000)
 ROUGH, AT_ONCE = _Work(100_000_000, 100_000_000), _Work(0, 0)
 
 

@@ -120,7 +120,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
     nothing; what then fits leaves room for a higher aim.
     """
     kind = MENDING if _is_recreated(search) else MENDING_ANNEALED
-    tries, first_aim, reached = 0, aim, aim
+    tries, nover, nlost, first_aim, reached = 0, 0, 0, aim, aim
     while tries < (MENDINGS_OF_NOTHING if search.fitting is None else MENDINGS):
         tries += 1
         is_found = search.found.figures[BEST_SECONDS] < search.settled.figures[BEST_SECONDS]
@@ -130,6 +130,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             # What was over the budget by a rough count may be all that there is.
             search.offer(search.first, budget_nbytes)
             aim, reached, roughly, is_lost = first_aim, first_aim, False, False
+        nlost = nlost + 1 if is_lost else 0
         over = settle(search, budget_nbytes, roughly=roughly)
         if not over and not is_lost:
             return (aim + budget_nbytes + 1) // 2
@@ -139,10 +140,14 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
         elif search.saved(search.first) <= NEAR * search.unit:
             aim -= min(over, int(tries * MENDING_STEP * aim))
         else:
+            nover += 1
             reached = aim
-            aim -= over if search.fitting is None else tries * over
+            aim -= over if search.fitting is None else nover * over
         if not search.stop.is_over():
-            search.round(kind, aim, start=search.first)
+            # From what is too large it may find nothing in any aim; what fits is in most.
+            begins_fitting = nlost > 1 and search.fitting is not None
+            start = best_sequence(search.found) if begins_fitting else search.first
+            search.round(kind, aim, start=start)
         elif not roughly:
             return aim
     settle(search, budget_nbytes)

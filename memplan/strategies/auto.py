@@ -35,6 +35,9 @@ QUICK_SHARE = 0.1
 # The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
 # where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.
 TIMES_THE_WORK, TIMES_THE_WORK_WITHOUT_BLOCKS = 2.0, 4.0
+# Of more than MOST_ANEW ops one search has twice that, where others have several. Set on SENet-154
+# and HRNet near the least.
+TIMES_THE_WORK_OF_LONG = 8.0
 # In blocks large graphs get more, and everywhere graphs of few ops, whose searches take seconds.
 # Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
 TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
@@ -135,7 +138,8 @@ def _times(problem: Problem) -> float:
     if not is_mirrored and len(problem.graph.ops) <= FEW:
         return TIMES_THE_WORK_OF_FEW
     if not (is_mirrored or in_blocks):
-        return TIMES_THE_WORK_WITHOUT_BLOCKS
+        is_long = MOST_ANEW < len(problem.graph.ops) <= LARGE
+        return TIMES_THE_WORK_OF_LONG if is_long else TIMES_THE_WORK_WITHOUT_BLOCKS
     return TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
 
 

@@ -17,6 +17,7 @@ from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
 from memplan.memory.offsets.inferences import Inferences
+from memplan.memory.offsets.passes import Passes
 from memplan.memory.offsets.placement import NO_SEGMENTS, place, solve
 from memplan.memory.offsets.state import new_state
 from oracles.offsets import Buffer, flaw, least_nbytes, least_sum, peak
@@ -208,3 +209,21 @@ def test_passes_find_what_few_placements_of_the_complete_search_do_not(
     assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
     monkeypatch.setattr(placement, "MOST_PASSES", 0)
     assert found.nbytes < place(arrays(buffers), nnodes=3200).nbytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_small_fills_and_comes_on_top_where_it_lives_long(seed: int) -> None:
+    rng = random.Random(seed)
+    large = [buffer._replace(size=buffer.size << 22) for buffer in cut(seed, 40, 60, 1000)]
+    starts = [rng.randrange(57) for _ in range(200)]
+    small = [Buffer(rng.randint(1, 9), at, at + rng.choice((1, 3, 60 - at))) for at in starts]
+    buffers = arrays(large + small)
+    alone = Passes(arrays(large), 0, NO_SEGMENTS)
+    alone.search(100)
+    target_nbytes = alone.best.nbytes + sum(buffer.size for buffer in small)
+    passes = Passes(buffers, target_nbytes, NO_SEGMENTS)
+    passes.search(300)
+    assert len(passes) == len(large)
+    assert passes.capacity_nbytes < target_nbytes  # that of what lives long is left for it
+    assert passes.is_enough
+    assert flaw(large + small, passes.best.offsets.tolist(), passes.best.nbytes) is None

@@ -36,7 +36,7 @@ NOISE = 0.3
 
 # Before the complete search so many passes are made at most, and of many buffers fewer, as a pass
 # takes time by the square of their number.
-MOST_PASSES, MOST_SQUARES = 300, 1_000_000_000
+MOST_PASSES, MOST_SQUARES = 1000, 1_000_000_000
 
 # Sizes that are tried after the first, and the part of its placements that each one gets.
 MOST_SIZES = 6

@@ -29,6 +29,8 @@ PLACED = 1 << 62
 KEPT = 0.75
 # The exponents of a form, as in memplan.memory.offsets.passes, which says what they are.
 OF_TOTAL, OF_LENGTH, OF_SIZE = range(3)
+# What is left out and lives longer than this part of the step comes on top, as there.
+LONG = 0.1
 # An attempt makes 1 to 4 changes, mostly few; of these so many recompute other things.
 MOST_TIMES, RECOMPUTING = 4, 0.3
 # So many attempts are made at most for every placement: most do not keep the budget.
@@ -40,9 +42,9 @@ HOT = 0.0
 class PackingRoom(NamedTuple):
     """Room for the buffers of a sequence.
 
-    ``sizes`` are those of tensors, rounded up; ``buffer_of`` each tensor is the latest one, -1
-    for what is left out; ``sections`` are those of steps, and ``live`` their bytes. An order is by
-    descending ``keys``, of one of the ``forms``.
+    ``sizes`` are those of tensors, rounded up; ``buffer_of`` each tensor is the latest one;
+    ``sections`` are those of steps, and ``live`` their bytes. An order is by descending ``keys``,
+    of one of the ``forms``.
     """
 
     sizes: Array
@@ -87,7 +89,10 @@ def packing_room(
 
 @compiled
 def list_buffers(model, state, room, least):  # type: ignore[no-untyped-def]
-    """Enter the buffers of the sequence of at least so many bytes; how many there are."""
+    """Enter the buffers of the sequence of at least so many bytes; how many there are.
+
+    And the most bytes of those left out that live long: they come on top of all others.
+    """
     buffers, count = room.buffers, 0
     for step in range(state.totals[LENGTH]):
         op, later = state.steps[OP, step], state.steps[LATER, step]
@@ -99,17 +104,34 @@ def list_buffers(model, state, room, least):  # type: ignore[no-untyped-def]
             for k in range(0, nhanded, 2):
                 if state.scratch[0, k + 1] == tensor:
                     buffer = room.buffer_of[state.scratch[0, k]]
-            if buffer == count and room.sizes[tensor] < least:
-                buffer = -1
-            elif buffer == count:
+            if buffer == count:
                 buffers[SIZE, buffer] = room.sizes[tensor]
                 buffers[BEGIN, buffer] = step
                 count += 1
             room.buffer_of[tensor] = buffer
-            if buffer >= 0:
-                buffers[END, buffer] = last_read(model, state, tensor, step, later)
-    _add_up(room, count, _number_sections(room, count, state.totals[LENGTH]))
-    return count
+            buffers[END, buffer] = last_read(model, state, tensor, step, later)
+    nsections = _number_sections(room, count, state.totals[LENGTH])
+    count, on_top = _leave_out_small(room, count, nsections, least)
+    _add_up(room, count, nsections)
+    return count, on_top
+
+
+@compiled
+def _leave_out_small(room, count, nsections, least):  # type: ignore[no-untyped-def]
+    """Move the buffers of at least so many bytes to the front; see list_buffers."""
+    buffers, live, kept, on_top = room.buffers, room.live, 0, 0
+    for section in range(nsections):
+        live[section] = 0
+    for k in range(count):
+        size, begin, end = buffers[SIZE, k], buffers[BEGIN, k], buffers[END, k]
+        if size >= least:
+            buffers[SIZE, kept], buffers[BEGIN, kept], buffers[END, kept] = size, begin, end
+            kept += 1
+        elif end - begin + 1 > LONG * nsections:
+            for section in range(begin, end + 1):
+                live[section] += size
+                on_top = max(on_top, live[section])
+    return kept, on_top
 
 
 @compiled
@@ -301,8 +323,9 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
     above the capacity is no more than before, or hardly: one of the form that had the least, else
     of a form at random.
     """
-    capacity, nforms = task.capacity_nbytes, len(room.forms)
-    count = list_buffers(model, state, room, task.least_nbytes)
+    nforms = len(room.forms)
+    count, on_top = list_buffers(model, state, room, task.least_nbytes)
+    capacity = task.capacity_nbytes - on_top
     fewest, least, form = quick_nbytes(room, count, capacity)
     made, squares, tries, hot = nforms, nforms * count * count, 0, HOT * least
     while fewest > capacity and made < task.nplacements and squares < task.nsquares:
@@ -315,7 +338,9 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
         if state.totals[EXCESS] > 0 or state.seconds[0] > task.seconds:
             undo(model, state)
             continue
-        count, other = list_buffers(model, state, room, task.least_nbytes), form
+        other = form
+        count, on_top = list_buffers(model, state, room, task.least_nbytes)
+        capacity = task.capacity_nbytes - on_top
         left = 1.0 - max(made / task.nplacements, squares / task.nsquares)
         limit = least + hot * left * unit(state)
         nbytes, over = _placed(room, count, other, capacity, limit)
