@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.branches import taking
-from memplan.memory.offsets import placement
+from memplan.memory.offsets import passes, placement
 from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
@@ -221,9 +221,17 @@ def test_what_is_small_fills_and_comes_on_top_where_it_lives_long(seed: int) -> 
     alone = Passes(arrays(large), 0, NO_SEGMENTS)
     alone.search(100)
     target_nbytes = alone.best.nbytes + sum(buffer.size for buffer in small)
-    passes = Passes(buffers, target_nbytes, NO_SEGMENTS)
-    passes.search(300)
-    assert len(passes) == len(large)
-    assert passes.capacity_nbytes < target_nbytes  # that of what lives long is left for it
-    assert passes.is_enough
-    assert flaw(large + small, passes.best.offsets.tolist(), passes.best.nbytes) is None
+    filled = Passes(buffers, target_nbytes, NO_SEGMENTS)
+    filled.search(300)
+    assert len(filled) == len(large)
+    assert filled.capacity_nbytes < target_nbytes  # that of what lives long is left for it
+    assert filled.is_enough
+    assert flaw(large + small, filled.best.offsets.tolist(), filled.best.nbytes) is None
+
+
+def test_where_all_is_small_all_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "SMALL", 1.0)
+    buffers = crowd(0, 30)
+    found = place(arrays(buffers))
+    assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
+    assert found.nbytes == peak(buffers)

@@ -35,8 +35,6 @@ LONG = 0.1
 MOST_TIMES, RECOMPUTING = 4, 0.3
 # So many attempts are made at most for every placement: most do not keep the budget.
 TRIES = 10
-# What is worse is kept as often as in annealing: at first at this share of what is over.
-HOT = 0.0
 
 
 class PackingRoom(NamedTuple):
@@ -320,14 +318,14 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
     """Move runs until a quick placement fits ``task``; the bytes, and what was placed, in squares.
 
     A change is taken back unless the bytes alive are within the budget, and what a placement has
-    above the capacity is no more than before, or hardly: one of the form that had the least, else
-    of a form at random.
+    above the capacity is no more than before: one of the form that had the least, else of a form
+    at random.
     """
     nforms = len(room.forms)
     count, on_top = list_buffers(model, state, room, task.least_nbytes)
     capacity = task.capacity_nbytes - on_top
     fewest, least, form = quick_nbytes(room, count, capacity)
-    made, squares, tries, hot = nforms, nforms * count * count, 0, HOT * least
+    made, squares, tries = nforms, nforms * count * count, 0
     while fewest > capacity and made < task.nplacements and squares < task.nsquares:
         tries += 1
         if tries > TRIES * task.nplacements:
@@ -341,15 +339,13 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
         other = form
         count, on_top = list_buffers(model, state, room, task.least_nbytes)
         capacity = task.capacity_nbytes - on_top
-        left = 1.0 - max(made / task.nplacements, squares / task.nsquares)
-        limit = least + hot * left * unit(state)
-        nbytes, over = _placed(room, count, other, capacity, limit)
-        if over > limit:
+        nbytes, over = _placed(room, count, other, capacity, least)
+        if over > least:
             other = int(nforms * unit(state))
-            nbytes, over = _placed(room, count, other, capacity, limit)
+            nbytes, over = _placed(room, count, other, capacity, least)
             made, squares = made + 1, squares + count * count
         made, squares = made + 1, squares + count * count
-        if over > limit:
+        if over > least:
             undo(model, state)
         else:
             least, form, fewest = over, other, nbytes
