@@ -235,3 +235,11 @@ def test_where_all_is_small_all_is_placed(monkeypatch: pytest.MonkeyPatch) -> No
     found = place(arrays(buffers))
     assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None
     assert found.nbytes == peak(buffers)
+
+
+def test_a_script_that_makes_numpy_raise_is_no_matter() -> None:
+    """Where hardly anything is alive, powers of it are too small for a number."""
+    buffers = [*cut(1, 150, 60, 1000), Buffer(20, 60, 61)]
+    with np.errstate(all="raise"):
+        found = place(arrays(buffers), nnodes=0)
+    assert flaw(buffers, found.offsets.tolist(), found.nbytes) is None

@@ -91,7 +91,7 @@ class Passes:
         on_top = self._filled(np.zeros(len(buffers), dtype=np.int64), np.flatnonzero(is_long), 0)
         tops = (on_top.offsets + buffers.sizes)[is_long]
         self.capacity_nbytes = target_nbytes - int(tops.max(initial=0))  # for the others
-        self.lowest = np.inf
+        self.lowest, self.unfilled = np.inf, np.empty(0, dtype=np.int64)
         self.best = self._filled(np.zeros(len(buffers), dtype=np.int64), _by_size(buffers), 0)
 
     def __len__(self) -> int:
@@ -108,12 +108,14 @@ class Passes:
             if self.is_enough:
                 return
             self._run(self._keys(form))
+        self._fill()
 
     def search(self, npasses: int) -> None:
         """So many passes, until one is enough; always the same ones."""
         for _ in islice(self._passes(np.random.default_rng(0)), npasses):
             if self.is_enough:
                 return
+        self._fill()
 
     def _passes(self, random: np.random.Generator) -> Iterator[float]:
         """Passes without end; what each is over."""
@@ -151,7 +153,9 @@ class Passes:
         totals = kept.totals / max(1, int(kept.totals.max(initial=0)))
         lengths = _lengths(kept).astype(np.float64)
         sizes = kept.sizes.astype(np.float64)
-        return _power(totals, form.total) * _power(lengths, form.length) * _power(sizes, form.size)
+        with np.errstate(under="ignore"):  # keys of what is alive with little may all be 0
+            keys = _power(totals, form.total) * _power(lengths, form.length)
+            return keys * _power(sizes, form.size)
 
     def _run(self, keys: Keys) -> float:
         """A pass, by descending keys; what lies above the capacity, in bytes times sections."""
@@ -160,15 +164,22 @@ class Passes:
         offsets = lowest_first(kept.sizes, kept.first, kept.last, order, self.segment_nbytes)
         tops = offsets + kept.sizes
         if tops.max(initial=0) < self.lowest:
-            self.lowest = tops.max(initial=0)
+            self.lowest, self.unfilled = tops.max(initial=0), offsets
+            if self.lowest <= self.capacity_nbytes:
+                self._fill()
+        over = np.clip(tops - self.capacity_nbytes, 0, kept.sizes).astype(np.float64)
+        # Added up one by one, and so equal on all machines.
+        return float(np.cumsum(over * _lengths(kept))[-1])
+
+    def _fill(self) -> None:
+        """Fill the lowest pass, which takes longer than a pass where much is small."""
+        offsets, self.unfilled = self.unfilled, self.unfilled[:0]
+        if len(offsets):
             placed = np.zeros(len(self.buffers), dtype=np.int64)
             placed[self.large] = offsets
             by_offset = self.large[np.argsort(offsets, kind="stable")]
             filled = self._filled(placed, np.concatenate([by_offset, self.small]), len(by_offset))
             self.best = min(self.best, filled, key=lambda option: option.nbytes)
-        over = np.clip(tops - self.capacity_nbytes, 0, kept.sizes).astype(np.float64)
-        # Added up one by one, and so equal on all machines.
-        return float(np.cumsum(over * _lengths(kept))[-1])
 
     def _filled(self, offsets: Array, order: Array, nplaced: int) -> Placement:
         """A placement by first fit of what is not placed yet."""

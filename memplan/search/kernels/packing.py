@@ -338,15 +338,15 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
             continue
         other = form
         count, on_top = list_buffers(model, state, room, task.least_nbytes)
-        capacity = task.capacity_nbytes - on_top
-        nbytes, over = _placed(room, count, other, capacity, least)
+        allowed = task.capacity_nbytes - on_top
+        nbytes, over = _placed(room, count, other, allowed, least)
         if over > least:
             other = int(nforms * unit(state))
-            nbytes, over = _placed(room, count, other, capacity, least)
+            nbytes, over = _placed(room, count, other, allowed, least)
             made, squares = made + 1, squares + count * count
         made, squares = made + 1, squares + count * count
         if over > least:
             undo(model, state)
         else:
-            least, form, fewest = over, other, nbytes
+            least, form, fewest, capacity = over, other, nbytes, allowed
     return fewest, squares
