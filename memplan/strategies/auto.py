@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.programs.refinement import Proving, Refined
@@ -338,18 +339,27 @@ class _Search:
             self._improve(None, self.stop.share(OFTEN_SHARE), moves)
 
     def _search_flags_as_alone(self) -> None:
-        """What the strategy `search` does over flags, and of few ops from nothing by another seed.
+        """What the strategy `search` does over flags, and of few ops from other starts, too.
 
         From the flags of the proof annealing may stay near them, or find none that fit.
         """
         work = self.problem.stop(None, effort=self.options._search_effort).work_left
-        starts = [self.problem.cheapest(self.starts) or next(reversed(self.starts), None)]
-        for number, start in enumerate([*starts, None] if self.anneals_anew else starts):
+        for number, start in enumerate(self._starts_of_flags(work)):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
             moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + number)
             self._improve(start, until, moves)
+
+    def _starts_of_flags(self, work: float) -> Iterator[Schedule | None]:
+        """The known one, of few ops nothing, and there, or where none fits, the fewest bytes."""
+        yield self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
+        if self.anneals_anew:
+            yield None
+        if self.anneals_anew or self.best is None:
+            fewest = dataclasses.replace(self.problem, budget_nbytes=None)
+            until = self.stop.with_work(work)
+            yield self.problem.space.improve(fewest, None, until, self.moves)
 
     def _search(self) -> None:
         graph = self.problem.graph

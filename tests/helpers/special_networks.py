@@ -38,6 +38,26 @@ def unet(filters: int = 8, bias: bool = True, **options: Any) -> Network:
     return mx.sym.LogisticRegressionOutput(out, name="mask"), {"data": (2, 3, 16, 16)}
 
 
+def unet_of_few_tensors(width: int = 32) -> Network:
+    """A U-Net of few, large tensors: two levels down, two up to the nearest pixels."""
+    convolved = 0
+
+    def block(data: mx.sym.Symbol, filters: int) -> mx.sym.Symbol:
+        nonlocal convolved
+        convolved += 1
+        return mx.sym.relu(conv(data, f"conv{convolved}", filters))
+
+    first = block(block(var(), width), width)
+    pooling = {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}
+    second = block(mx.sym.Pooling(first, **pooling), 2 * width)
+    body = block(mx.sym.Pooling(second, **pooling), 4 * width)
+    for shortcut, filters in ((second, 2 * width), (first, width)):
+        body = mx.sym.UpSampling(body, scale=2, sample_type="nearest")
+        body = block(mx.sym.concat(body, shortcut, dim=1), filters)
+    out = conv(body, "out", 2)
+    return mx.sym.LogisticRegressionOutput(out, name="mask"), {"data": (8, 3, 64, 64)}
+
+
 def unet_to_target() -> Network:
     """The upward Deconvolutions know their output's shape instead of their padding."""
     body = var()

@@ -9,7 +9,7 @@ import pytest
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import cells, held_out, training_step, tree
-from helpers.special_networks import attention_layers
+from helpers.special_networks import attention_layers, unet_of_few_tensors
 from memplan.memory.memory import Blocks, Packed
 from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
@@ -102,6 +102,22 @@ def test_flags_are_annealed_from_nothing_too(count: int, percent: int) -> None:
     assert auto is not None
     assert schedule is not None
     assert auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("percent", "overhead"), [(75, 0.195), (84, 0.135)])
+def test_flags_of_few_ops_are_annealed_from_the_fewest_bytes_too(
+    percent: int, overhead: float
+) -> None:
+    """Nothing fits there but what recomputes many large tensors at once."""
+    symbol, shapes = unet_of_few_tensors()
+    graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * percent // 100
+    problem = Problem(graph, budget, memory=memory, space=Flags(), time_limit=PLENTY)
+    auto = Auto().solve(problem).schedule
+    assert auto is not None
+    assert memory.nbytes(auto) <= budget
+    assert auto.overhead <= overhead  # as with six times the work
 
 
 def test_flags_are_annealed_from_what_search_starts_with() -> None:
