@@ -28,6 +28,7 @@ from memplan.mxnet.train.initial_order import (
     warn_of_pause,
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
+from memplan.mxnet.train.lists_of_graphs import with_lists_of_graphs
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
@@ -83,7 +84,7 @@ def compose(
     that are no parameters.
     """
     inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
-    given = list(leaves((inputs, labels)))
+    given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
@@ -92,6 +93,7 @@ def compose(
         _without_hooks(block),
         cells_begin_anew(block),
         noting_calls(block, params) as noted,
+        with_lists_of_graphs(blocks),
         by_their_graphs(block, params) if has_been_called else nullcontext(),
     ):
         run = run or (_as_called(block, inputs) if has_been_called else block)
@@ -106,7 +108,6 @@ def compose(
         what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
         raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
-    blocks = trained_blocks(block, loss)
     apart = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(apart), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):

@@ -29,7 +29,7 @@ from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
-from memplan.mxnet.train.nesting import leaves, mapped, one_context
+from memplan.mxnet.train.nesting import leaves, one_context
 from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -113,8 +113,6 @@ class _Forward:
     _unplanned: type[Block]
     _unplanned_forward: Callable[..., Any]
     planned_step: TrainStep
-    #: That of HybridBlock: is it hybridized?
-    _active: bool
     #: The last calls on each context whose steps are finished, or never will be.
     _past: dict[mx.Context, deque[FirstHalf]]
     _given: GivenArrays
@@ -156,8 +154,7 @@ class _Forward:
             outputs = self.planned_step.first_half(args)
             if self.is_awaited():
                 _AWAITED[self] = None
-            # MXNet's graph of a hybridized block returns lists, whatever tuples that has.
-            return mapped(lambda array: array, outputs) if self._active else outputs
+            return outputs
 
     def _warn_of_unplanned(self, why: str) -> None:
         text = f"planned block {self.name!r} trains unplanned where {why}"
