@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
-from memplan.mxnet.train.nesting import leaves
+from memplan.mxnet.train.nesting import leaves, per_context
 
 REALISATIONS = ["packed", "explicit"]
 
@@ -157,6 +157,60 @@ def test_a_step_returns_tuples_as_the_loss_does() -> None:
     )
     assert isinstance(step(mx.nd.random.normal(shape=(4, 5))), Answer)
     assert isinstance(step.outputs[0].others, tuple)
+
+
+def factor_of(value: Any) -> int:
+    """Another one for a named tuple, another tuple and a list."""
+    return 3 if isinstance(value, Answer) else 2 if isinstance(value, tuple) else 1
+
+
+class Asking(nn.HybridBlock):  # type: ignore[misc]
+    """Asks what its second input is."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="asking_")
+        with self.name_scope():
+            self.scores = nn.Dense(5, in_units=5)
+
+    def hybrid_forward(self, F: Any, x: Any, pair: Any) -> Any:  # noqa: N803
+        return self.scores(x) * pair[0] * pair[1] * factor_of(pair)
+
+
+def pairs() -> list[Any]:
+    two = [mx.nd.random.normal(shape=(4, 5)) for _ in range(2)]
+    return [two, tuple(two), Answer(*two), two]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_block_gets_tuples_and_lists_as_without_a_plan(hybridized: bool) -> None:
+    batch, block, other = mx.nd.random.normal(shape=(4, 5)), Asking(), Asking()
+    planned(other, realisation="packed", strategy="chen_sqrt")
+    block.hybridize(hybridized)
+    other.hybridize(hybridized)
+    check_equal(block, other, [(batch, pair) for pair in pairs()])
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_loss_gets_tuples_and_lists_as_without_a_plan(hybridized: bool) -> None:
+    def loss(scores: Any, pair: Any) -> Any:
+        return (scores * pair[0] * factor_of(pair) - pair[1]).square().mean(axis=1)
+
+    batch, block = mx.nd.random.normal(shape=(4, 5)), initialized(Asking())
+    block.hybridize(hybridized)
+    step = TrainStep(block, loss, realisation="packed", strategy="chen_sqrt")
+    for pair in pairs():
+        with autograd.record():
+            expected = loss(block(batch, pair), pair)
+        losses = step((batch, pair), pair)
+        np.testing.assert_array_equal(losses.asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize("kind", [list, Answer._make, tuple])
+def test_what_is_split_over_contexts_is_put_together_alike(kind: Any) -> None:
+    parts = [[mx.nd.zeros(1, ctx) for ctx in (mx.cpu(0), mx.cpu(1))] for _ in range(2)]
+    split = per_context(kind(parts), None)
+    assert split is not None
+    assert [kinds(batch) for batch, _ in split] == [kinds(kind([*parts[0]]))] * 2
 
 
 def test_a_call_with_a_number_trains_unplanned_and_says_so() -> None:

@@ -83,7 +83,7 @@ def compose(
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
     that are no parameters.
     """
-    inputs, labels = variables(specs[0], INPUT), variables(specs[1], LABEL)
+    inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.

@@ -19,7 +19,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.kept_by_cells import has_cells
-from memplan.mxnet.train.nesting import leaves, mapped, of_semantics
+from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Block = Any
 Parameter = Any
@@ -153,4 +153,4 @@ def _in_loop(graph: mx.sym.Symbol) -> mx.sym.Symbol:
 
 def _stand_ins(args: tuple[Any, ...]) -> Any:
     """For Symbols of mx.np arrays, of which MXNet sees that its graph is to be of mx.np."""
-    return mapped(lambda _: mx.np.zeros(()), args) if mx.util.is_np_array() else args
+    return alike(lambda _: mx.np.zeros(()), args) if mx.util.is_np_array() else args

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ HANDED_OVER = ("cpu_shared", "cpu_pinned")
 # An array, None, or a tuple or list of such.
 Arrays = Any
 
-# The same with Specs for arrays, and tuples only.
+# The same with a Spec for each array, and a Container for each tuple or list.
 Specs = Any
 
 
@@ -33,6 +33,18 @@ class Spec:
     dtype: str
     of_numpy: bool = field(default_factory=mx.util.is_np_array)
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
+
+
+@dataclass(frozen=True)
+class Container:
+    """Specs of what a tuple or list has in it.
+
+    Blocks and losses may ask which of them they get, and for fields of a named tuple. Tuples of
+    Specs would not do: a named one equals another that has the same in it.
+    """
+
+    kind: type
+    items: tuple[Specs, ...]
 
 
 def as_inputs(x: Arrays) -> tuple[Any, ...]:
@@ -55,7 +67,7 @@ def specs_of(value: Any) -> Specs:
     if _is_shape(value):
         return Spec(value, "float32")
     if isinstance(value, list | tuple):
-        return tuple(map(specs_of, value))
+        return Container(type(value), tuple(map(specs_of, value)))
     raise ArgumentError(
         f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "
         f"{type(value).__name__}"
@@ -118,7 +130,9 @@ def of_semantics(value: Any) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is in the tuples and lists of ``value``, None aside."""
+    """What is in the tuples and lists of ``value``, or in what their Specs are, None aside."""
+    if isinstance(value, Container):
+        value = value.items
     if isinstance(value, list | tuple):
         for item in value:
             yield from leaves(item)
@@ -126,20 +140,18 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with every leaf replaced by ``function`` of it, in lists, as MXNet's graphs do."""
+def alike(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with every leaf replaced by ``function`` of it, in the same tuples and lists."""
     if isinstance(value, list | tuple):
-        return [mapped(function, item) for item in value]
+        return _of_kind(type(value), [alike(function, item) for item in value])
     return None if value is None else function(value)
 
 
-def alike(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same, in tuples, named ones too, where ``value`` has tuples."""
-    if not isinstance(value, tuple):
-        is_list = isinstance(value, list)
-        return [alike(function, item) for item in value] if is_list else mapped(function, value)
-    items = [alike(function, item) for item in value]
-    return value._make(items) if hasattr(value, "_make") else tuple(items)
+def _of_kind(kind: type, items: Sequence[Any]) -> Any:
+    """These ``items`` in a list, or in a tuple, which may be a named one."""
+    if not issubclass(kind, tuple):
+        return list(items)
+    return kind._make(items) if hasattr(kind, "_make") else tuple(items)
 
 
 def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:
@@ -156,11 +168,15 @@ def variables(specs: Specs, name: str) -> Any:
     """A Symbol for every array of ``specs``, nested as they are; with NumPy semantics of mx.np."""
     count = itertools.count()
 
-    def variable(spec: Spec) -> mx.sym.Symbol:
-        symbol = mx.sym.Variable(f"{name}{next(count)}", shape=spec.shape, dtype=spec.dtype)
+    def variable(part: Specs) -> Any:
+        if isinstance(part, Container):
+            return _of_kind(part.kind, [variable(item) for item in part.items])
+        if part is None:
+            return None
+        symbol = mx.sym.Variable(f"{name}{next(count)}", shape=part.shape, dtype=part.dtype)
         return of_semantics(symbol)
 
-    return mapped(variable, specs)
+    return variable(specs)
 
 
 def contexts_of(value: Arrays) -> set[mx.Context]:
@@ -209,5 +225,5 @@ def _split(value: Arrays) -> list[Arrays] | None:
     if isinstance(value, list | tuple):
         parts = [_split(item) for item in value]
         if parts and all(part is not None and len(part) > 1 for part in parts):
-            return list(zip(*parts, strict=True))
+            return [_of_kind(type(value), part) for part in zip(*parts, strict=True)]
     return None
