@@ -230,6 +230,48 @@ def test_one_of_numpy_keeps_its_graph_within_another(
     assert results[0] == results[1]
 
 
+class Ignoring(gluon.HybridBlock):
+    """Ignores the first of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.scores = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F: Any, mask: Any, x: Any) -> Any:  # noqa: N803
+        return self.scores(x)
+
+
+class HoldingIgnoring(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__(prefix="holding_")
+        with self.name_scope():
+            self.child = Ignoring()
+        self.child.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.child(x, x * 2)
+
+
+@pytest.mark.filterwarnings("ignore:The 0-th input to HybridBlock is not used")
+@pytest.mark.parametrize("before", [nothing, inferred])
+def test_a_hybridized_child_ignores_an_input(before: Callable[[Any], None]) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        net = HoldingIgnoring()
+        net.initialize(mx.init.Xavier())
+        before(net)
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        with autograd.record():
+            loss = SOFTMAX(net(X), Y)
+        loss.backward()
+        arrays = [loss, *(p.grad() for p in net.collect_params().values())]
+        results.append([array.asnumpy() for array in arrays])
+    assert all(map(np.array_equal, *results))
+
+
 class InLoops(gluon.HybridBlock):
     """Calls a hybridized block in loops, and in a branch, in which others read parameters, too."""
 

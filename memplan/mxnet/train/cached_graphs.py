@@ -118,9 +118,11 @@ def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) 
     if not root._cached_graph or not _takes(root, args):
         return type(root).forward(root, *args)
     variables, graph = root._cached_graph
-    read = {name: params[name].var() for name in graph.list_inputs() if name in params}
+    names = graph.list_inputs()
+    read = {name: params[name].var() for name in names if name in params}
     given = zip(variables, leaves(args), strict=True)
-    given_of = {variable.name: symbol for variable, symbol in given}
+    # The graph has no variable for an input that the block ignores.
+    given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
     return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
 
 
