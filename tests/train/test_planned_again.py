@@ -1,4 +1,4 @@
-"""A planned block that is planned again, or copied."""
+"""A planned block that is planned again, by options that it takes, or copied."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ def test_a_block_may_be_planned_again_as_it_is() -> None:
         with pytest.raises(ArgumentError, match=r"chen_sqrt.*make the block anew"):
             planned(net, **options)
     assert net.planned_step is step
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trainer": object()}, "the loop calls trainer.step"),
+        ({"loss": SOFTMAX}, r"take TrainStep\(block, loss\)"),
+        ({"keep_outputs": True}, "returns its outputs"),
+    ],
+)
+def test_what_the_loop_does_itself_is_refused(options: dict[str, Any], message: str) -> None:
+    net, _ = started()
+    with pytest.raises(ArgumentError, match=f"needs no {next(iter(options))}: .*{message}"):
+        planned(net, **QUICKLY, **options)
+    assert not hasattr(net, "planned_step")
+    planned(net, **QUICKLY, trainer=None, loss=None, keep_outputs=False)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])

@@ -60,13 +60,12 @@ def planned(block: Block, **options: Any) -> Block:
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
     gradients of its parameters, which it cannot reach; ArgumentError for a block that is planned
-    already by other options, or a trainer. By equal ones it is left as it is. Threads that call the
-    block or ``backward`` wait for each other, and each of them trains on contexts of its own. A
-    copy of the block is not planned.
+    already by other options, and for a trainer, a loss and ``keep_outputs``. By equal ones it is
+    left as it is. Threads that call the block or ``backward`` wait for each other, and each of them
+    trains on contexts of its own. A copy of the block is not planned.
     """
     check_block(block)
-    if options.get("trainer") is not None:
-        raise ArgumentError("a planned block needs no trainer: the loop calls trainer.step itself")
+    _check_options(options)
     if hasattr(block, "planned_step"):
         if block._planned_by == options:  # a cell of a notebook runs again
             return block
@@ -94,6 +93,22 @@ def planned(block: Block, **options: Any) -> Block:
     _wrap()
     _ALL[block] = None
     return block
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """ArgumentError for those of TrainStep that say what the loop does itself."""
+    reasons = {
+        "trainer": "the loop calls trainer.step itself",
+        "loss": (
+            "the loop computes it of what the block returns; for one within the step take "
+            "TrainStep(block, loss), which is called in place of autograd.record() and backward()"
+        ),
+        "keep_outputs": "it returns its outputs to the loop in every step",
+    }
+    for name, reason in reasons.items():
+        value = options.get(name)
+        if value is not None and value is not False:
+            raise ArgumentError(f"a planned block needs no {name}: {reason}")
 
 
 def _like_its_base(metaclass: type) -> type:
