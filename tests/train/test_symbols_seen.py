@@ -209,7 +209,28 @@ def of_all(F: Any, x: Any) -> Any:  # noqa: N803
     return x[:] + x[:] * 2
 
 
-@pytest.mark.parametrize("of", [of_several, of_all])
+def of_list(way: Callable[[Any], list[Any]]) -> Callable[[Any, Any], Any]:
+    """Computes of what an operator of two outputs returns, called as a function and as a method."""
+
+    def of(F: Any, x: Any) -> Any:  # noqa: N803
+        pairs = F.split(x, num_outputs=2), x.split(num_outputs=2, axis=1)
+        return F.concat(x, *(part * part for parts in pairs for part in way(parts)))
+
+    return of
+
+
+LISTS: dict[str, Callable[[Any], list[Any]]] = {
+    "[-1]": lambda parts: [parts[-1]],
+    "[:-1]": lambda parts: parts[:-1],
+    "[::-1]": lambda parts: parts[::-1],
+    "[1:2]": lambda parts: [parts[1:2][0]],
+    "+": lambda parts: parts + list(parts),
+    "pop": lambda parts: [parts.pop()],
+    "isinstance": lambda parts: parts if isinstance(parts, list) else [],
+}
+
+
+@pytest.mark.parametrize("of", [of_several, of_all, *map(of_list, LISTS.values())])
 def test_what_arrays_have_alike_is_not_refused(of: Any) -> None:
     gradients = []
     for plan in (False, True):
@@ -219,6 +240,18 @@ def test_what_arrays_have_alike_is_not_refused(of: Any) -> None:
         trained(planned(net, **OPTIONS) if plan else net, *vectors())
         gradients.append(net.body.weight.grad())
     assert (gradients[0] == gradients[1]).asnumpy().all()
+
+
+def test_a_loss_gets_lists_of_operators() -> None:
+    def loss(scores: Any, y: Any) -> Any:
+        return SOFTMAX(scores, y) + scores.split(num_outputs=2, axis=1)[-1].mean(axis=1)
+
+    x, y = vectors()
+    net = nn.Dense(10)
+    net.initialize(ctx=CPU)
+    step, expected = TrainStep(net, loss, **OPTIONS), loss(net(x), y)
+    for _ in range(2):  # the second time it is called apart from the block
+        assert (step(x, y) == expected).asnumpy().all()
 
 
 def test_rows_are_what_a_script_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
+from memplan.mxnet.train.lists_of_operators import operators_return_lists
 from memplan.mxnet.train.read_by import is_mxnets, package_of
 
 Block = Any
@@ -112,7 +113,7 @@ def refusing_rows(compute: Callable[[], T]) -> T:
     """What ``compute`` returns; TraceError where it asks a Symbol for what an array has of rows.
 
     A Symbol of one output has it of that output, ``for row in x`` runs once, and the step would
-    train another network. A Symbol of several stands for a list of arrays, and has what that has.
+    train another network. Where an operator has several it returns a list, as with arrays.
     """
     methods = {name: getattr(mx.sym.Symbol, name) for name in _ROWS}
     # A script that puts others in their place has them do what arrays do.
@@ -121,7 +122,8 @@ def refusing_rows(compute: Callable[[], T]) -> T:
     try:
         for name, method in own.items():
             setattr(mx.sym.Symbol, name, _refusing(method, refused))
-        result = compute()
+        with operators_return_lists(_has_arrays):
+            result = compute()
     finally:
         for name, method in own.items():
             setattr(mx.sym.Symbol, name, method)
