@@ -85,6 +85,89 @@ def test_a_block_that_asks_for_arrays(kind: Any, name: str, hybridized: bool) ->
     assert [text[: len(begin)] for text, begin in zip(found, expected, strict=True)] == expected
 
 
+class Rows(gluon.HybridBlock):
+    """Computes something ``of`` what a layer makes of its input."""
+
+    def __init__(self, of: Callable[[Any, Any], Any], prefix: str = "net_") -> None:
+        super().__init__(prefix=prefix)
+        self._of = of
+        with self.name_scope():
+            self.body = nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self._of(F, self.body(x))
+
+
+def is_module(F: Any) -> bool:  # noqa: N803
+    return F is mx.nd
+
+
+def has_shape(x: Any) -> bool:
+    try:
+        return x.shape is not None
+    except AttributeError:
+        return False
+
+
+def is_list(F: Any, x: Any) -> bool:  # noqa: N803
+    parts = F.split(x, num_outputs=2)
+    return isinstance(parts, list)
+
+
+QUESTIONS: dict[str, Callable[[Any, Any], bool]] = {
+    "name": lambda f, x: f.__name__ == "mxnet.ndarray",
+    "part of the name": lambda f, x: "ndarray" in f.__name__,
+    "other way round": lambda f, x: mx.nd is f,
+    "one of": lambda f, x: f in (mx.nd,),
+    "hasattr": lambda f, x: hasattr(x, "shape"),
+    "getattr": lambda f, x: getattr(x, "context", None) is not None,
+    "of a Symbol": lambda f, x: not hasattr(x, "list_arguments"),
+    "list": lambda f, x: isinstance(f.split(x, num_outputs=2), list),
+    "list with a name": is_list,
+    "a function": lambda f, x: is_module(f),
+    "a function of attributes": lambda f, x: has_shape(x),
+}
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("asks", QUESTIONS.values(), ids=QUESTIONS)
+def test_questions_for_arrays(asks: Callable[[Any, Any], bool], hybridized: bool) -> None:
+    net = Rows(lambda f, x: x / 2 if asks(f, x) else x)
+    net.initialize(ctx=CPU)
+    net.hybridize(hybridized)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trained(planned(net, **OPTIONS), *vectors())
+    found = [str(w.message) for w in said if "asks whether" in str(w.message)]
+    assert len(found) == (not hybridized), found
+
+
+NO_QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "a list of inputs": lambda f, x: f.concat(*x) if isinstance(x, list | tuple) else x,
+    "parts": lambda f, x: f.concat(*[part * 2 for part in f.split(x, num_outputs=2)], dim=1),
+    "a default": lambda f, x: x * getattr(f, "scale", 1) if x is not None else x,
+    "a mode": lambda f, x: x if f.__name__ != "numpy" and "a" in ("a", "b") else -x,
+}
+
+
+@pytest.mark.parametrize("of", NO_QUESTIONS.values(), ids=NO_QUESTIONS)
+def test_no_questions_for_arrays(of: Callable[[Any, Any], Any]) -> None:
+    net = Rows(of)
+    net.initialize(ctx=CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(planned(net, **OPTIONS), *vectors())
+    assert not hasattr(mx.sym.Symbol, "__getattr__")
+
+
+def test_a_loss_that_asks_for_an_attribute_of_arrays() -> None:
+    net = nn.Dense(10)
+    net.initialize(ctx=CPU)
+    step = TrainStep(net, lambda out, y: SOFTMAX(out / 2 if has_shape(out) else out, y), **OPTIONS)
+    with pytest.warns(UserWarning, match=rf"has_shape \({__file__}:\d+\) asks whether"):
+        step(*vectors())
+
+
 @pytest.mark.parametrize("way", ["a hybridized block", "a loss in the plan", "hooks of the block"])
 def test_what_sees_what_it_saw_is_not_warned_of(way: str) -> None:
     net = Keeping("nothing" if way == "hooks of the block" else "kept")
@@ -100,19 +183,6 @@ def test_what_sees_what_it_saw_is_not_warned_of(way: str) -> None:
         if way == "a hybridized block":
             net.hybridize()
         trained(planned(net, **OPTIONS), x, y)
-
-
-class Rows(gluon.HybridBlock):
-    """Computes something ``of`` what a layer makes of its input."""
-
-    def __init__(self, of: Callable[[Any, Any], Any], prefix: str = "net_") -> None:
-        super().__init__(prefix=prefix)
-        self._of = of
-        with self.name_scope():
-            self.body = nn.Dense(10)
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        return self._of(F, self.body(x))
 
 
 def length(F: Any, x: Any) -> Any:  # noqa: N803

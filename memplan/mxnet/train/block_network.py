@@ -85,6 +85,7 @@ def compose(
     """
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
+    asked: list[str] = []
     # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
     # YOLOv3. This is the mode of the loop that the step stands for.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
@@ -99,7 +100,7 @@ def compose(
         run = run or (_as_called(block, inputs) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None
         composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels)
-        losses, outputs = recorded(lambda: refusing_rows(composed))
+        losses, outputs = recorded(lambda: refusing_rows(composed, asked))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
@@ -112,7 +113,7 @@ def compose(
     structure = json.dumps([sorted(apart), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
-    warn_of_symbols(block, loss is None)
+    warn_of_symbols(block, loss is None, asked)
     whole = marked_apart(mx.sym.Group(symbols), apart)
     symbol = _with_one_variable_each(_without_repeats(whole), params)
     names = [variable.name for variable in given]

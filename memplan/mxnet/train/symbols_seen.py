@@ -5,9 +5,7 @@ A hybridized block shows it Symbols, too, when MXNet makes its graph, and then n
 
 from __future__ import annotations
 
-import dis
 import functools
-import itertools
 import sys
 import types
 import warnings
@@ -17,16 +15,13 @@ from typing import Any, TypeVar
 import mxnet as mx
 
 from memplan.errors import TraceError
+from memplan.mxnet.train.asking_code import asks
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
-from memplan.mxnet.train.read_by import is_mxnets, package_of
+from memplan.mxnet.train.read_by import is_mxnets, package_of, read_by
 
 Block = Any
 T = TypeVar("T")
-
-# How a script writes what F is, and of which class an input is: with arrays, and with Symbols.
-_MODULES = frozenset({"nd", "ndarray", "sym", "symbol"})
-_CLASSES = frozenset({"NDArray", "Symbol"})
 
 # Their blocks are written to be hybridized, and return the same for both.
 _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
@@ -35,20 +30,16 @@ _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
 
 
-def warn_of_symbols(block: Block, in_attributes: bool) -> None:
+def warn_of_symbols(block: Block, in_attributes: bool, asked: Iterable[str]) -> None:
     """Warn of what ``block``, which has just run with Symbols, shows to hooks of what is within it.
 
     And of what it keeps ``in_attributes``, which a loss that runs with Symbols may read, and of
-    functions that ask whether they get Symbols.
+    functions that ask whether they get Symbols: of those that :func:`refusing_rows` says have
+    ``asked``, and of those in whose code it can be seen.
     """
     for part in _called([block]):
-        for name in filter(lambda name: _asks(part, name), ("hybrid_forward", "forward")):
-            warnings.warn(
-                f"{name} of block {part.name!r} asks whether it is called with arrays or with "
-                f"Symbols; a planned step computes what it returns for Symbols, where MXNet calls "
-                f"it with arrays in training without a plan; let both be the same",
-                stacklevel=2,
-            )
+        names = [f"{name} of block {part.name!r}" for name in _asking(part)]
+        asked = [*names, *asked]
         names = _kept(part) if in_attributes else []
         if names:
             warnings.warn(
@@ -64,25 +55,42 @@ def warn_of_symbols(block: Block, in_attributes: bool) -> None:
                 f"hybrid_forward of {block.name!r}",
                 stacklevel=2,
             )
+    for what in asked:
+        warnings.warn(
+            f"{what} asks whether it is called with arrays or with "
+            f"Symbols; a planned step computes what it returns for Symbols, where MXNet calls "
+            f"it with arrays in training without a plan; let both be the same",
+            stacklevel=2,
+        )
 
 
-def _asks(block: Block, name: str) -> bool:
-    """Does a method of the script's ask what F is, or whether it gets an array?
+def _asking(block: Block) -> Iterator[str]:
+    """Names of the functions of the script's in ``block`` that ask whether they get arrays.
 
-    Not that which MXNet, too, calls with Symbols, as the block is hybridized.
+    Not of those that MXNet, too, calls with Symbols, as the block is hybridized.
     """
-    method = getattr(getattr(block, "_unplanned", type(block)), name, None)
-    code = getattr(method, "__code__", None)
-    if code is None or package_of(method) in _LIBRARIES:
+    kind = getattr(block, "_unplanned", type(block))
+    functions = {"forward": getattr(kind, "forward", None)}
+    if not is_graph(block):
+        functions |= {"hybrid_forward": getattr(kind, "hybrid_forward", None), **vars(block)}
+    for name, function in functions.items():
+        if _asks(function, kind, set()):
+            yield name
+
+
+def _asks(function: Any, kind: type, seen: set[Any]) -> bool:
+    """Does a function of the script's ask so, or another that it names: a global one, or a method?
+
+    ``kind`` is the class of the block, ``seen`` are those that were looked at before.
+    """
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or code in seen or package_of(function) in _LIBRARIES:
         return False
-    if name == "hybrid_forward" and is_graph(block):
-        return False
-    steps = list(dis.get_instructions(code))
-    compares = any(
-        step.opname in ("IS_OP", "COMPARE_OP") and before.argval in _MODULES | _CLASSES
-        for before, step in itertools.pairwise(steps)
-    )
-    return compares or ("isinstance" in code.co_names and not _CLASSES.isdisjoint(code.co_names))
+    seen.add(code)
+    if asks(code):
+        return True
+    named = [*read_by(function).values(), *(getattr(kind, name, None) for name in code.co_names)]
+    return any(_asks(other, kind, seen) for other in named if isinstance(other, types.FunctionType))
 
 
 def _kept(block: Block) -> list[str]:
@@ -109,27 +117,51 @@ def _has_symbols(value: Any) -> bool:
     return isinstance(value, mx.sym.Symbol)
 
 
-def refusing_rows(compute: Callable[[], T]) -> T:
+def refusing_rows(compute: Callable[[], T], asked: list[str] | None = None) -> T:
     """What ``compute`` returns; TraceError where it asks a Symbol for what an array has of rows.
 
     A Symbol of one output has it of that output, ``for row in x`` runs once, and the step would
     train another network. Where an operator has several it returns a list, as with arrays.
+    In ``asked`` are noted the functions that ask a Symbol for other attributes of an array, which
+    it has not: a script may ask so what it gets.
     """
     methods = {name: getattr(mx.sym.Symbol, name) for name in _ROWS}
     # A script that puts others in their place has them do what arrays do.
     own = {name: method for name, method in methods.items() if is_mxnets(method)}
     refused: list[TraceError] = []
+    is_set = hasattr(mx.sym.Symbol, "__getattr__")
+    noting = None if asked is None or is_set else _noting(asked)
     try:
         for name, method in own.items():
             setattr(mx.sym.Symbol, name, _refusing(method, refused))
+        if noting is not None:
+            mx.sym.Symbol.__getattr__ = noting
         with operators_return_lists(_has_arrays):
             result = compute()
     finally:
         for name, method in own.items():
             setattr(mx.sym.Symbol, name, method)
+        if noting is not None:
+            del mx.sym.Symbol.__getattr__
     if refused:  # the script has caught it, and done what it would not do with arrays
         raise refused[0]
     return result
+
+
+def _noting(asked: list[str]) -> Callable[..., Any]:
+    """What Python calls for an attribute that a Symbol has not, one more of ``asked``."""
+
+    def no_attribute(symbol: Any, name: str) -> Any:
+        caller = sys._getframe(1)
+        is_of_arrays = hasattr(mx.nd.NDArray, name) and not name.startswith("_")
+        if is_of_arrays and _has_arrays(caller):
+            code = caller.f_code
+            place = f"{code.co_name} ({code.co_filename}:{caller.f_lineno})"
+            if place not in asked:
+                asked.append(place)
+        raise AttributeError(f"{type(symbol).__name__!r} object has no attribute {name!r}")
+
+    return no_attribute
 
 
 def _refusing(method: Any, refused: list[TraceError]) -> Callable[..., Any]:
