@@ -11,6 +11,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.read_by import is_mxnets, read_by
 from memplan.mxnet.train.settings import are_set, settings
@@ -95,7 +96,11 @@ class BlockChanges:
         functions: Sequence[Any] = (),
         is_kept: Callable[[Any], bool] | None = None,
     ) -> bool:
-        if not functions and not any(map(_is_scripts, self._run(blocks))):
+        # Hooks within a graph MXNet calls as it makes that, and those of the block get arrays.
+        hooked = (b for b in (*self._run(blocks), *hybridized(blocks)) if b is not self._blocks[0])
+        if not (
+            functions or any(map(_is_scripts, self._run(blocks))) or any(map(has_hooks, hooked))
+        ):
             return False
         return not any(
             any(map(_is_scripts, with_children([root]))) and not (is_kept and is_kept(root))

@@ -9,7 +9,7 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import mxnet as mx
@@ -17,6 +17,7 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.train.asking_code import asks
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
+from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
 from memplan.mxnet.train.read_by import is_mxnets, package_of, read_by
 
@@ -30,16 +31,15 @@ _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
 
 
-def warn_of_symbols(block: Block, in_attributes: bool, asked: Iterable[str]) -> None:
-    """Warn of what ``block``, which has just run with Symbols, shows to hooks of what is within it.
+def warn_of_symbols(blocks: Sequence[Block], in_attributes: bool, asked: Iterable[str]) -> None:
+    """Warn of what ``blocks``, which have just run with Symbols, show to hooks, but the first's.
 
-    And of what it keeps ``in_attributes``, which a loss that runs with Symbols may read, and of
+    And of what they keep ``in_attributes``, which a loss that runs with Symbols may read, and of
     functions that ask whether they get Symbols: of those that :func:`refusing_rows` says have
     ``asked``, and of those in whose code it can be seen.
     """
-    for part in _called([block]):
-        names = [f"{name} of block {part.name!r}" for name in _asking(part)]
-        asked = [*names, *asked]
+    for root, part in ((block, part) for block in blocks for part in _called([block])):
+        asked = [*(f"{name} of block {part.name!r}" for name in _asking(part)), *asked]
         names = _kept(part) if in_attributes else []
         if names:
             warnings.warn(
@@ -48,11 +48,11 @@ def warn_of_symbols(block: Block, in_attributes: bool, asked: Iterable[str]) -> 
                 f"loss, or the script, reads it after the call, return it from hybrid_forward",
                 stacklevel=2,
             )
-        if part is not block and (part._forward_hooks or part._forward_pre_hooks):
+        if part is not blocks[0] and has_hooks(part):
             warnings.warn(
                 f"hooks of block {part.name!r} get no arrays in a planned step, as in a hybridized "
                 f"block; if the loss, or the script, needs what they saw, return it from "
-                f"hybrid_forward of {block.name!r}",
+                f"hybrid_forward of {root.name!r}",
                 stacklevel=2,
             )
     for what in asked:

@@ -39,6 +39,7 @@ from memplan.mxnet.train.cached_graphs import runs_by_graph
 from memplan.mxnet.train.computed import Computed, state_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
+from memplan.mxnet.train.hooks import call_after, call_before
 from memplan.mxnet.train.loss_calls import LossCalls
 from memplan.mxnet.train.nesting import (
     Arrays,
@@ -171,7 +172,7 @@ class TrainStep:
         """
         batches = per_context(x, y)
         batch = (x, y) if batches is None else batches[0]
-        params = self._parameters()
+        params = trainable(self.changes.parameters())
         kind = specs_of((as_inputs(batch[0]), batch[1])), in_halves
         ctx = contexts_of_params(params.values())[0]
         return self._planned(kind, params, ctx, self._forget_changed(kind))[0]
@@ -199,12 +200,14 @@ class TrainStep:
         check_mode()
         batches = per_context(x, y)
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
+        call_before(self, parts)
         self._given.check()
         self._trainer.begin(parts, batch_size)
         with autograd.pause():
             results = [self._ready(part, in_halves=False).step(part, scale) for part in parts]
         self._trainer.finish()
         losses, outputs = zip(*results, strict=True)
+        call_after(self, parts, losses if self.loss is None else outputs)
         self.outputs = outputs[0] if batches is None else list(outputs)
         return losses[0] if batches is None else list(losses)
 
@@ -228,10 +231,12 @@ class TrainStep:
         check_mode()
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
-        parts = [as_inputs(batch) for batch, _ in batches or [(x, None)]]
+        parts = [(as_inputs(batch), None) for batch, _ in batches or [(x, None)]]
+        call_before(self, parts)
         self._given.check()
         self._trainer.begin(parts, batch_size)
-        outputs = [self.first_half(part) for part in parts]
+        outputs = [self.first_half(inputs) for inputs, _ in parts]
+        call_after(self, parts, outputs)
         return outputs[0] if batches is None else outputs
 
     def first_half(self, inputs: tuple[Arrays, ...]) -> Arrays:
@@ -298,7 +303,7 @@ class TrainStep:
         bound = self._bound.get((kind, ctx))
         is_fit = bound is not None and bound.is_current() and bound.executor.draws_here()
         if bound is None or not is_fit or self._trainer.is_new_to(bound, in_halves):
-            params = self._parameters()
+            params = trainable(self.changes.parameters())
             check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
@@ -327,10 +332,6 @@ class TrainStep:
         for place in unfit:
             release(place)
         return bound
-
-    def _parameters(self) -> dict[str, Parameter]:
-        """Those of block and loss; ArgumentError for what cannot be trained."""
-        return trainable(self.changes.parameters())
 
     def _planned(
         self,
@@ -387,7 +388,7 @@ class TrainStep:
         are_possible |= self.changes.are_unseen(is_kept)
         if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
-        params = self._parameters()
+        params = trainable(self.changes.parameters())
         plans = {key: made for key, made in self._plans.items() if key[0] == kind}
         found = Computed(functools.partial(self._compose, params=params), state_of(params))
         gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
