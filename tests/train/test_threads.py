@@ -17,7 +17,7 @@ from mxnet import autograd, gluon
 from helpers.block_runs import differences, gradients, train_step
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from memplan.errors import UsageError
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train.planned import _with_plans
 
 TWO = [mx.cpu(0), mx.cpu(1)]
@@ -262,3 +262,59 @@ def test_seeds_are_those_of_the_thread_that_trains(realisation: str) -> None:
 
     for one, other in zip(losses(is_planned=False), losses(is_planned=True), strict=True):
         assert all(map(np.array_equal, one, other))
+
+
+class Beside(gluon.HybridBlock):
+    """A block of the script's with a hybridized one, that has something done ``beside`` a call."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.beside: list[Callable[[], None]] = []
+        with self.name_scope():
+            self.body = gluon.nn.HybridSequential()
+            self.body.add(gluon.nn.Dense(7, activation="tanh"), gluon.nn.Dense(7))
+            self.scores = gluon.nn.Dense(5)
+        self.body.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = F.tanh(x)
+        while self.beside:
+            self.beside.pop()()
+        return self.scores(self.body(x))
+
+
+@pytest.mark.parametrize("way", ["planned", "whole"])
+def test_inference_in_another_thread_while_a_network_is_composed(way: str) -> None:
+    """It finds the blocks as they are, with their hooks, and the step what it would have alone."""
+    x, y = mx.nd.random.normal(shape=(4, 6)), mx.nd.arange(4)
+    results, seen = [], []
+    for beside in (False, True):
+        mx.random.seed(1)
+        net = Beside()
+        net.initialize(mx.init.Normal(), ctx=CPU)
+        expected = net(x).asnumpy()
+        found: list[Any] = []
+
+        def infer(net: Any = net, found: list[Any] = found) -> None:
+            found.append(in_threads(lambda _: net(x).asnumpy(), [0])[0])
+
+        step = planned(net, strategy="evict").planned_step if way == "planned" else None
+        step = step or TrainStep(net, SOFTMAX, strategy="evict", keep_outputs=True)
+        for block in (net, net.body):
+            block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            block.register_forward_hook(lambda _, inputs, outputs: seen.append(outputs))
+        for _ in range(2):
+            seen.clear()
+            net.beside += [infer] if beside else []
+            step.plan(x) if way == "planned" else step.plan(x, y)
+            assert sum(isinstance(array, mx.nd.NDArray) for array in seen) == 4 * len(found[-1:])
+        if way == "planned":
+            with autograd.record():
+                loss = SOFTMAX(net(x), y)
+            loss.backward()
+        else:
+            step(x, y)
+        assert all((array == expected).all() for array in found)
+        assert len(found) == 2 * beside
+        results.append(gradients(net))
+    assert not differences(results[:1], results[1:])

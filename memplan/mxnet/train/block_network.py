@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
+from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
     as_initialised,
     noting_calls,
@@ -223,9 +224,9 @@ def _as_called(block: mx.gluon.HybridBlock, inputs: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
-    """Within, the hooks of ``block`` are not called: they see arrays, as with hybridize()."""
+    """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
     hooks = block._forward_pre_hooks, block._forward_hooks
-    block._forward_pre_hooks, block._forward_hooks = OrderedDict(), OrderedDict()
+    block._forward_pre_hooks, block._forward_hooks = (Hooks(h, (), keeps=False) for h in hooks)
     try:
         yield
     finally:

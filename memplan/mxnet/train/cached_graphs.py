@@ -18,6 +18,7 @@ from mxnet.gluon.block import _flatten, _regroup
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.composing_thread import called_in_it
 from memplan.mxnet.train.kept_by_cells import has_cells
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
@@ -93,7 +94,10 @@ def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[N
     """
     roots = [root for root in hybridized([block]) if root is not block and runs_by_graph(root)]
     for root in roots:
-        root.__dict__["forward"] = functools.partial(_forward_by_graph, root, params)
+        by_graph = functools.partial(_forward_by_graph, root, params)
+        root.__dict__["forward"] = called_in_it(
+            by_graph, functools.partial(type(root).forward, root)
+        )
     try:
         yield
     finally:

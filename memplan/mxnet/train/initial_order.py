@@ -19,6 +19,7 @@ from mxnet import autograd
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.composing_thread import called_in_it
 from memplan.mxnet.train.random_order import Call, draws, noting_symbols, other_draws
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
@@ -56,10 +57,11 @@ def noting_calls(block: Block, params: Mapping[str, Parameter]) -> Iterator[Call
     noted = Calls(name for name, p in params.items() if is_derived(p))
     waiting = [p for name, p in params.items() if p._deferred_init or name in noted.derived]
     for parameter in waiting:
-        parameter.var = functools.partial(_noted, parameter, noted)
+        var = functools.partial(type(parameter).var, parameter)
+        parameter.var = called_in_it(functools.partial(_noted, parameter, noted), var)
     managers = {kind: kind.get for kind in (mx.name.NameManager, mx.name.Prefix)}
     for kind, get in managers.items():
-        kind.get = _noting(kind, get, noted)
+        kind.get = called_in_it(_noting(kind, get, noted), get)
     try:
         with noting_symbols(block) as noted.calls:
             yield noted

@@ -15,6 +15,7 @@ import mxnet as mx
 
 from memplan.errors import UsageError
 from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.composing_thread import called_in_it
 
 Block = Any
 
@@ -37,7 +38,8 @@ def cells_begin_anew(block: Block) -> Iterator[None]:
     before = [(cell, _kept(cell)) for root in roots for cell in _cells(root)]
     replaced = [root for root in roots if "forward" not in vars(root)]
     for root in replaced:
-        root.__dict__["forward"] = functools.partial(_forward_anew, root)
+        elsewhere = functools.partial(type(root).forward, root)
+        root.__dict__["forward"] = called_in_it(functools.partial(_forward_anew, root), elsewhere)
     try:
         with _refused(block, object):
             yield

@@ -18,6 +18,7 @@ from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.cached_graphs import LOOP
+from memplan.mxnet.train.composing_thread import Hooks, is_it
 from memplan.mxnet.train.nesting import leaves
 
 Block = Any
@@ -47,9 +48,12 @@ def noting_symbols(block: Block) -> Iterator[list[Call]]:
     begun: list[int] = []
     create = mx.symbol.register._symbol_creator
 
+    is_here = is_it()
+
     def create_and_note(*args: Any, **kwargs: Any) -> Any:
         made = create(*args, **kwargs)
-        calls.append(Call(None, _symbols(made)))
+        if is_here():
+            calls.append(Call(None, _symbols(made)))
         return made
 
     def begin(*_: Any) -> None:
@@ -59,15 +63,17 @@ def noting_symbols(block: Block) -> Iterator[list[Call]]:
         calls[begun.pop() :] = [Call(_symbols(inputs), _symbols(outputs))]
 
     roots = list(hybridized([block]))
-    hooks = [root.register_forward_pre_hook(begin) for root in roots]
-    hooks += [root.register_forward_hook(end) for root in roots]
+    hooks = [(root, root._forward_pre_hooks, root._forward_hooks) for root in roots]
+    for root, before, after in hooks:
+        root._forward_pre_hooks = Hooks(before, [begin], keeps=True)
+        root._forward_hooks = Hooks(after, [end], keeps=True)
     mx.symbol.register._symbol_creator = create_and_note
     try:
         yield calls
     finally:
         mx.symbol.register._symbol_creator = create
-        for hook in hooks:
-            hook.detach()
+        for root, before, after in hooks:
+            root._forward_pre_hooks, root._forward_hooks = before, after
 
 
 def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:

@@ -1,0 +1,46 @@
+"""What is put into blocks while a thread composes their network, and is for that thread alone.
+
+A script may run the same blocks with arrays in other threads at the time: inference beside training
+takes no turns. These find what is there without a plan.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Hook = Callable[..., Any]
+
+
+def is_it() -> Callable[[], bool]:
+    """What says whether it is called in the thread that calls this."""
+    thread = threading.get_ident()
+    return lambda: threading.get_ident() == thread
+
+
+def called_in_it(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` where this thread calls it, ``elsewhere`` where others do."""
+    is_here = is_it()
+    return lambda *args, **options: (function if is_here() else elsewhere)(*args, **options)
+
+
+class Hooks(OrderedDict[int, Hook]):
+    """Hooks to stand in the place of ``others`` of a block, whose dict no thread sees change.
+
+    The thread that makes them finds ``own``, and the others first if it ``keeps`` them.
+    """
+
+    def __init__(self, others: OrderedDict[int, Hook], own: Iterable[Hook], *, keeps: bool) -> None:
+        super().__init__()
+        self._others, self._own, self._keeps = others, tuple(own), keeps
+        self._is_here = is_it()
+
+    def values(self) -> Any:
+        if not self._is_here():
+            return self._others.values()
+        return (*(self._others.values() if self._keeps else ()), *self._own)
+
+    def __setitem__(self, key: int, hook: Hook) -> None:
+        self._others[key] = hook
