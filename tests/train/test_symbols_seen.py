@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -125,6 +126,7 @@ QUESTIONS: dict[str, Callable[[Any, Any], bool]] = {
     "list": lambda f, x: isinstance(f.split(x, num_outputs=2), list),
     "list with a name": is_list,
     "a function": lambda f, x: is_module(f),
+    "part of a function": functools.partial(lambda f, x, number: is_module(f), number=2),
     "a function of attributes": lambda f, x: has_shape(x),
 }
 
@@ -158,6 +160,23 @@ def test_no_questions_for_arrays(of: Callable[[Any, Any], Any]) -> None:
         warnings.simplefilter("error")
         trained(planned(net, **OPTIONS), *vectors())
     assert not hasattr(mx.sym.Symbol, "__getattr__")
+
+
+def test_the_function_of_a_lambda_block_asks() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(10), nn.HybridLambda(lambda F, x: x / 2 if is_module(F) else x))  # noqa: N803
+    net.initialize(ctx=CPU)
+    with pytest.warns(UserWarning, match="hybrid_forward of block .*lambda.* asks whether"):
+        trained(planned(net, **OPTIONS), *vectors())
+
+
+def test_a_function_that_the_block_does_not_call_asks_nothing() -> None:
+    net = Rows(lambda f, x: x)
+    net.metric = is_module
+    net.initialize(ctx=CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(planned(net, **OPTIONS), *vectors())
 
 
 def test_a_loss_that_asks_for_an_attribute_of_arrays() -> None:

@@ -70,27 +70,34 @@ def _asking(block: Block) -> Iterator[str]:
     Not of those that MXNet, too, calls with Symbols, as the block is hybridized.
     """
     kind = getattr(block, "_unplanned", type(block))
-    functions = {"forward": getattr(kind, "forward", None)}
-    if not is_graph(block):
-        functions |= {"hybrid_forward": getattr(kind, "hybrid_forward", None), **vars(block)}
-    for name, function in functions.items():
-        if _asks(function, kind, set()):
+    for name in ("forward",) if is_graph(block) else ("hybrid_forward", "forward"):
+        if _asks(getattr(kind, name, None), block, kind, set()):
             yield name
 
 
-def _asks(function: Any, kind: type, seen: set[Any]) -> bool:
-    """Does a function of the script's ask so, or another that it names: a global one, or a method?
+def _asks(function: Any, block: Block, kind: type, seen: set[Any]) -> bool:
+    """Does ``function`` ask so, or another of the script's that it names?
 
-    ``kind`` is the class of the block, ``seen`` are those that were looked at before.
+    That is a global one, a method of the ``block``, whose class is ``kind``, or an attribute. Of
+    MXNet's own functions only attributes are the script's: those of a HybridLambda. ``seen`` are
+    those that were looked at before.
     """
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is None or code in seen or package_of(function) in _LIBRARIES:
+    inner = getattr(function, "__func__", getattr(function, "func", function))
+    code = getattr(inner, "__code__", None)
+    if code is None or code in seen:
         return False
     seen.add(code)
-    if asks(code):
-        return True
-    named = [*read_by(function).values(), *(getattr(kind, name, None) for name in code.co_names)]
-    return any(_asks(other, kind, seen) for other in named if isinstance(other, types.FunctionType))
+    named = [vars(block).get(name) for name in code.co_names]
+    if package_of(function) not in _LIBRARIES:
+        if asks(code):
+            return True
+        named += [
+            *read_by(function).values(),
+            *(getattr(kind, name, None) for name in code.co_names),
+        ]
+    kinds = (types.FunctionType, types.MethodType, functools.partial)
+    functions = (other for other in named if isinstance(other, kinds))
+    return any(_asks(other, block, kind, seen) for other in functions)
 
 
 def _kept(block: Block) -> list[str]:
