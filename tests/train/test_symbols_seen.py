@@ -118,6 +118,7 @@ def is_list(F: Any, x: Any) -> bool:  # noqa: N803
 QUESTIONS: dict[str, Callable[[Any, Any], bool]] = {
     "name": lambda f, x: f.__name__ == "mxnet.ndarray",
     "part of the name": lambda f, x: "ndarray" in f.__name__,
+    "end of the name": lambda f, x: f.__name__.endswith("ndarray"),
     "other way round": lambda f, x: mx.nd is f,
     "one of": lambda f, x: f in (mx.nd,),
     "hasattr": lambda f, x: hasattr(x, "shape"),

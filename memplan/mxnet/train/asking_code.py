@@ -69,11 +69,13 @@ def _is_list(expression: Sequence[dis.Instruction]) -> bool:
 
 
 def _is_question(call: Sequence[dis.Instruction], of_lists: set[str]) -> bool:
-    """Is it one of what is a list of arrays, or of what a Symbol has, and no array or block?"""
+    """Does it ask what is a list of arrays, what only a Symbol has, or for a part of a name?"""
     function, names = call[0].argval, _names(call)
     if function == "isinstance":
         return "list" in names and not of_lists.isdisjoint(names)
-    return function in ("hasattr", "getattr") and not names.isdisjoint(_of_symbols())
+    if function in ("hasattr", "getattr"):
+        return not names.isdisjoint(_of_symbols())
+    return "__name__" in names and not names.isdisjoint(_MODULES | _CLASSES)
 
 
 @functools.cache

@@ -226,8 +226,8 @@ def _as_called(block: mx.gluon.HybridBlock, inputs: Any) -> Callable[..., Any]:
 def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
     """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
     hooks = block._forward_pre_hooks, block._forward_hooks
-    block._forward_pre_hooks, block._forward_hooks = (Hooks(h, (), keeps=False) for h in hooks)
     try:
+        block._forward_pre_hooks, block._forward_hooks = (Hooks(h, (), keeps=False) for h in hooks)
         yield
     finally:
         block._forward_pre_hooks, block._forward_hooks = hooks

@@ -64,11 +64,11 @@ def noting_symbols(block: Block) -> Iterator[list[Call]]:
 
     roots = list(hybridized([block]))
     hooks = [(root, root._forward_pre_hooks, root._forward_hooks) for root in roots]
-    for root, before, after in hooks:
-        root._forward_pre_hooks = Hooks(before, [begin], keeps=True)
-        root._forward_hooks = Hooks(after, [end], keeps=True)
-    mx.symbol.register._symbol_creator = create_and_note
     try:
+        for root, before, after in hooks:
+            root._forward_pre_hooks = Hooks(before, [begin], keeps=True)
+            root._forward_hooks = Hooks(after, [end], keeps=True)
+        mx.symbol.register._symbol_creator = create_and_note
         yield calls
     finally:
         mx.symbol.register._symbol_creator = create
