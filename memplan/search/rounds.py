@@ -26,7 +26,7 @@ from memplan.search.kernels.annealing import (
     expand,
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
-from memplan.search.kernels.model import BEFORE, sequence_model
+from memplan.search.kernels.model import BEFORE, MEMBERS, sequence_model
 from memplan.search.kernels.packing import packing_room
 from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
@@ -102,8 +102,10 @@ class Rounds:
         self.capacity = ROOM * len(graph.ops) + 1000
         self.state = sequence_state(self.model, self.capacity, seed)
         self.arrays = graph_arrays(graph)
-        self.memory = replay_memory(self.arrays, self.capacity)
-        self.room = np.zeros(self.capacity, dtype=np.int64)
+        # A step of a sequence runs all ops of a group.
+        nsteps = self.capacity * int(np.max(np.diff(self.model.start[MEMBERS])))
+        self.memory = replay_memory(self.arrays, nsteps)
+        self.room = np.zeros(nsteps, dtype=np.int64)
         self.ruining = recreating_room(self.model, self.capacity)
         self.packing = packing_room(self.model, self.capacity, ALIGNMENT, FORMS)
         # What MXNet allocates in blocks depends on its own order, but for losses that take turns.

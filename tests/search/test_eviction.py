@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
 from memplan.search.eviction import ROOM, Evictions, lowest
+from memplan.search.kernels.greedy import ONCE, TWICE, drop_arrays, drop_state, run
+from memplan.search.rematerialize import repeatable
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -95,6 +98,39 @@ def test_room_is_made_for_long_sequences() -> None:
     assert fit is not None
     assert len(fit.schedule.ops) > ROOM * len(graph.ops)
     assert simulate(fit.schedule).peak_nbytes <= 3 * UNIT
+
+
+def wide_chain(nlayers: int, noutputs: int) -> TrainingGraph:
+    """A chain whose forward ops write this many tensors each, which their backward ops read."""
+    ops = []
+    for k in range(nlayers):
+        outputs = tuple(range(k * noutputs, (k + 1) * noutputs))
+        ops.append(Op(f"f{k}", "op", (outputs[0] - noutputs,) if k else (), outputs))
+    gradient: tuple[int, ...] = ()
+    for k in reversed(range(nlayers)):
+        written = (nlayers * noutputs + nlayers - 1 - k,)
+        ops.append(Op(f"b{k}", "op", (*ops[k].outputs, *gradient), written))
+        gradient = written
+    ntensors = nlayers * (noutputs + 1)
+    tensors = tuple(Tensor(f"t{a}", UNIT, 1) for a in range(ntensors))
+    return TrainingGraph(tuple(ops), tensors, gradient, nlayers)
+
+
+def test_what_goes_was_written_before_and_has_room() -> None:
+    """Tensors that are made again together may go later: compiled code looks at no index."""
+    nlayers, kept, guard = 12, 4, 1000
+    graph = wide_chain(nlayers, 40)
+    arrays = drop_arrays(graph, repeatable(graph))
+    state = drop_state(arrays, ROOM * len(graph.ops) + 1)
+    size = state.events.size
+    memory = np.full(size + guard, -77)
+    state = state._replace(events=memory[:size].reshape(state.events.shape))
+    for a, producer in enumerate(graph.producer[: nlayers * 40]):
+        for place in range(arrays.first_read[a], arrays.first_read[a + 1]):
+            if arrays.reads[place] >= nlayers:
+                state.dropped[place] = ONCE if producer < kept else ONCE | TWICE
+    assert run(arrays, state) == -1
+    assert (memory[size:] == -77).all()
 
 
 def test_unit_chain_at_four_tensors() -> None:

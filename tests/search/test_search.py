@@ -123,6 +123,25 @@ def test_an_alias_runs_with_the_op_that_it_follows() -> None:
     assert schedule.ops.count(1) == schedule.ops.count(0)
 
 
+def test_there_is_room_for_all_ops_of_groups() -> None:
+    """A reshape of a reshape runs with the op before: a step of a sequence is three ops here."""
+    alias = (Handover(0, 0, True),)
+    ops = (
+        Op("f", "op", (), (0,), 1.0),
+        Op("r", "reshape", (0,), (1,), handovers=alias),
+        Op("s", "reshape", (1,), (2,), handovers=alias),
+        Op("b", "op", (2,), (3,), 1.0),
+    )
+    graph = TrainingGraph(ops, tuple(Tensor(op.name, UNIT, 1) for op in ops), (3,), 3)
+    search = rounds.Rounds(graph, rounds.Rules(False, True, ()), seed=0, stop=stop.Stop(math.inf))
+    assert len(search.unplanned) == 3  # two groups and the end
+    sequence = np.array([0] * (search.capacity - 2) + [1, 2])
+    nsteps = 3 * (search.capacity - 2) + 1
+    assert min(len(search.room), len(search.memory.live), len(search.memory.reads)) >= nsteps
+    assert search.schedule(sequence).ops == (0, 1, 2) * (search.capacity - 2) + (3,)
+    assert search.live_peak(sequence) == 2 * UNIT
+
+
 @taking(least=2, plan=5)
 @examples(60)
 @given(st.data())

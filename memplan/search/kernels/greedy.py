@@ -247,16 +247,16 @@ def run(arrays, state):  # type: ignore[no-untyped-def]
     reading, dropping = (arrays.fixed, first_read, reads), (state.dropped, recomputed)
     recomputed[:] = False
     latest[:] = -1
-    length, nevents = 0, 0
+    length, nevents, nwritten = 0, 0, 0
     for stage in range(len(state.ends)):
         count = _close(
             start, flat, arrays.producer, events, latest, found, state.marks, stage, stage
         )
-        # Each output comes at most once, and goes at most once.
-        written = 0
+        # What is written comes at most once for that, and goes at most once: perhaps in a later
+        # stage, which must have room for what was written before it, too.
         for op in found[:count]:
-            written += start[WRITTEN, op + 1] - start[WRITTEN, op]
-        if length + count > len(state.ops) or nevents + 2 * written > events.shape[1]:
+            nwritten += start[WRITTEN, op + 1] - start[WRITTEN, op]
+        if length + count > len(state.ops) or 2 * nwritten > events.shape[1]:
             return -1
         for op in found[:count]:
             state.ops[length] = op
