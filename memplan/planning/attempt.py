@@ -238,8 +238,8 @@ class _Trial:
                 return None
             problem = dataclasses.replace(self.problem.within(aim), start=start)
             outcome = self._solve(problem, until)
-            if not self.outcomes:
-                outcome = bounded(self.job, self.solver, problem, outcome)
+            if not (self.outcomes or self.interrupt.has_come):
+                outcome = self._bounded(problem, outcome)
             self.outcomes.append(outcome)
             return outcome.schedule
 
@@ -250,6 +250,14 @@ class _Trial:
             self.stop,
             share=SHARE_OF_TIME,
         )
+
+    def _bounded(self, problem: Problem, outcome: Outcome) -> Outcome:
+        """``outcome`` with a better bound; after an interrupt as it is, with its schedule."""
+        try:
+            return bounded(self.job, self.solver, problem, outcome)
+        except KeyboardInterrupt:
+            self.interrupt.has_come = True
+            return outcome
 
     def _solve(self, problem: Problem, until: Stop) -> Outcome:
         """The strategy's answer; a step that needs no plan, or gains nothing by it, gets none."""

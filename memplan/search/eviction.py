@@ -230,6 +230,15 @@ class Evictions:
         """
         return improve_best([Start(self, fit)], stop, patience=patience, seed=seed).fit
 
+    def improve_or_end(self, fit: Fit, stop: Stop, *, patience: int, seed: int = 0) -> Fit:
+        """As :meth:`improve`; an interrupt ends it, and ``stop``, with the best so far."""
+        descent = _Descent(self, fit, seed)
+        try:
+            descent.go_on(None, patience, stop)
+        except KeyboardInterrupt:
+            stop.end()
+        return descent.fit()
+
 
 class Start(NamedTuple):
     """What a search begins with: a schedule, and what has made it."""
@@ -323,10 +332,31 @@ def _has_all(ranges: Iterable[range], stages: range) -> bool:
 
 def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None) -> Schedule:
     """The least memory found in at most these seconds a step (None: one extra forward pass)."""
+    for schedule in lower_and_lower(graph, stop, most_seconds=most_seconds):
+        best = schedule
+    return best
+
+
+def lowest_or_end(graph: TrainingGraph, stop: Stop, *, most_seconds: float) -> Schedule:
+    """As :func:`lowest`; an interrupt ends it, and ``stop``, with the least so far."""
+    best = Schedule.unplanned(graph)
+    try:
+        for schedule in lower_and_lower(graph, stop, most_seconds=most_seconds):
+            best = schedule
+    except KeyboardInterrupt:
+        stop.end()
+    return best
+
+
+def lower_and_lower(
+    graph: TrainingGraph, stop: Stop, *, most_seconds: float | None
+) -> Iterator[Schedule]:
+    """The unplanned schedule, and as they are found those of less memory: see :func:`lowest`."""
     if most_seconds is None:
         most_seconds = graph.seconds + graph.forward_seconds
-    best = Schedule.unplanned(graph)
-    low, high = 0, simulate(best).peak_nbytes
+    unplanned = Schedule.unplanned(graph)
+    yield unplanned
+    low, high = 0, simulate(unplanned).peak_nbytes
     evictions = Evictions(graph, high)
     patience = max(FEWEST, min(MOST, PATIENCE_BY_OPS // max(1, len(graph.ops))))
     while high - low > max(1.0, NEAR * high) and not stop.is_over():
@@ -338,6 +368,5 @@ def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = Non
         if best_fit is None or best_fit.schedule.seconds > most_seconds:
             low = middle
         else:
-            best = best_fit.schedule
-            high = simulate(best).peak_nbytes
-    return best
+            yield best_fit.schedule
+            high = simulate(best_fit.schedule).peak_nbytes

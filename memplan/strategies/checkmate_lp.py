@@ -8,7 +8,7 @@ Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Remateriali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from memplan.memory.memory import Live, cheapest
 from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
-from memplan.search.eviction import Evictions, lowest
+from memplan.search.eviction import Evictions, lowest_or_end
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -50,14 +50,15 @@ class CheckmateLP:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
-        budget: within the lowest peak that :func:`memplan.search.eviction.lowest` finds.
+        budget: within the lowest peak that :func:`memplan.search.eviction.lowest` finds. An
+        interrupt ends the search with what is found so far.
         """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         stop = problem.stop(self.time_limit, effort=1.0)
         graph = problem.graph
         if problem.budget_nbytes is None:
-            least = lowest(graph, stop.share(0.3), most_seconds=problem.most_seconds)
+            least = lowest_or_end(graph, stop.share(0.3), most_seconds=problem.most_seconds)
             schedule = self._round(graph, simulate(least).peak_nbytes, stop).schedule
             best = problem.cheapest([least, schedule])
             return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
@@ -77,6 +78,8 @@ class CheckmateLP:
         if first.status is Status.INFEASIBLE:
             return first
         best = problem.cheapest([schedule])
+        if best is None and stop.is_ended:
+            raise KeyboardInterrupt
         bound = first.lower_bound_seconds
         status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
         if bound is not None and problem.is_closed(best, bound):
@@ -84,7 +87,20 @@ class CheckmateLP:
         return Outcome(status, best, bound, in_order=True, cut_by_clock=stop.cut_by_clock)
 
     def _round(self, graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Outcome:
-        """The best rounded schedule in ``budget_nbytes`` of live bytes."""
+        """The best rounded schedule in ``budget_nbytes`` of live bytes.
+
+        An interrupt ends it, and ``stop``, with what is found so far.
+        """
+        found = Outcome(Status.NO_PLAN_FOUND, in_order=True)
+        try:
+            for outcome in self._rounded(graph, budget_nbytes, stop):
+                found = outcome
+        except KeyboardInterrupt:
+            stop.end()
+        return found
+
+    def _rounded(self, graph: TrainingGraph, budget_nbytes: int, stop: Stop) -> Iterator[Outcome]:
+        """What is known after the relaxation, each better rounding and the search."""
         best: Schedule | None = None
         bound: float | None = None
         contents: list[set[int]] = []
@@ -104,12 +120,14 @@ class CheckmateLP:
                     break
                 answer = relaxation(stages, halfway if allowance else stop)
             if answer is not None and answer.infeasible and not allowance:
-                return Outcome(Status.INFEASIBLE, in_order=True)
+                yield Outcome(Status.INFEASIBLE, in_order=True)
+                return
             if answer is None or answer.values is None:
                 break
             if not allowance:
                 bound = stages.seconds(answer.bound)
                 contents = stages.contents(answer.values)
+                yield _unproved(best, bound)
             schedules = roundings(
                 stages,
                 answer.values,
@@ -117,12 +135,13 @@ class CheckmateLP:
                 stop=stop,
                 within_nbytes=budget_nbytes,
             )
-            best = cheapest([*([best] if best else []), *schedules], budget_nbytes, Live())
+            for schedule in schedules:
+                is_cheaper = best is None or schedule.seconds < best.seconds
+                if is_cheaper and Live().is_within(schedule, budget_nbytes):
+                    best = schedule
+                    yield _unproved(best, bound)
         if self.patience and contents:
-            best = self._improved(graph, budget_nbytes, best, contents, stop)
-        if best is None:
-            return Outcome(Status.NO_PLAN_FOUND, None, bound, in_order=True)
-        return Outcome(Status.FEASIBLE, best, bound, in_order=True)
+            yield _unproved(self._improved(graph, budget_nbytes, best, contents, stop), bound)
 
     def _improved(
         self,
@@ -138,5 +157,10 @@ class CheckmateLP:
         fit = evictions.fit(drops, stop)
         if fit is None:
             return best
-        fit = evictions.improve(fit, stop, patience=self.patience)
+        fit = evictions.improve_or_end(fit, stop, patience=self.patience)
         return cheapest([*([best] if best else []), fit.schedule], budget_nbytes, Live())
+
+
+def _unproved(best: Schedule | None, bound: float | None) -> Outcome:
+    status = Status.NO_PLAN_FOUND if best is None else Status.FEASIBLE
+    return Outcome(status, best, bound, in_order=True)

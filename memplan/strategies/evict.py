@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from memplan.search.eviction import Evictions, lowest
+from memplan.search.eviction import Evictions, lowest_or_end
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, check_options
 from memplan.util.stop import Stop
@@ -31,18 +31,25 @@ class Evict:
         check_options(self)
 
     def solve(self, problem: Problem) -> Outcome:
-        """The cheapest schedule found within the budget; without one, that of least memory."""
+        """The cheapest schedule found within the budget; without one, that of least memory.
+
+        An interrupt ends the search with what is found so far.
+        """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         stop = problem.stop(self.time_limit, effort=1.0)
         if problem.budget_nbytes is None:
-            best: Schedule | None = lowest(problem.graph, stop, most_seconds=problem.most_seconds)
+            most_seconds = problem.most_seconds
+            best: Schedule | None = lowest_or_end(problem.graph, stop, most_seconds=most_seconds)
         else:
             best = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
         is_open = problem.max_overhead is None
         if best is not None and is_open and best.overhead > MOST_OVERHEAD:
             best = None
-        return Outcome.unproved(problem.cheapest([best]), cut_by_clock=stop.cut_by_clock)
+        best = problem.cheapest([best])
+        if best is None and stop.is_ended:
+            raise KeyboardInterrupt
+        return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
 
     def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found with at most ``aim`` live bytes."""
@@ -51,4 +58,5 @@ class Evict:
         fit = search.first(online, until)
         if fit is None:
             return online
-        return search.improve(fit, until, patience=self.patience, seed=self.seed).schedule
+        fit = search.improve_or_end(fit, until, patience=self.patience, seed=self.seed)
+        return fit.schedule

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -156,3 +158,25 @@ def test_that_nothing_fits_is_not_called_proved_where_something_does(network: An
     assert "It says that there is none, which is not so" in message
     assert "(proved)" not in message
     assert message.endswith("strategy='auto' plans within this budget")
+
+
+@pytest.mark.parametrize("in_the_bound", [False, True])
+def test_an_interrupt_after_the_answer_does_not_lose_it(
+    network: Any, monkeypatch: pytest.MonkeyPatch, in_the_bound: bool
+) -> None:
+    """In the search for a bound, or before it: then no other search begins."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        assert in_the_bound
+        signal.raise_signal(signal.SIGINT)
+
+    def says(_: Problem, outcome: Outcome) -> Outcome:
+        if not in_the_bound:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return outcome
+
+    monkeypatch.setattr("memplan.planning.attempt.moment_bound", interrupted)
+    plan = quick(network, strategy=Saying(says), budget=0.9)
+    assert plan.cut_by_clock
+    assert plan.lower_bound_overhead is None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +23,9 @@ from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status
+from memplan.strategies import Status, Strategy, name_of
 from memplan.strategies.base import Problem
+from memplan.strategies.checkmate_lp import CheckmateLP
 from memplan.strategies.evict import Evict
 from memplan.util.stop import Stop
 
@@ -98,6 +101,44 @@ def test_room_is_made_for_long_sequences() -> None:
     assert fit is not None
     assert len(fit.schedule.ops) > ROOM * len(graph.ops)
     assert simulate(fit.schedule).peak_nbytes <= 3 * UNIT
+
+
+@pytest.mark.parametrize("budget", [6 * UNIT, None])
+@pytest.mark.parametrize("strategy", [Evict(), CheckmateLP(thresholds=2)], ids=name_of)
+def test_an_interrupt_gives_the_best_so_far(
+    strategy: Strategy, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(unit_chain(8), budget)
+    fit = Evictions._fit
+    for count in (2, 12):
+        calls = 0
+
+        def interrupted(*arguments: Any, last: int = count) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise KeyboardInterrupt
+            assert calls < last  # no other search begins
+            return fit(*arguments)
+
+        monkeypatch.setattr(Evictions, "_fit", interrupted)
+        outcome = strategy.solve(problem)
+        assert calls == count
+        assert outcome.cut_by_clock
+        assert outcome.schedule is not None
+        assert validate(outcome.schedule, budget).valid
+
+
+def test_an_interrupt_before_anything_is_found_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Evictions, "first", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Evict().solve(Problem(unit_chain(8), 6 * UNIT))
+    monkeypatch.setattr("memplan.strategies.checkmate_lp.relaxation", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        CheckmateLP().solve(Problem(unit_chain(8), 6 * UNIT))
 
 
 def wide_chain(nlayers: int, noutputs: int) -> TrainingGraph:
