@@ -23,7 +23,14 @@ from memplan.planning.told_apart import no_shapes_for_options
 from memplan.programs.moment_program import moment_bound
 from memplan.step.schedule import Schedule
 from memplan.strategies import configured, create, name_of, options_of
-from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_overhead
+from memplan.strategies.base import (
+    MOST_OVERHEAD,
+    Outcome,
+    Problem,
+    Status,
+    Strategy,
+    check_overhead,
+)
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import is_finite, plain, shown
@@ -84,7 +91,11 @@ def max_batch_size(
         raise ArgumentError(
             f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
         )
-    sizes = _Sizes(net, options, SHARE_OF_TIME * time_limit)
+    # Up to the usual limit plans are looked for in any case: so a size at which they take more than
+    # is accepted is told from one that does not fit.
+    is_more = max_overhead is not None and max_overhead > MOST_OVERHEAD
+    limits = {"max_overhead": max_overhead if is_more else None}
+    sizes = _Sizes(net, {**options, **limits}, SHARE_OF_TIME * time_limit)
     create(strategy, realisation=usable(options.get("realisation", "mirror")))
     strategy = configured(strategy, gap=gap, seed=seed)
     search = _Search(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import mxnet as mx
 import pytest
 
 import memplan
@@ -21,7 +22,7 @@ from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.batch_size import FIRST_SHARE, HOPELESS_SHARE
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, create
-from memplan.strategies.base import Problem
+from memplan.strategies.base import MOST_OVERHEAD, Problem
 
 COSTS = "roofline:v100"
 
@@ -72,6 +73,18 @@ def test_an_overhead_may_be_too_much() -> None:
     assert largest(max_overhead=0.0).batch_size == everything
     assert largest(max_overhead=0.1).batch_size == everything  # memonger's plans take more
     assert largest(max_overhead=1.0).batch_size == largest().batch_size
+
+
+def test_more_overhead_than_usual_may_be_accepted() -> None:
+    hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=256)
+    for _ in range(24):
+        hidden = mx.sym.sin(hidden)
+    options = {"strategy": "evict:patience=20", "realisation": "packed", "data": ("N", 16)}
+    net = mx.sym.MakeLoss(mx.sym.sum(hidden))
+    usual = memplan.max_batch_size(net, "256KiB", **options)
+    more = memplan.max_batch_size(net, "256KiB", max_overhead=20.0, **options)
+    assert more.batch_size > usual.batch_size
+    assert more.plan.overhead > MOST_OVERHEAD
 
 
 def test_sizes_that_were_tried_are_told() -> None:
