@@ -24,6 +24,9 @@ NOT_COUNTED = "not counted"
 # What is said of a plan whose search ended early.
 CUT = ", cut by the clock or Ctrl-C"
 
+# What is meant by plans of which something is proved "in order", in few words.
+IN_ORDER = "plan that keeps the order of the ops in every stage"
+
 # Parts of a footprint that are only shown where there is some of them.
 SELDOM = ("states of the optimizer", "workspace of operators")
 
@@ -84,11 +87,12 @@ class Plan:
     ``lower_bound_overhead`` is proven: no plan of this realisation within the budget has less
     ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
-    first run and execute an op once per stage at most. With ``cut_by_clock`` the time limit, or an
-    interrupt (Ctrl-C), ended a search: in more time, or on another machine, the plan may be
-    another; else equal calls give equal plans. ``trace`` is the traced network, ``packing`` where
-    tensors lie in a packed plan. ``alternative`` says which other kind of plan would cost far less,
-    if that is known, or costs less on a GPU, where mirrored BatchNorms run without cuDNN.
+    first run, and up to each of these runs recompute in this order, too, an op once at most. With
+    ``cut_by_clock`` the time limit, or an interrupt (Ctrl-C), ended a search: in more time, or on
+    another machine, the plan may be another; else equal calls give equal plans. ``trace`` is the
+    traced network, ``packing`` where tensors lie in a packed plan. ``alternative`` says which other
+    kind of plan would cost far less, if that is known, or costs less on a GPU, where mirrored
+    BatchNorms run without cuDNN.
     ``unplanned`` holds the same figures for the step without a plan.
 
     Plans are equal if their schedules and figures are, however long they took: Symbols cannot be
@@ -234,7 +238,7 @@ class Plan:
         return "\n".join(lines)
 
     def _proof(self) -> str:
-        kind = "plan that keeps the order of the ops" if self.bound_in_order else "plan"
+        kind = IN_ORDER if self.bound_in_order else "plan"
         if self.status is Status.OPTIMAL:
             return f"no cheaper {kind} exists"
         if self.lower_bound_overhead:
@@ -247,8 +251,8 @@ class Plan:
 class Attempt:
     """What a strategy made of a budget; ``plan`` is None where it found none.
 
-    With ``in_order`` what the status says holds among schedules that keep the order of the ops.
-    ``error`` is what the strategy raised, if it did; ``cut_by_clock`` as in :class:`Plan`.
+    With ``in_order`` what the status says holds among the schedules of :class:`Plan`'s
+    ``bound_in_order``. ``error`` is what the strategy raised, if it did; ``cut_by_clock`` as there.
     """
 
     strategy: str

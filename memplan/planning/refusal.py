@@ -7,7 +7,7 @@ import math
 from memplan.errors import BudgetError
 from memplan.planning.beside import Beside
 from memplan.planning.job import Job, Least
-from memplan.planning.plan import Attempt, Footprint
+from memplan.planning.plan import IN_ORDER, Attempt, Footprint
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import at_peak
@@ -33,7 +33,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     is_disproved = lowest <= (attempt.budget_nbytes or 0) and not attempt.in_order
     is_proved = says_proved and not is_disproved
     budget_nbytes, held_nbytes = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
-    kind = "plan that keeps the order of the ops" if attempt.in_order else "plan"
+    kind = IN_ORDER if attempt.in_order else "plan"
     text = "" if budget_nbytes is None else format_nbytes(budget_nbytes)
     if max_overhead == math.inf:
         text += ", whatever its time"

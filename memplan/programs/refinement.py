@@ -58,7 +58,8 @@ class Refined:
     """A schedule within the budget, or None, and what every schedule within it takes at least.
 
     An infinite bound means that no schedule is within the budget. With ``in_order`` it holds among
-    the schedules that keep the order in which ops first run, and run an op once per stage at most.
+    the schedules that keep the order in which ops first run, and in each stage, up to one of these
+    runs, recompute in this order, too, an op once at most.
     """
 
     schedule: Schedule | None

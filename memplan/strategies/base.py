@@ -56,9 +56,9 @@ class Outcome:
 
     ``lower_bound_seconds`` is proven: no schedule within the budget takes fewer seconds a step
     (None if nothing was proved). With ``in_order`` that, and an optimum, hold among the schedules
-    that keep the order in which ops first run, and run an op once per stage at most.
-    ``cut_by_clock`` tells that the time limit ended a search: on another machine, or with more
-    time, the schedule may be another one.
+    that keep the order in which ops first run, and in each stage, up to one of these runs,
+    recompute in this order, too, an op once at most. ``cut_by_clock`` tells that the time limit
+    ended a search: on another machine, or with more time, the schedule may be another one.
     """
 
     status: Status
