@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.strategies.base import MOST_OVERHEAD
 
-# Of so many graphs, those of the last plans, so many schedules of the fewest bytes are kept: on a
-# network of 10,000 ops each takes some megabytes.
+# Of so many graphs, those of the last plans, so many schedules of the fewest bytes are kept within
+# the usual overhead, and as many beyond it: on a network of 10,000 ops each takes some megabytes.
 GRAPHS, SCHEDULES = 2, 3
 
 
 class _Known(NamedTuple):
-    """A schedule without its graph, and what it takes."""
+    """A schedule without its graph, and what it takes, by the costs that it was made by."""
 
     nbytes: int
-    seconds: float
+    overhead: float
     ops: tuple[int, ...]
     reads: tuple[tuple[int, ...], ...]
     heads: tuple[int, ...]
@@ -32,15 +33,20 @@ _LOCK = threading.Lock()
 
 
 def remember(schedule: Schedule, nbytes: int) -> None:
-    """``schedule`` is known to the next jobs of such a graph; MXNet allocates ``nbytes`` for it."""
+    """``schedule`` is known to the next jobs of such a graph; MXNet allocates ``nbytes`` for it.
+
+    It stands beside schedules made by other costs: their overheads can be compared, and no seconds.
+    """
     key = _unnamed(schedule.graph)
-    new = _Known(nbytes, schedule.seconds, schedule.ops, schedule.reads, schedule.heads)
+    new = _Known(nbytes, schedule.overhead, schedule.ops, schedule.reads, schedule.heads)
     with _LOCK:
         others = _KNOWN.pop(key, [])
-        if not any(old.nbytes <= nbytes and old.seconds <= new.seconds for old in others):
-            others = [old for old in others if old.nbytes < nbytes or old.seconds < new.seconds]
-            others = sorted([*others, new], key=lambda old: (old.nbytes, old.seconds))
-        _KNOWN[key] = others[:SCHEDULES]  # the last key now
+        if not any(old.nbytes <= nbytes and old.overhead <= new.overhead for old in others):
+            others = [old for old in others if old.nbytes < nbytes or old.overhead < new.overhead]
+            others = sorted([*others, new], key=lambda old: (old.nbytes, old.overhead))
+        usual = [old for old in others if old.overhead <= MOST_OVERHEAD]
+        beyond = [old for old in others if old.overhead > MOST_OVERHEAD]
+        _KNOWN[key] = usual[:SCHEDULES] + beyond[:SCHEDULES]  # the last key now
         if len(_KNOWN) > GRAPHS:
             del _KNOWN[next(iter(_KNOWN))]
 

@@ -15,6 +15,8 @@ from memplan.errors import BudgetError
 from memplan.planning import job as planning_job
 from memplan.planning import known
 from memplan.planning.job import Job
+from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 
@@ -114,3 +116,15 @@ def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
     lowest, text = _lowest_of_refusal(max_overhead=0.9 * plan.overhead)
     assert lowest > plan.total_nbytes
     assert "An earlier plan" not in text
+
+
+def test_what_is_known_is_compared_by_its_overhead() -> None:
+    """It may be of other costs, by which all that a plan takes is less than a second."""
+    ops = (Op("a", "op", (), (0,), 1.0), Op("b", "op", (0,), (1,), 1.0))
+    graph = TrainingGraph(ops, (Tensor("a", 4, 1), Tensor("b", 4, 1)), (1,), 2)
+    fast, slow = graph.with_seconds([1e-6, 1e-6]), graph.with_seconds([2.0, 2.0])
+    for more, nbytes in ((9, 90), (10, 89), (11, 88), (12, 87)):
+        known.remember(Schedule.sequence(fast, [0] * (more + 1) + [1]), nbytes)
+    known.remember(Schedule.sequence(slow, [0, 0, 1]), 95)
+    overheads = [schedule.overhead for schedule in known.known(graph)]
+    assert overheads == [0.5, 6.0, 5.5, 5.0]
