@@ -273,6 +273,29 @@ def test_order_within_a_stage_costs_little(data: st.DataObject) -> None:
     assert free.schedule.seconds <= within.seconds
 
 
+def test_what_is_proved_in_order_says_nothing_of_another_order_within_a_stage() -> None:
+    """Two chains of a large and a small tensor run again one after the other, where both at once
+    are too large: the first runs keep their order, and in the last stage the ops do not.
+    """
+    ops = (
+        Op("a1", "op", (), (0,), 1.0),
+        Op("b1", "op", (), (1,), 1.0),
+        Op("a2", "op", (0,), (2,), 1.0),
+        Op("b2", "op", (1,), (3,), 1.0),
+        Op("c", "op", (2, 3), (4,), 1.0, recomputable=False),
+        Op("w", "op", (4,), (5,), 1.0, recomputable=False),
+        Op("z", "op", (4, 2, 3), (6,), 1.0, recomputable=False),
+    )
+    sizes = (100, 100, 10, 10, 100, 120, 1)
+    tensors = tuple(Tensor(str(a), size, size) for a, size in enumerate(sizes))
+    graph = TrainingGraph(ops, tensors, (6,), len(ops))
+    schedule = Schedule.sequence(graph, (0, 1, 2, 3, 4, 5, 0, 2, 1, 3, 6))
+    assert validate(schedule, 225).valid
+    outcome = Checkmate().solve(Problem(graph, 225))
+    assert outcome.status is Status.INFEASIBLE
+    assert outcome.in_order
+
+
 def test_brute_force_refuses_large_graphs() -> None:
     with pytest.raises(ArgumentError, match="17"):
         BruteForceSequences().solve(Problem(unit_chain(8), 4 * UNIT))
