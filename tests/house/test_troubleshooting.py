@@ -30,7 +30,6 @@ INSERTED = {
     "a shape was": "a … was",
     "MXNet 1.9.1": "MXNet …",
     "no plan fits": "no … fits",
-    "no plan that keeps the order of the ops fits": "no … fits",
     "no plan that keeps the order of the ops in every stage fits": "no … fits",
 }
 
