@@ -50,7 +50,7 @@ def has_graph(block: Block, inputs: Any) -> bool:
     user's calls the graph with what it has made of these inputs.
     """
     is_made = block._active and block._cached_graph and not block._backend
-    if not is_made or block._unplanned_forward.__func__ is not mx.gluon.HybridBlock.forward:
+    if not is_made or block._memplan_unplanned.forward is not mx.gluon.HybridBlock.forward:
         return False
     return _takes(block, inputs)
 

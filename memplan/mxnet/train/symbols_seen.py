@@ -70,7 +70,7 @@ def _asks(block: Block, name: str) -> bool:
 
     Not that which MXNet, too, calls with Symbols, as the block is hybridized.
     """
-    method = getattr(getattr(block, "_unplanned", type(block)), name, None)
+    method = getattr(getattr(block, "_memplan_unplanned", type(block)), name, None)
     code = getattr(method, "__code__", None)
     if code is None or package_of(method) in _LIBRARIES:
         return False
