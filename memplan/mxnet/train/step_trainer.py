@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from memplan.errors import ArgumentError, TraceError, UsageError
+from memplan.mxnet.train.array_memory import chunk_of, part_of
 from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
@@ -84,6 +87,7 @@ class StepTrainer:
             warn_behind(reason)
 
     def _refusal(self, params: Iterable[Parameter], trainer: gluon.Trainer) -> str | None:
+        params = list(params)
         ours = {p.name: p for p in params if p.grad_req != "null"}
         trained = {p.name: p for p in trainer._params if p.grad_req != "null"}
         computed = [name for name, p in ours.items() if is_derived(p)]
@@ -107,6 +111,9 @@ class StepTrainer:
             return f"the step computes no gradient for parameter {stale[0]!r} of the trainer"
         if any(len(p.list_ctx()) > 1 for p in ours.values() if p._data is not None):
             return "gradients of several contexts are summed up first"
+        if overlapping := _overlapping({id(p): p for p in (*params, *trainer._params)}.values()):
+            names = " and ".join(repr(p.name) for p in overlapping)
+            return f"parameters {names} have the same memory"
         if _has_kvstore(trainer):
             return "a kvstore sums up the gradients, or updates the parameters"
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
@@ -204,6 +211,18 @@ def _is_fresh(parameter: Parameter) -> bool:
     if parameter.grad_req == "null" or parameter._data is None:
         return False
     return bool(parameter._data[0]._fresh_grad)
+
+
+def _overlapping(params: Collection[Parameter]) -> tuple[Parameter, Parameter] | None:
+    """Two of different ``params`` in one memory, of which an update of one changes the other."""
+    places = Counter(chunk_of(p._data[0]) for p in params if p._data is not None)
+    shared = [p for p in params if p._data is not None and places[chunk_of(p._data[0])] > 1]
+    parts = [(part, p) for p in shared if (part := part_of(p._data[0])) is not None]
+    parts.sort(key=lambda pair: (pair[0].chunk, pair[0].begin))
+    for (part, one), (next_part, other) in itertools.pairwise(parts):
+        if part.overlaps(next_part):
+            return one, other
+    return None
 
 
 def _has_kvstore(trainer: gluon.Trainer) -> bool:
