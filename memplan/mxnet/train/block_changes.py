@@ -35,11 +35,11 @@ class BlockChanges:
     replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
     a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward, or a
     function that is an attribute, as that of a HybridLambda, what they close over and what is
-    global.
+    global. A step takes the graph of a hybridized block of which ``is_kept`` says so.
     """
 
-    def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Sequence[Any], loss: Any, is_kept: Callable[[Any], bool]) -> None:
+        self._blocks, self._is_kept = blocks, is_kept
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         self._losses = [fn for fn in losses if not isinstance(fn, mx.gluon.Block)]
         # Of every hybridized block that has run, what its graph is called with, and the attributes
@@ -76,14 +76,14 @@ class BlockChanges:
         self._due.discard(kind)
         return bool(self._names) or is_due
 
-    def are_unseen(self, is_kept: Callable[[Any], bool] | None = None) -> bool:
+    def are_unseen(self) -> bool:
         """May there be any that are not looked for, in what a function reads that is called, say?
 
         Code of the script's runs in every step then, as a block that is not hybridized runs it. In
         a graph none of it must: that was made once, and what makes it may compute another now. But
-        it may where the graph of hybridized block ``root`` ``is_kept``, and nothing makes it anew.
+        it may where the graph of a hybridized block is kept, and nothing makes it anew.
         """
-        return self._are_called(self._blocks[:1], is_kept=is_kept)
+        return self._are_called(self._blocks[:1], is_kept=self._is_kept)
 
     def are_losses_called(self) -> bool:
         """Is it so for the losses? They run apart from the block then, and are not looked at."""
@@ -140,11 +140,17 @@ class BlockChanges:
                 names += [n for n in values if not are_set(found, {n: values[n]})]
         return names
 
+    def is_graph_new(self) -> bool:
+        """Is there a hybridized block that has not run, of which MXNet makes the graph then?"""
+        return not all(map(self._has_run, hybridized(self._blocks)))
+
     def run(self) -> None:
         """The blocks run as they are now: here MXNet makes graphs of those that are hybridized."""
-        blocks = list(hybridized(self._blocks))
-        if all(map(self._has_run, blocks)):
+        if not self.is_graph_new():
             return
+        blocks = list(hybridized(self._blocks))
+        for block in blocks:
+            _finish_graph(block)
         self._graphs_of = {
             block: self._graphs_of[block]
             if self._has_run(block)
@@ -214,6 +220,19 @@ class BlockChanges:
 def is_graph(block: Any) -> bool:
     """Does MXNet run the block as a graph? It does if it is hybridized, or a SymbolBlock."""
     return getattr(block, "_active", False) or isinstance(block, mx.gluon.SymbolBlock)
+
+
+def _finish_graph(block: Any) -> None:
+    """Have MXNet make what it calls the graph of ``block`` with, if there is a graph, but not that.
+
+    It is what ``export`` takes the parameters from, and it is not made anew by the next inference.
+    """
+    if block._cached_op is not None or not block._cached_graph or block._backend:
+        return
+    try:
+        block._build_cache()
+    except Exception:  # what MXNet cannot call it says when it is to
+        block._clear_cached_op()
 
 
 def hybridized(blocks: Iterable[Any]) -> Iterator[Any]:

@@ -87,7 +87,7 @@ def planned(block: Block, **options: Any) -> Block:
             f"plan; derive a class with that forward from {type(block).__name__}"
         )
     step = TrainStep(block, **options)
-    step.has_been_called = True
+    step.graphs.of_calls = True
     kind = type(block)
     # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
     # whose first base is an ABC: Python lets no object change to a class of another layout.
