@@ -46,7 +46,7 @@ class BlockChanges:
         # of which the graph was made.
         self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
         self._nasked = self._nfound = 0
-        # Kinds of inputs that did not come since the last change.
+        # Kinds of inputs of which it is not known what is computed since the last change.
         self._due: set[Hashable] = set()
         self._names: list[str] = []
         self.look()
@@ -63,18 +63,16 @@ class BlockChanges:
         self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self, kind: Hashable, others: Iterable[Hashable]) -> bool:
-        """May there have been any since this was asked last for inputs of this ``kind``?
+        """May there have been any since it was last known what is computed of this ``kind``?
 
         What is computed of ``others`` is looked at when these come: code of the script's may run.
         """
         self._nasked += 1
         self._names = self._changed()
         if self._names:
+            self._due.update({kind, *others})
             self.look()
-            self._due.update(others)
-        is_due = kind in self._due
-        self._due.discard(kind)
-        return bool(self._names) or is_due
+        return kind in self._due
 
     def are_unseen(self) -> bool:
         """May there be any that are not looked for, in what a function reads that is called, say?
@@ -102,8 +100,21 @@ class BlockChanges:
             for root in hybridized(blocks)
         )
 
-    def are_found(self, name: str) -> None:
-        """There were some, for which block ``name`` is planned anew: too often, says a warning."""
+    def begin(self, kind: Hashable) -> None:
+        """Whatever becomes of it, nothing is known of this ``kind`` until :meth:`end`.
+
+        The script's code may raise, or be interrupted, and a notebook goes on after that.
+        """
+        self._due.add(kind)
+
+    def end(self, kind: Hashable, name: str, *, are_found: bool) -> None:
+        """It is known what is computed of this ``kind``.
+
+        Where changes ``are_found`` block ``name`` is planned anew: too often, says a warning.
+        """
+        self._due.discard(kind)
+        if not are_found:
+            return
         self._nfound += 1
         if self._nfound == MANY and self._nasked <= MANY * OFTEN:
             what = (

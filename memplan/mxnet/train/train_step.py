@@ -387,6 +387,7 @@ class TrainStep:
         are_possible |= self.changes.are_unseen() or (to_run and self.changes.is_graph_new())
         if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
+        self.changes.begin(kind)
         params = self._parameters()
         plans = {key: made for key, made in self._plans.items() if key[0] == kind}
         compose_now = functools.partial(self._compose, params=params, to_run=to_run)
@@ -395,6 +396,5 @@ class TrainStep:
         networks = [self._plans.pop(key)[1] for key in gone]
         for bound in self._bound.values():
             bound.is_outdated |= any(bound.network is network for network in networks)
-        if gone:
-            self.changes.are_found(self.block.name)
+        self.changes.end(kind, self.block.name, are_found=bool(gone))
         return found.networks.get(kind)
