@@ -311,3 +311,33 @@ def test_of_parameters_with_one_memory_none_is_updated_before_all_are_read(first
     with pytest.warns(UserWarning, match="'net_dense1_weight' and 'net_dense3_weight' have the"):
         found = left_by_one_memory(first, planned=True)
     assert found == left_by_one_memory(first, planned=False)
+
+
+@pytest.mark.parametrize("in_halves", [False, True])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_step_under_record_updates_what_no_loss_is_recorded_of(
+    realisation: str, in_halves: bool
+) -> None:
+    """Behind the step, too, as one that runs in halves is updated, or an explicit one."""
+    found = []
+    for planned in (False, True):
+        mx.random.seed(1)
+        net = nn.Dense(4, in_units=3, prefix="net_")
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        options = {"realisation": realisation, "strategy": "store_all", "trainer": trainer}
+        step = TrainStep(net, None if in_halves else L2, **options) if planned else None
+        for x, y in BATCHES[:2]:
+            x, y = mx.nd.array(x), mx.nd.array(y)
+            if step is None:
+                train(net, x, y)
+                trainer.step(5)
+                continue
+            with warnings.catch_warnings(), autograd.record():
+                warnings.filterwarnings("ignore", "parameters are updated behind the step")
+                if in_halves:
+                    step.backward(L2(step.forward(x), y))
+                else:
+                    step(x, y)
+        found.append(values(net.collect_params()))
+    assert found[0] == found[1]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.array_memory import chunk_of, part_of
@@ -156,10 +156,14 @@ class StepTrainer:
         self._batch_size, self._is_done = batch_size, False
 
     def finish(self) -> None:
-        """Update the parameters, if there is a trainer and it has not done so within the step."""
+        """Update the parameters, if there is a trainer and it has not done so within the step.
+
+        Where the step is called under autograd.record(), no update is part of what is recorded.
+        """
         if self.trainer is not None and not self._is_done:
             self._is_done = True
-            self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
+            with autograd.pause():
+                self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
 
     def prepare(self, trainer: gluon.Trainer) -> None:
         """What ``Trainer.step`` does before the updates, which follow within the step."""
