@@ -18,6 +18,9 @@ from memplan.mxnet.train.settings import are_set, settings
 # What MXNet keeps in every block: names, children, and its graph.
 OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 
+# The attributes in which a block has its layers and its own parameters.
+_REPLACED = ("_children", "_reg_params")
+
 # What a block that has it as an attribute may call, as a HybridLambda does.
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -295,12 +298,16 @@ def _all_of(block: Any) -> Values:
     """Its attributes, and of these what its graph is made of: settings and layers."""
     attributes, values = _values_of(block)
     layers = {n: layer for n, layer in attributes.items() if isinstance(layer, mx.gluon.Block)}
-    return attributes, {**values, **layers, "_children": attributes["_children"].copy()}
+    replaced = {name: attributes[name].copy() for name in _REPLACED}
+    return attributes, {**values, **layers, **replaced}
 
 
 def _layers(attributes: dict[str, Any]) -> tuple[Any, ...]:
-    """Of a block with these: scripts replace them in the dict, too, of which MXNet is not told."""
-    return tuple(attributes["_children"].values())
+    """Of a block with these, and its parameters: scripts replace them in the dicts, too.
+
+    MXNet is not told of that.
+    """
+    return tuple(part for name in _REPLACED for part in attributes[name].values())
 
 
 def _values_of(block: Any) -> Values:
