@@ -349,7 +349,7 @@ class TrainStep:
         realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
         asked = (kind, state_of(params), ctx.device_type, realisation)
         kept = [known for key, (_, known) in self._plans.items() if key[:-1] == asked]
-        network = kept[0] if kept else network or self._compose(kind, params, to_run)
+        network = kept[0] if kept else network or self._compose(params, to_run, kind)
         # Of what the network does not read, the trainer may lack or have anything.
         parameters = arguments_of(network, params)
         within = self._trainer.updates_within(parameters, kind[1])
@@ -371,7 +371,7 @@ class TrainStep:
         return self._plans[key]
 
     def _compose(
-        self, kind: Kind, params: Params, to_run: bool, known: BlockNetwork | None = None
+        self, params: Params, to_run: bool, kind: Kind, *, known: BlockNetwork | None = None
     ) -> BlockNetwork:
         specs, in_halves = kind
         modes = self._loss_calls.of_network(kind)
@@ -390,8 +390,7 @@ class TrainStep:
         self.changes.begin(kind)
         params = self._parameters()
         plans = {key: made for key, made in self._plans.items() if key[0] == kind}
-        compose_now = functools.partial(self._compose, params=params, to_run=to_run)
-        found = Computed(compose_now, state_of(params))
+        found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
         gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
         networks = [self._plans.pop(key)[1] for key in gone]
         for bound in self._bound.values():
