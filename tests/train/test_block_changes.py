@@ -113,8 +113,13 @@ def another_order(layers: dict[str, Any]) -> None:
     layers["1"], layers["2"] = layers["2"], layers["1"]
 
 
+def another_weight(layers: dict[str, Any]) -> None:
+    """That of the layer before, in the dict of which MXNet reads it."""
+    layers["1"]._reg_params["weight"] = layers["0"].weight
+
+
 @pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("edit", [another_layer, one_layer_less, another_order])
+@pytest.mark.parametrize("edit", [another_layer, one_layer_less, another_order, another_weight])
 def test_layers_that_a_script_replaces_past_mxnet(edit: Any, hybridized: bool) -> None:
     def left(is_planned: bool) -> list[Any]:
         mx.random.seed(3)

@@ -12,11 +12,13 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import by_autograd, by_plan, differences, train
-from helpers.blocks import Case, accumulate, vectors
+from helpers.blocks import SOFTMAX, Case, accumulate, vectors
 from helpers.halves import by_halves, by_planned
 from helpers.interrupted import Interrupted
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise import step_scope
+
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 
 
 class Clipped(gluon.Parameter):
@@ -88,3 +90,44 @@ def test_ctrl_c_does_not_leave_gradients_recorded(monkeypatch: pytest.MonkeyPatc
         if not is_interrupted:
             break
     assert ncalls > 6
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("request_", ["write", "null"])
+def test_what_a_script_has_replaced_on_the_object_is_read(
+    request_: str, first: int, hybridized: bool
+) -> None:
+    """From the step on before which it is, and no longer when it is deleted."""
+
+    def left(is_planned: bool) -> list[Any]:
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            # MXNet writes no gradient of a bias beside a weight that wants none.
+            net.add(nn.Dense(16, activation="tanh", in_units=12, use_bias=False))
+            net.add(nn.Dense(10, in_units=16))
+        net.initialize(mx.init.Xavier())
+        net.hybridize(hybridized)
+        weight, (x, y) = net[0].weight, vectors()
+        weight.grad_req = request_
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        step = TrainStep(net, SOFTMAX, **OPTIONS) if is_planned else None
+        found = []
+        for number in range(5):
+            if number == first:
+                weight.data = lambda ctx=None: gluon.Parameter.data(weight, ctx) * 0.5
+            if number == 4:
+                del weight.data
+            if step is not None:
+                loss = step(x, y)
+            else:
+                with autograd.record():
+                    loss = SOFTMAX(net(x), y)
+                loss.backward()
+            trainer.step(len(x))
+            arrays = {p.name: p.list_data()[0] for p in net.collect_params().values()}
+            found.append({name: array.asnumpy() for name, array in {**arrays, "": loss}.items()})
+        return found
+
+    assert not differences(left(False), left(True))

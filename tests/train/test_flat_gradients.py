@@ -265,3 +265,21 @@ def test_a_step_refuses_a_frozen_parameter_whose_array_gets_a_gradient_later() -
     net[1].bias.data().attach_grad()
     with pytest.raises(ArgumentError, match=r"attach_grad .*net_dense1_bias"):
         step(X, Y)
+
+
+def test_gradients_of_the_former_autograd_count_from_the_step_on_before_which_they_are() -> None:
+    results = []
+    for plan in (False, True):
+        net = dense()
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        parameters = list(net.collect_params().values())
+        for number in range(4):
+            if number == 2:
+                arrays = [mx.nd.zeros(p.shape) for p in parameters]
+                mx.contrib.autograd.mark_variables([p.data() for p in parameters], arrays)
+            with expected_warning(HELD if plan and number > 1 else ""), autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+            results += [array.asnumpy() for array in arrays] if number > 1 else []
+    assert all(map(np.array_equal, results[:8], results[8:]))

@@ -14,7 +14,9 @@ from mxnet.gluon import nn
 
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, SOFTMAX, vectors
+from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.train import train_step
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 
@@ -182,3 +184,46 @@ def test_a_planned_block_runs_beside_a_hybridized_one_within(runs_first: bool) -
         return found
 
     assert not differences(left(False), left(True))
+
+
+@pytest.mark.parametrize("error", [TraceError("no such activation"), KeyboardInterrupt()])
+@pytest.mark.parametrize("loop", ["planned", "TrainStep"])
+def test_a_step_after_one_that_was_not_composed_is_of_what_there_is(
+    loop: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MXNet's own layers are looked at, and not run; a notebook goes on after an error."""
+
+    def left(loop: str) -> list[Any]:
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(12), nn.Activation("relu"), nn.Dense(10))
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        x, y = vectors()
+        step = TrainStep(net, SOFTMAX, **OPTIONS) if loop == "TrainStep" else None
+        net = planned(net, **OPTIONS) if loop == "planned" else net
+        found: list[Any] = []
+
+        def run(size: int) -> None:
+            with autograd.record():
+                loss = step(x[:size], y[:size]) if step else SOFTMAX(net(x[:size]), y[:size])
+            if step is None:
+                loss.backward()
+            found.append({"loss": loss.asnumpy(), **gradients(net)})
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise error
+
+        run(4)
+        run(2)
+        net[1]._act_type = "tanh"
+        with monkeypatch.context() as patch:
+            patch.setattr(train_step, "compose", fail)
+            for size in () if loop == "autograd" else (4, 4, 2):
+                with pytest.raises(type(error)):
+                    run(size)
+        run(4)
+        run(2)
+        return found
+
+    assert not differences(left("autograd"), left(loop))

@@ -277,3 +277,67 @@ def test_nothing_holds_the_gradients_that_a_step_gives_up() -> None:
         net.weight.grad_req = "null"
         net.weight.grad_req = "write"
     assert realisations(step) == ["updating"]
+
+
+def left_by_one_memory(first: int, *, planned: bool) -> Values:
+    """What steps leave, before the ``first`` of which a script lets two layers have one memory."""
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        widths = [(3, 4), (4, 4), (4, 4), (4, 4)]
+        net.add(*(nn.Dense(n, activation="tanh", in_units=m, use_bias=False) for m, n in widths))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+    step = TrainStep(net, L2, trainer=trainer, **PACKED)
+    for number, (x, y) in enumerate(BATCHES[:4]):
+        x, y = mx.nd.array(x), mx.nd.array(y)
+        if number == first:
+            both = mx.nd.random.uniform(shape=(6, 4))
+            net[1].weight._data, net[3].weight._data = [both[:4]], [both[2:]]
+            for layer in (net[1], net[3]):
+                layer.weight._init_grad()
+        if planned:
+            step(x, y)
+        else:
+            train(net, x, y)
+            trainer.step(5)
+    assert not planned or len(realisations(step)) == 1
+    return values(net.collect_params())
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_of_parameters_with_one_memory_none_is_updated_before_all_are_read(first: int) -> None:
+    with pytest.warns(UserWarning, match="'net_dense1_weight' and 'net_dense3_weight' have the"):
+        found = left_by_one_memory(first, planned=True)
+    assert found == left_by_one_memory(first, planned=False)
+
+
+@pytest.mark.parametrize("in_halves", [False, True])
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_step_under_record_updates_what_no_loss_is_recorded_of(
+    realisation: str, in_halves: bool
+) -> None:
+    """Behind the step, too, as one that runs in halves is updated, or an explicit one."""
+    found = []
+    for planned in (False, True):
+        mx.random.seed(1)
+        net = nn.Dense(4, in_units=3, prefix="net_")
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        options = {"realisation": realisation, "strategy": "store_all", "trainer": trainer}
+        step = TrainStep(net, None if in_halves else L2, **options) if planned else None
+        for x, y in BATCHES[:2]:
+            x, y = mx.nd.array(x), mx.nd.array(y)
+            if step is None:
+                train(net, x, y)
+                trainer.step(5)
+                continue
+            with warnings.catch_warnings(), autograd.record():
+                warnings.filterwarnings("ignore", "parameters are updated behind the step")
+                if in_halves:
+                    step.backward(L2(step.forward(x), y))
+                else:
+                    step(x, y)
+        found.append(values(net.collect_params()))
+    assert found[0] == found[1]

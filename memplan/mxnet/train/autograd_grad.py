@@ -13,6 +13,7 @@ from weakref import WeakSet
 import mxnet as mx
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import leaves
 
 
@@ -49,7 +50,7 @@ def _wrap() -> None:
 
 def _check(block: Any, variables: list[Any]) -> None:
     """UsageError if one of these is a parameter: it was read in a step that is open."""
-    for name, parameter in block.collect_params().items():
+    for name, parameter in named_parameters(block).items():
         if any(array is other for array in parameter._data or () for other in variables):
             raise UsageError(
                 f"mx.autograd.grad does not reach parameter {name!r} through a planned step of "

@@ -19,6 +19,9 @@ from memplan.mxnet.train.settings import are_set, settings
 # What MXNet keeps in every block: names, children, and its graph.
 OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 
+# The attributes in which a block has its layers and its own parameters.
+_REPLACED = ("_children", "_reg_params")
+
 # What a block that has it as an attribute may call, as a HybridLambda does.
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -36,18 +39,18 @@ class BlockChanges:
     replaced, or a dtype is cast. A block that is not hybridized reads its attributes at every call,
     a hybridized one at its first, whatever the shapes of later ones; and hybrid_forward, or a
     function that is an attribute, as that of a HybridLambda, what they close over and what is
-    global.
+    global. A step takes the graph of a hybridized block of which ``is_kept`` says so.
     """
 
-    def __init__(self, blocks: Sequence[Any], loss: Any) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Sequence[Any], loss: Any, is_kept: Callable[[Any], bool]) -> None:
+        self._blocks, self._is_kept = blocks, is_kept
         losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
         self._losses = [fn for fn in losses if not isinstance(fn, mx.gluon.Block)]
         # Of every hybridized block that has run, what its graph is called with, and the attributes
         # of which the graph was made.
         self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
         self._nasked = self._nfound = 0
-        # Kinds of inputs that did not come since the last change.
+        # Kinds of inputs of which it is not known what is computed since the last change.
         self._due: set[Hashable] = set()
         self._names: list[str] = []
         self.look()
@@ -64,27 +67,25 @@ class BlockChanges:
         self._found = [(function, settings(read_by(function))) for function in functions]
 
     def are_possible(self, kind: Hashable, others: Iterable[Hashable]) -> bool:
-        """May there have been any since this was asked last for inputs of this ``kind``?
+        """May there have been any since it was last known what is computed of this ``kind``?
 
         What is computed of ``others`` is looked at when these come: code of the script's may run.
         """
         self._nasked += 1
         self._names = self._changed()
         if self._names:
+            self._due.update({kind, *others})
             self.look()
-            self._due.update(others)
-        is_due = kind in self._due
-        self._due.discard(kind)
-        return bool(self._names) or is_due
+        return kind in self._due
 
-    def are_unseen(self, is_kept: Callable[[Any], bool] | None = None) -> bool:
+    def are_unseen(self) -> bool:
         """May there be any that are not looked for, in what a function reads that is called, say?
 
         Code of the script's runs in every step then, as a block that is not hybridized runs it. In
         a graph none of it must: that was made once, and what makes it may compute another now. But
-        it may where the graph of hybridized block ``root`` ``is_kept``, and nothing makes it anew.
+        it may where the graph of a hybridized block is kept, and nothing makes it anew.
         """
-        return self._are_called(self._blocks[:1], is_kept=is_kept)
+        return self._are_called(self._blocks[:1], is_kept=self._is_kept)
 
     def are_losses_called(self) -> bool:
         """Is it so for the losses? They run apart from the block then, and are not looked at."""
@@ -107,8 +108,21 @@ class BlockChanges:
             for root in hybridized(blocks)
         )
 
-    def are_found(self, name: str) -> None:
-        """There were some, for which block ``name`` is planned anew: too often, says a warning."""
+    def begin(self, kind: Hashable) -> None:
+        """Whatever becomes of it, nothing is known of this ``kind`` until :meth:`end`.
+
+        The script's code may raise, or be interrupted, and a notebook goes on after that.
+        """
+        self._due.add(kind)
+
+    def end(self, kind: Hashable, name: str, *, are_found: bool) -> None:
+        """It is known what is computed of this ``kind``.
+
+        Where changes ``are_found`` block ``name`` is planned anew: too often, says a warning.
+        """
+        self._due.discard(kind)
+        if not are_found:
+            return
         self._nfound += 1
         if self._nfound == MANY and self._nasked <= MANY * OFTEN:
             what = (
@@ -145,11 +159,17 @@ class BlockChanges:
                 names += [n for n in values if not are_set(found, {n: values[n]})]
         return names
 
+    def is_graph_new(self) -> bool:
+        """Is there a hybridized block that has not run, of which MXNet makes the graph then?"""
+        return not all(map(self._has_run, hybridized(self._blocks)))
+
     def run(self) -> None:
         """The blocks run as they are now: here MXNet makes graphs of those that are hybridized."""
-        blocks = list(hybridized(self._blocks))
-        if all(map(self._has_run, blocks)):
+        if not self.is_graph_new():
             return
+        blocks = list(hybridized(self._blocks))
+        for block in blocks:
+            _finish_graph(block)
         self._graphs_of = {
             block: self._graphs_of[block]
             if self._has_run(block)
@@ -221,6 +241,19 @@ def is_graph(block: Any) -> bool:
     return getattr(block, "_active", False) or isinstance(block, mx.gluon.SymbolBlock)
 
 
+def _finish_graph(block: Any) -> None:
+    """Have MXNet make what it calls the graph of ``block`` with, if there is a graph, but not that.
+
+    It is what ``export`` takes the parameters from, and it is not made anew by the next inference.
+    """
+    if block._cached_op is not None or not block._cached_graph or block._backend:
+        return
+    try:
+        block._build_cache()
+    except Exception:  # what MXNet cannot call it says when it is to
+        block._clear_cached_op()
+
+
 def hybridized(blocks: Iterable[Any]) -> Iterator[Any]:
     """The blocks that run as graphs, but for those within others, which are parts of these."""
     for block in blocks:
@@ -270,12 +303,16 @@ def _all_of(block: Any) -> Values:
     """Its attributes, and of these what its graph is made of: settings and layers."""
     attributes, values = _values_of(block)
     layers = {n: layer for n, layer in attributes.items() if isinstance(layer, mx.gluon.Block)}
-    return attributes, {**values, **layers, "_children": attributes["_children"].copy()}
+    replaced = {name: attributes[name].copy() for name in _REPLACED}
+    return attributes, {**values, **layers, **replaced}
 
 
 def _layers(attributes: dict[str, Any]) -> tuple[Any, ...]:
-    """Of a block with these: scripts replace them in the dict, too, of which MXNet is not told."""
-    return tuple(attributes["_children"].values())
+    """Of a block with these, and its parameters: scripts replace them in the dicts, too.
+
+    MXNet is not told of that.
+    """
+    return tuple(part for name in _REPLACED for part in attributes[name].values())
 
 
 def _values_of(block: Any) -> Values:

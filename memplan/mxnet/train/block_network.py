@@ -6,7 +6,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
-from memplan.mxnet.train.cached_graphs import by_their_graphs, has_graph, outputs_of_graph
+from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
@@ -66,6 +66,7 @@ def compose(
     params: Mapping[str, Parameter],
     *,
     keep_outputs: bool,
+    by_graphs: Callable[..., AbstractContextManager[None]],
     in_halves: bool = False,
     has_been_called: bool = False,
     run: Callable[..., Any] | None = None,
@@ -76,6 +77,7 @@ def compose(
 
     ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
     be one of the user's, has made these inputs of others, and is not to run again.
+    ``by_graphs`` is around its run: within, hybridized blocks compute what their graphs do.
     With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
@@ -96,7 +98,7 @@ def compose(
         cells_begin_anew(block),
         noting_calls(block, params) as noted,
         with_lists_of_graphs(blocks),
-        by_their_graphs(block, params) if has_been_called else nullcontext(),
+        by_graphs(block, params),
     ):
         run = run or (_as_called(block, inputs) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None

@@ -193,7 +193,8 @@ _NMARKED = [0]
 
 @functools.cache
 def _count_marks() -> None:
-    autograd.mark_variables = _counted(autograd.mark_variables)
+    for module in (autograd, mx.contrib.autograd):
+        module.mark_variables = _counted(module.mark_variables)
     for kind in (mx.nd.NDArray, mx.np.ndarray):
         if "attach_grad" in vars(kind):
             kind.attach_grad = _counted(kind.attach_grad)

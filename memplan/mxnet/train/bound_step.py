@@ -123,6 +123,8 @@ class BoundStep:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
         return (
             not self.is_outdated
+            and all(map(is_derived, self._derived))
+            and not any(is_derived(p) for p, _, _ in self.places)
             and all(
                 p._data is not None
                 and len(p._data) > place

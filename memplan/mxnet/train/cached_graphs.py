@@ -51,7 +51,7 @@ def has_graph(block: Block, inputs: Any) -> bool:
     user's calls the graph with what it has made of these inputs.
     """
     is_made = block._active and block._cached_graph and not block._backend
-    if not is_made or block._unplanned_forward.__func__ is not mx.gluon.HybridBlock.forward:
+    if not is_made or block._memplan_unplanned.forward is not mx.gluon.HybridBlock.forward:
         return False
     return _takes(block, inputs)
 
@@ -86,48 +86,68 @@ def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
     return _regroup([of_semantics(output_of(outputs, k)) for k in range(count)], block._out_format)
 
 
-@contextmanager
-def by_their_graphs(block: Block, params: Mapping[str, Parameter]) -> Iterator[None]:
-    """Within, hybridized blocks in ``block``, which is not, compute what MXNet's graphs of them do.
+class KeptGraphs:
+    """MXNet's graphs of hybridized blocks, which a step trains as MXNet does, and makes.
 
-    ``params`` are those of ``block``, by name.
+    A planned block trains whatever graph there is. A TrainStep trains what blocks compute in
+    training: graphs that it has made, and none that may be of inference.
     """
-    roots = [root for root in hybridized([block]) if root is not block and runs_by_graph(root)]
-    for root in roots:
-        by_graph = functools.partial(_forward_by_graph, root, params)
-        root.__dict__["forward"] = called_in_it(
-            by_graph, functools.partial(type(root).forward, root)
-        )
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        #: Is it a step of a planned block, which has been called when the step begins?
+        self.of_calls = False
+        self._made: dict[Block, Any] = {}
+
+    def is_kept(self, root: Block) -> bool:
+        """Does a step of a block that holds hybridized ``root``, or is it, train its graph?
+
+        A block with recurrent cells is left to itself: its cells begin anew.
+        """
+        is_usual = type(root).forward is mx.gluon.HybridBlock.forward
+        if not is_usual or "forward" in vars(root) or root._backend or has_cells(root):
+            return False
+        graph = root._cached_graph
+        return self.of_calls or not graph or self._made.get(root) is graph
+
+    @contextmanager
+    def in_network(
+        self, block: Block, params: Mapping[str, Parameter], *, are_made: bool
+    ) -> Iterator[None]:
+        """Within, hybridized blocks, ``block`` or some in it, compute what their graphs do.
+
+        ``params`` are those of ``block``, by name. Graphs that MXNet does not have yet ``are_made``
+        where a step runs, as MXNet makes them in the first call.
+        """
+        roots = [root for root in hybridized([block]) if self.is_kept(root)]
         for root in roots:
-            del root.__dict__["forward"]
+            by_graph = functools.partial(self._forward, root, params, are_made)
+            usual = functools.partial(type(root).forward, root)
+            root.__dict__["forward"] = called_in_it(by_graph, usual)
+        try:
+            yield
+        finally:
+            for root in roots:
+                del root.__dict__["forward"]
 
+    def _forward(
+        self, root: Block, params: Mapping[str, Parameter], is_made: bool, *args: Any
+    ) -> Any:
+        """What ``root`` computes of Symbols, by its graph.
 
-def runs_by_graph(root: Block) -> bool:
-    """Does a planned block that holds hybridized ``root`` take MXNet's graph of that one?
-
-    A block with recurrent cells is left to itself: its cells begin anew.
-    """
-    is_usual = type(root).forward is mx.gluon.HybridBlock.forward and "forward" not in vars(root)
-    return is_usual and not (root._backend or has_cells(root))
-
-
-def _forward_by_graph(root: Block, params: Mapping[str, Parameter], *args: Any) -> Any:
-    """What the graph of ``root`` computes of Symbols; MXNet would make it now, if there is none."""
-    if not root._cached_graph:
-        with _out_of_scopes():
-            root._get_graph(*_stand_ins(args))
-    if not root._cached_graph or not _takes(root, args):
-        return type(root).forward(root, *args)
-    variables, graph = root._cached_graph
-    names = graph.list_inputs()
-    read = {name: params[name].var() for name in names if name in params}
-    given = zip(variables, leaves(args), strict=True)
-    # The graph has no variable for an input that the block ignores.
-    given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
-    return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+        What MXNet calls the graph with is made when the parameters are initialised.
+        """
+        if is_made and not root._cached_graph:
+            with _out_of_scopes():
+                self._made[root] = root._get_graph(*_stand_ins(args))
+        if not root._cached_graph or not _takes(root, args):
+            return type(root).forward(root, *args)
+        variables, graph = root._cached_graph
+        names = graph.list_inputs()
+        read = {name: params[name].var() for name in names if name in params}
+        given = zip(variables, leaves(args), strict=True)
+        # The graph has no variable for an input that the block ignores.
+        given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
+        return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
 
 
 @contextmanager

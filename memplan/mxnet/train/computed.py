@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memplan.mxnet.train.block_network import BlockNetwork
+from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import dtype_name
 
 Parameter = Any
@@ -32,4 +33,4 @@ class Computed:
 
 def state_of(params: Mapping[str, Parameter]) -> tuple[Any, ...]:
     """What a plan depends on of the parameters."""
-    return tuple((p.name, p.grad_req, dtype_name(p.dtype)) for p in params.values())
+    return tuple((p.name, p.grad_req, dtype_name(p.dtype), is_derived(p)) for p in params.values())

@@ -30,8 +30,11 @@ Parameter = Any
 
 
 def is_derived(parameter: Parameter) -> bool:
-    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?"""
-    return type(parameter).data is not mx.gluon.Parameter.data
+    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?
+
+    The class says so, or a script that has replaced ``data`` on the object.
+    """
+    return type(parameter).data is not mx.gluon.Parameter.data or "data" in vars(parameter)
 
 
 class Calls(list[str]):

@@ -14,12 +14,18 @@ Parameter = Any
 
 
 def named_parameters(block: mx.gluon.Block) -> dict[str, Parameter]:
-    """Those of ``block`` and of all that is in it; ArgumentError for two of one name."""
+    """Those of ``block`` and of all that is in it; ArgumentError for two of one name.
+
+    A ``collect_params`` of the user's may leave some out that the block reads, as frozen ones.
+    """
+    every = [(parameter.name, parameter) for parameter in every_parameter(block)]
     try:
-        return dict(block.collect_params().items())
+        found = dict(block.collect_params().items())
     except AssertionError:  # MXNet's, for two of one name
-        by_name((parameter.name, parameter) for parameter in every_parameter(block))
+        by_name(every)
         raise
+    collected = set(map(id, found.values()))
+    return by_name([*found.items(), *(pair for pair in every if id(pair[1]) not in collected)])
 
 
 def by_name(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:

@@ -40,8 +40,9 @@ Block = Any
 # known that backward must not go through them: they hold what the block returned.
 REMEMBERED = 8
 
-# What a planned block has, and a copy of it has not.
-_OF_THE_PLAN = frozenset({"planned_step", "_past", "_planned_by", "_given"})
+# What a planned block has, and a copy of it has not. The class of the user's block may have
+# attributes and methods of any other name.
+STEP, PLAN = "planned_step", "_memplan_planned"
 
 
 def planned(block: Block, **options: Any) -> Block:
@@ -66,12 +67,18 @@ def planned(block: Block, **options: Any) -> Block:
     """
     check_block(block)
     _check_options(options)
-    if hasattr(block, "planned_step"):
-        if block._planned_by == options:  # a cell of a notebook runs again
+    if PLAN in vars(block):
+        before = block._memplan_planned.options
+        if before == options:  # a cell of a notebook runs again
             return block
         raise ArgumentError(
-            f"block {block.name!r} is planned already, by other options ({block._planned_by}); "
+            f"block {block.name!r} is planned already, by other options ({before}); "
             f"to train it by these, make the block anew, load its parameters and plan that one"
+        )
+    if STEP in vars(block) or hasattr(type(block), STEP):
+        raise ArgumentError(
+            f"block {block.name!r} has a {STEP} of its own, the attribute under which a planned "
+            f"block has its TrainStep; give that of {type(block).__name__} another name"
         )
     if "forward" in vars(block):
         raise ArgumentError(
@@ -79,19 +86,16 @@ def planned(block: Block, **options: Any) -> Block:
             f"plan; derive a class with that forward from {type(block).__name__}"
         )
     step = TrainStep(block, **options)
-    step.has_been_called = True
+    step.graphs.of_calls = True
     kind = type(block)
     # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
     # whose first base is an ABC: Python lets no object change to a class of another layout.
-    own = {name: value for name, value in vars(_Forward).items() if not name.startswith("__")}
-    own |= {"__module__": kind.__module__, "_unplanned_forward": kind.forward}
-    own |= {"_unplanned": kind, "__reduce_ex__": _Forward.__reduce_ex__}
-    own |= {"__init__": _Forward.__init__}
+    own = {name: vars(_PlannedBlock)[name] for name in ("forward", "__init__", "__reduce_ex__")}
+    own |= {"__module__": kind.__module__, "_memplan_unplanned": kind}
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
-    block.planned_step, block._past, block._planned_by = step, {}, options
-    block._given = GivenArrays([block])
+    block.planned_step, block._memplan_planned = step, _Planned(block, step, options)
     _wrap()
-    _ALL[block] = None
+    _ALL[block._memplan_planned] = None
     return block
 
 
@@ -117,33 +121,57 @@ def _like_its_base(metaclass: type) -> type:
     Gluon asks for that where a child is replaced: a layer that is not planned takes the place of
     one that is.
     """
-    asked = {"__instancecheck__": lambda cls, block: isinstance(block, cls._unplanned)}
+    asked = {"__instancecheck__": lambda cls, block: isinstance(block, cls._memplan_unplanned)}
     return type(metaclass.__name__, (metaclass,), asked)
 
 
-class _Forward:
-    """What a planned block does instead of what its class does."""
+class _PlannedBlock:
+    """What the class of a planned block has instead of what its class has."""
 
-    name: str
-    _unplanned: type[Block]
-    _unplanned_forward: Callable[..., Any]
-    planned_step: TrainStep
-    #: The last calls on each context whose steps are finished, or never will be.
-    _past: dict[mx.Context, deque[FirstHalf]]
-    _given: GivenArrays
+    _memplan_unplanned: type[Block]
+    _memplan_planned: _Planned
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self._memplan_planned.forward(self, args, named)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Make another block of the class, as HybridSequential makes a slice: it is not planned."""
-        self.__class__: Any = self._unplanned
+        self.__class__: Any = self._memplan_unplanned
         self.__class__.__init__(self, *args, **options)
 
-    def forward(self, *args: Any, **named: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Of what a copy is made, or a pickle: of a block that is not planned.
+
+        The step of this one trains the parameters of this one.
+        """
+        kind: Any = self._memplan_unplanned
+        made, args, *rest = kind.__reduce_ex__(self, protocol)
+        args = tuple(kind if arg is type(self) else arg for arg in args)
+        if made.__name__ == "__newobj__":  # pickle makes no other class by it than the block's
+            made = kind.__new__
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: part for name, part in rest[0].items() if name not in (STEP, PLAN)}
+        return made, args, *rest
+
+
+class _Planned:
+    """The steps of a planned block, which was planned by these ``options``."""
+
+    def __init__(self, block: Block, step: TrainStep, options: dict[str, Any]) -> None:
+        self.step, self.options = step, options
+        #: The last calls on each context whose steps are finished, or never will be.
+        self._past: dict[mx.Context, deque[FirstHalf]] = {}
+        self._given = GivenArrays([block])
+
+    def forward(self, block: Block, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What ``block`` returns, and by its plan where it trains."""
+        unplanned_forward = block._memplan_unplanned.forward.__get__(block)
         if named:
-            args, named = _by_place(self._unplanned_forward, args, named)
+            args, named = _by_place(unplanned_forward, args, named)
         others = {type(i).__name__ for i in leaves(args) if not isinstance(i, mx.nd.NDArray)}
         others.update(named)
         arrays = any(isinstance(i, mx.nd.NDArray) for i in leaves(args))
-        trains = autograd.is_recording() and autograd.is_training() and is_trained(self)
+        trains = autograd.is_recording() and autograd.is_training() and is_trained(block)
         trains = trains and not any(isinstance(i, mx.sym.Symbol) for i in leaves(args))
         if trains and others:
             self._warn_of_unplanned(
@@ -155,8 +183,8 @@ class _Forward:
             trains = False
             self._warn_of_unplanned(reason)
         if others or not (arrays and trains):
-            with cells_use_arrays(self):
-                return self._unplanned_forward(*args, **named)
+            with cells_use_arrays(block):
+                return unplanned_forward(*args, **named)
         if is_mxnets_thread():
             raise UsageError(
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
@@ -165,55 +193,41 @@ class _Forward:
         ctx = one_context(args)
         with TURN:
             self._leave(ctx)
-            make_graph(self, args, ctx)
-            outputs = self.planned_step.first_half(args)
+            make_graph(block, args, ctx)
+            outputs = self.step.first_half(args)
             if self.is_awaited():
                 _AWAITED[self] = None
             return outputs
 
     def _warn_of_unplanned(self, why: str) -> None:
-        text = f"planned block {self.name!r} trains unplanned where {why}"
-        warnings.warn(text, stacklevel=4)
+        text = f"planned block {self.step.block.name!r} trains unplanned where {why}"
+        warnings.warn(text, stacklevel=5)
 
     def _leave(self, ctx: mx.Context) -> None:
         """The step on ``ctx`` that is not finished never will be: another one begins."""
         past = self._past.setdefault(ctx, deque(maxlen=REMEMBERED))
         if any(half.is_finished for half in past):
             past.clear()
-        before = self.planned_step.unfinished.get(ctx)
+        before = self.step.unfinished.get(ctx)
         if before is None:
             return
         if before.belongs_elsewhere():
             raise UsageError(
-                f"two threads train the planned block {self.name!r} on {ctx} at once, and there is "
-                f"memory for one step; give each thread a context of its own. A thread that leaves "
-                f"its step out says so by block.planned_step.abandon()"
+                f"two threads train the planned block {self.step.block.name!r} on {ctx} at once, "
+                f"and there is memory for one step; give each thread a context of its own. A "
+                f"thread that leaves its step out says so by block.planned_step.abandon()"
             )
         before.writes.end()
-        past.append(self.planned_step.unfinished.pop(ctx))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Of what a copy is made, or a pickle: of a block that is not planned.
-
-        The step of this one trains the parameters of this one.
-        """
-        kind: Any = self._unplanned
-        made, args, *rest = kind.__reduce_ex__(self, protocol)
-        args = tuple(kind if arg is type(self) else arg for arg in args)
-        if made.__name__ == "__newobj__":  # pickle makes no other class by it than the block's
-            made = kind.__new__
-        if rest and isinstance(rest[0], dict):
-            rest[0] = {name: part for name, part in rest[0].items() if name not in _OF_THE_PLAN}
-        return made, args, *rest
+        past.append(self.step.unfinished.pop(ctx))
 
     def is_awaited(self) -> bool:
         """Is there a call, of the last ones, that is still to be asked where backward comes?"""
         past = [half for halves in list(self._past.values()) for half in list(halves)]
-        return any(half.is_awaited() for half in [*self.planned_step.unfinished.values(), *past])
+        return any(half.is_awaited() for half in [*self.step.unfinished.values(), *past])
 
     def begun(self) -> list[FirstHalf]:
         """The steps that this thread may finish."""
-        halves = self.planned_step.unfinished.values()
+        halves = self.step.unfinished.values()
         return [half for half in halves if not half.belongs_elsewhere()]
 
     def finished(self) -> list[FirstHalf]:
@@ -227,7 +241,7 @@ class _Forward:
             half.writes.end()
 
     def _pop_reached(self) -> list[FirstHalf]:
-        unfinished = self.planned_step.unfinished
+        unfinished = self.step.unfinished
         return [unfinished.pop(ctx) for ctx, h in list(unfinished.items()) if h.is_reached()]
 
     def _past_reached(self) -> list[FirstHalf]:
@@ -286,11 +300,11 @@ def _check_statistics(halves: list[FirstHalf]) -> None:
 
 
 #: In the order in which they were planned, in which the rest of their steps runs.
-_ALL: WeakKeyDictionary[_Forward, None] = WeakKeyDictionary()
+_ALL: WeakKeyDictionary[_Planned, None] = WeakKeyDictionary()
 
 #: Those that are to stay for a ``backward``, though nobody else may have them by then: a function
 #: that makes a block and returns a loss, say. MXNet's graph holds the outputs, not the block.
-_AWAITED: dict[_Forward, None] = {}
+_AWAITED: dict[_Planned, None] = {}
 
 
 def _let_go(phase: str, _: Any) -> None:

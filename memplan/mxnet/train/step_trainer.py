@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from memplan.errors import ArgumentError, TraceError, UsageError
+from memplan.mxnet.train.array_memory import chunk_of, part_of
 from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves
@@ -84,6 +87,7 @@ class StepTrainer:
             warn_behind(reason)
 
     def _refusal(self, params: Iterable[Parameter], trainer: gluon.Trainer) -> str | None:
+        params = list(params)
         ours = {p.name: p for p in params if p.grad_req != "null"}
         trained = {p.name: p for p in trainer._params if p.grad_req != "null"}
         computed = [name for name, p in ours.items() if is_derived(p)]
@@ -107,6 +111,9 @@ class StepTrainer:
             return f"the step computes no gradient for parameter {stale[0]!r} of the trainer"
         if any(len(p.list_ctx()) > 1 for p in ours.values() if p._data is not None):
             return "gradients of several contexts are summed up first"
+        if overlapping := _overlapping({id(p): p for p in (*params, *trainer._params)}.values()):
+            names = " and ".join(repr(p.name) for p in overlapping)
+            return f"parameters {names} have the same memory"
         if _has_kvstore(trainer):
             return "a kvstore sums up the gradients, or updates the parameters"
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
@@ -149,10 +156,14 @@ class StepTrainer:
         self._batch_size, self._is_done = batch_size, False
 
     def finish(self) -> None:
-        """Update the parameters, if there is a trainer and it has not done so within the step."""
+        """Update the parameters, if there is a trainer and it has not done so within the step.
+
+        Where the step is called under autograd.record(), no update is part of what is recorded.
+        """
         if self.trainer is not None and not self._is_done:
             self._is_done = True
-            self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
+            with autograd.pause():
+                self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
 
     def prepare(self, trainer: gluon.Trainer) -> None:
         """What ``Trainer.step`` does before the updates, which follow within the step."""
@@ -204,6 +215,18 @@ def _is_fresh(parameter: Parameter) -> bool:
     if parameter.grad_req == "null" or parameter._data is None:
         return False
     return bool(parameter._data[0]._fresh_grad)
+
+
+def _overlapping(params: Collection[Parameter]) -> tuple[Parameter, Parameter] | None:
+    """Two of different ``params`` in one memory, of which an update of one changes the other."""
+    places = Counter(chunk_of(p._data[0]) for p in params if p._data is not None)
+    shared = [p for p in params if p._data is not None and places[chunk_of(p._data[0])] > 1]
+    parts = [(part, p) for p in shared if (part := part_of(p._data[0])) is not None]
+    parts.sort(key=lambda pair: (pair[0].chunk, pair[0].begin))
+    for (part, one), (next_part, other) in itertools.pairwise(parts):
+        if part.overlaps(next_part):
+            return one, other
+    return None
 
 
 def _has_kvstore(trainer: gluon.Trainer) -> bool:

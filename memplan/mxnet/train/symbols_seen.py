@@ -69,7 +69,7 @@ def _asking(block: Block) -> Iterator[str]:
 
     Not of those that MXNet, too, calls with Symbols, as the block is hybridized.
     """
-    kind = getattr(block, "_unplanned", type(block))
+    kind = getattr(block, "_memplan_unplanned", type(block))
     for name in ("forward",) if is_graph(block) else ("hybrid_forward", "forward"):
         if _asks(getattr(kind, name, None), block, kind, set()):
             yield name

@@ -35,7 +35,7 @@ from memplan.mxnet.train.bound_step import (
     gradient_request,
     place_of,
 )
-from memplan.mxnet.train.cached_graphs import runs_by_graph
+from memplan.mxnet.train.cached_graphs import KeptGraphs
 from memplan.mxnet.train.computed import Computed, state_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
@@ -62,6 +62,7 @@ from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 
 Parameter = Any
+Params = Mapping[str, Parameter]
 
 # Specs of inputs and labels; does the step run in halves?
 Kind = tuple[Specs, bool]
@@ -131,8 +132,6 @@ class TrainStep:
         self.block, self.loss, self.keep_outputs = block, loss, keep_outputs
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
-        #: Has the block's ``__call__`` run when a step begins, as that of a planned block has?
-        self.has_been_called = False
         self._planner = ShapePlanner(
             budget=budget,
             strategy=strategy,
@@ -148,8 +147,9 @@ class TrainStep:
         self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
+        self.graphs = KeptGraphs()
         #: Whether the block may compute something else than in the last step.
-        self.changes = BlockChanges(self._blocks, loss)
+        self.changes = BlockChanges(self._blocks, loss, self.graphs.is_kept)
         self._loss_calls = LossCalls(loss, self.changes)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
@@ -175,7 +175,7 @@ class TrainStep:
         params = trainable(self.changes.parameters())
         kind = specs_of((as_inputs(batch[0]), batch[1])), in_halves
         ctx = contexts_of_params(params.values())[0]
-        return self._planned(kind, params, ctx, self._forget_changed(kind))[0]
+        return self._planned(kind, params, ctx, self._forget_changed(kind, to_run=False))[0]
 
     @in_turn
     def __call__(
@@ -299,7 +299,7 @@ class TrainStep:
             raise UsageError(
                 "the step that forward() began is not finished: call backward(loss), or abandon()"
             )
-        network = self._forget_changed(kind)
+        network = self._forget_changed(kind, to_run=True)
         bound = self._bound.get((kind, ctx))
         is_fit = bound is not None and bound.is_current() and bound.executor.draws_here()
         if bound is None or not is_fit or self._trainer.is_new_to(bound, in_halves):
@@ -313,7 +313,7 @@ class TrainStep:
         return bound
 
     def _bind(
-        self, plan: Plan, network: BlockNetwork, params: Mapping[str, Parameter], ctx: mx.Context
+        self, plan: Plan, network: BlockNetwork, params: Params, ctx: mx.Context
     ) -> BoundStep:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
         need, pool = training_need(plan), self._pools.setdefault(ctx, Pool())
@@ -336,7 +336,7 @@ class TrainStep:
     def _planned(
         self,
         kind: Kind,
-        params: Mapping[str, Parameter],
+        params: Params,
         ctx: mx.Context,
         network: BlockNetwork | None,
         *,
@@ -350,7 +350,7 @@ class TrainStep:
         realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
         asked = (kind, state_of(params), ctx.device_type, realisation)
         kept = [known for key, (_, known) in self._plans.items() if key[:-1] == asked]
-        network = kept[0] if kept else network or self._compose(kind, params=params)
+        network = kept[0] if kept else network or self._compose(params, to_run, kind)
         # Of what the network does not read, the trainer may lack or have anything.
         parameters = arguments_of(network, params)
         within = self._trainer.updates_within(parameters, kind[1])
@@ -372,29 +372,29 @@ class TrainStep:
         return self._plans[key]
 
     def _compose(
-        self, kind: Kind, *, params: Mapping[str, Parameter], known: BlockNetwork | None = None
+        self, params: Params, to_run: bool, kind: Kind, *, known: BlockNetwork | None = None
     ) -> BlockNetwork:
         specs, in_halves = kind
         modes = self._loss_calls.of_network(kind)
-        modes |= {"in_halves": in_halves, "has_been_called": self.has_been_called}
+        modes |= {"in_halves": in_halves, "has_been_called": self.graphs.of_calls}
+        modes["by_graphs"] = functools.partial(self.graphs.in_network, are_made=to_run)
         modes["keep_outputs"] = self.keep_outputs and not in_halves
         with self.changes.as_in_graphs():
             return compose(self.block, self.loss, specs, params, **modes, known=known)
 
-    def _forget_changed(self, kind: Kind) -> BlockNetwork | None:
+    def _forget_changed(self, kind: Kind, *, to_run: bool) -> BlockNetwork | None:
         """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
-        is_kept = runs_by_graph if self.has_been_called else None
         are_possible = self.changes.are_possible(kind, {key[0] for key in self._plans})
-        are_possible |= self.changes.are_unseen(is_kept)
+        are_possible |= self.changes.are_unseen() or (to_run and self.changes.is_graph_new())
         if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
+        self.changes.begin(kind)
         params = trainable(self.changes.parameters())
         plans = {key: made for key, made in self._plans.items() if key[0] == kind}
-        found = Computed(functools.partial(self._compose, params=params), state_of(params))
+        found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
         gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
         networks = [self._plans.pop(key)[1] for key in gone]
         for bound in self._bound.values():
             bound.is_outdated |= any(bound.network is network for network in networks)
-        if gone:
-            self.changes.are_found(self.block.name)
+        self.changes.end(kind, self.block.name, are_found=bool(gone))
         return found.networks.get(kind)

@@ -1,0 +1,135 @@
+"""A TrainStep of a hybridized block leaves MXNet's graph behind, as a call of the block does.
+
+It does where there is none: it trains what blocks compute in training, whatever inference has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.blocks import SOFTMAX
+from memplan.mxnet.gluon import TrainStep, planned
+
+X = mx.nd.random.normal(shape=(4, 6))
+Y = mx.nd.array([0, 1, 2, 0])
+OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
+
+
+class Draws(gluon.HybridBlock):
+    """Draws a number of NumPy's, asks which mode it is in, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="draws_")
+        self.ncalls, self.slope = 0, 1.0
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dropout(0.3))
+            self.head = nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.ncalls += 1
+        hidden = self.body(x) * (self.slope + np.random.rand())
+        return self.head(F.sigmoid(hidden) if autograd.is_training() else hidden)
+
+
+class Outer(gluon.HybridBlock):
+    """Holds it, and is not hybridized."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="outer_")
+        with self.name_scope():
+            self.inner = Draws()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.tanh(self.inner(x))
+
+
+def nothing(net: Any, step: TrainStep | None) -> None:
+    pass
+
+
+def planned_before(net: Any, step: TrainStep | None) -> None:
+    """No call of the block: what is drawn and counted for the plan is none of the script's."""
+    if step is not None:
+        state, ncalls = np.random.get_state(), net.ncalls
+        step.plan(X, None if step.loss is None else Y)
+        np.random.set_state(state)
+        net.ncalls = ncalls
+
+
+def of_numpys(inner: Any, count: int) -> list[Any]:
+    return [mx.nd.array([inner.ncalls, np.random.rand(), count])]
+
+
+def left_by(way: str, make: Any, before: Callable[..., None], path: Path) -> Any:
+    """What steps leave between which there is inference, and another slope, and what is saved."""
+    mx.random.seed(1)
+    np.random.seed(1)
+    net = make()
+    inner = net if isinstance(net, Draws) else net.inner
+    net.initialize(mx.init.Xavier())
+    if make is Outer:
+        net(X)  # else random numbers would be drawn between those for the parameters
+    inner.hybridize()
+    step = None
+    if way in ("whole", "halves"):
+        step = TrainStep(net, SOFTMAX if way == "whole" else None, **OPTIONS)
+    elif way == "planned":
+        planned(net, **OPTIONS)
+    before(inner, None if make is Outer else step)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    found: list[Any] = []
+    for number in range(4):
+        if way == "whole":
+            loss = step(X, Y)
+        else:
+            with autograd.record():
+                loss = SOFTMAX(step.forward(X) if way == "halves" else net(X), Y)
+            step.backward(loss) if way == "halves" else loss.backward()
+        trainer.step(4)
+        found += [loss, *of_numpys(inner, number)]
+        if number == 0:
+            inner.export(str(path / way))
+        inner.slope, inner.body[2]._rate = number + 2.0, 0.1 * number
+        found += [net(X), *of_numpys(inner, number)] if number % 2 else []
+    saved = mx.nd.load(str(path / f"{way}-0000.params"))
+    found += [saved[name] for name in sorted(saved)]
+    nodes = json.loads((path / f"{way}-symbol.json").read_text())["nodes"]
+    for node in nodes:  # the third number counts how often the variable was composed in all
+        node["inputs"] = [entry[:2] for entry in node["inputs"]]
+    return [array.asnumpy() for array in found], nodes
+
+
+@pytest.mark.parametrize("before", [nothing, planned_before])
+@pytest.mark.parametrize("make", [Draws, Outer])
+@pytest.mark.parametrize("way", ["whole", "halves", "planned"])
+def test_it_is_the_graph_of_the_first_call(
+    way: str, make: Any, before: Callable[..., None], tmp_path: Path
+) -> None:
+    expected, graph = left_by("autograd", make, before, tmp_path)
+    found, graph_of_steps = left_by(way, make, before, tmp_path)
+    assert graph == graph_of_steps
+    assert len(expected) == len(found)
+    assert all(map(np.array_equal, expected, found))
+
+
+def test_an_imported_block_can_be_exported_after_steps(tmp_path: Path) -> None:
+    net = nn.Dense(3, in_units=6)
+    net.initialize()
+    net.hybridize()
+    net(X)
+    net.export(str(tmp_path / "net"))
+    files = [str(tmp_path / f"net-{name}") for name in ("symbol.json", "0000.params")]
+    net = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    TrainStep(net, SOFTMAX, **OPTIONS)(X, Y)
+    net.export(str(tmp_path / "net"))
+    assert len(mx.nd.load(files[1])) == 2
