@@ -330,6 +330,7 @@ ON_MATRICES: dict[str, Call] = {
             "clip": lambda x: NP.clip(x, -0.3, 0.3),
             "tril": lambda x: NP.tril(x),
             "diff": lambda x: NP.diff(x),
+            "ediff1d": lambda x: NP.ediff1d(x),
             "getitem": lambda x: x[1:3],
             "svd": lambda x: NP.linalg.svd(x)[1],
             "cholesky": lambda x: NP.linalg.cholesky(NP.dot(x, x.T) + NP.eye(4)),

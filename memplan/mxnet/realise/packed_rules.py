@@ -19,6 +19,7 @@ from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
     is_made_of_symbol,
     is_true,
+    must_not_be_in_place,
 )
 from memplan.step.graph import TrainingGraph
 
@@ -59,9 +60,9 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
     """``graph``, whose ops are ``nodes``, as far as packed memory can run it.
 
     No tensor takes over the memory of one of another shape: MXNet sees two arrays, and writes the
-    one while it reads the other. And autograd must find what it kept: see :func:`_run_once`.
-    Raises TraceError for an op that cannot be called so: with a state that it keeps from step to
-    step.
+    one while it reads the other. Nor is an op in place that must not be, whatever MXNet lets it do.
+    And autograd must find what it kept: see :func:`_run_once`. Raises TraceError for an op that
+    cannot be called so: with a state that it keeps from step to step.
     """
     read = {*graph.heads, *(tensor for op in graph.ops for tensor in op.inputs)}
     for op, node in zip(graph.ops, nodes, strict=True):
@@ -91,6 +92,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
                 for handover in op.handovers
                 if kinds[op.inputs[handover.input]] == kinds[op.outputs[handover.output]]
                 and not is_made_of_symbol(node.forward or node)
+                and not must_not_be_in_place(node)
             ),
         )
         for op, node in zip(graph.ops, nodes, strict=True)

@@ -149,6 +149,18 @@ def must_be_in_place(node: Node) -> bool:
     return is_along_last_axis(node, len(data.shape))
 
 
+def must_not_be_in_place(node: Node) -> bool:
+    """Does ``node`` compute garbage where it writes over what it reads, as MXNet lets it?
+
+    An np.ediff1d does, which may where it writes as many numbers as it reads, so that one is put
+    before or behind the differences: it reads what it has written (numpy/np_ediff1d_op-inl.h).
+    """
+    if node.op != "_npi_ediff1d":
+        return False
+    source, result = node.infos.inputs[0], node.infos.outputs[0]
+    return source is not None and result is not None and source.nelements == result.nelements
+
+
 def is_along_last_axis(softmax: Node, ndim: int) -> bool:
     """Is a ``softmax``, or its gradient, along the last axis of ``ndim`` dimensions?"""
     return int(softmax.attrs.get("axis", "-1")) in (-1, ndim - 1)
