@@ -37,7 +37,7 @@ from memplan.mxnet.realise.varying_layouts import (
 )
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.arguments import wanted
-from memplan.mxnet.trace.build import Trace, is_shared
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
@@ -53,6 +53,7 @@ from memplan.mxnet.trace.operators import (
     runs_user_code,
 )
 from memplan.mxnet.trace.probe import counts_as_backward
+from memplan.mxnet.trace.shared_gradients import is_shared
 from memplan.mxnet.trace.sums import is_added_late
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves

@@ -14,7 +14,7 @@ from memplan.mxnet.trace.operators import (
     may_run_on_cudnn,
     must_not_be_in_place,
 )
-from memplan.mxnet.trace.states import reads_states, states_written
+from memplan.mxnet.trace.states import reads_states, states_of
 from memplan.step.graph import TrainingGraph
 
 # An attribute of the variables of a network whose step runs in halves (memplan/step/halves.py): of
@@ -100,7 +100,7 @@ class Form:
         were on a CPU, while cuDNN updates them: it must not be recomputed. Nor must what reads
         such statistics, which may have been updated by then.
         """
-        states = {state for node in forward for state in states_written(node)}
+        states = states_of(forward)
         differentiated = {node.forward for node in order if node.forward is not None}
         once = run_once_by_executor(order)
         return {

@@ -61,6 +61,10 @@ _UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
 _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
 
 
+_NORMS_OF_BATCHES = frozenset(
+    "BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm".split()
+)
+
 # What a BatchNorm's cudnn_off was before a mirror plan set it ("": nothing).
 CUDNN_OFF_BEFORE = "__memplan_cudnn_off_before__"
 
@@ -284,6 +288,14 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
 def uses_global_statistics(node: Node) -> bool:
     """Is this a BatchNorm that computes by its moving statistics, and leaves them alone?"""
     return is_true(node.attrs.get("use_global_stats"))
+
+
+def fixes_gamma(node: Node) -> bool:
+    """Is this a norm that takes its gamma, its second input, for ones, and writes them there?
+
+    It does unless it is told not to.
+    """
+    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("fix_gamma", "True"))
 
 
 def is_true(value: str | None) -> bool:
