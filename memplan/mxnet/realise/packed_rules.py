@@ -15,6 +15,7 @@ from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
+    EMBEDDINGS,
     has_sparse_gradient,
     has_state_or_user_code,
     is_made_of_symbol,
@@ -33,7 +34,8 @@ _STATEFUL = frozenset(
     _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_PSROIPooling
     _contrib_ModulatedDeformableConvolution _contrib_count_sketch _contrib_fft
     _contrib_ifft _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
-    _contrib_MultiProposal _contrib_Proposal softmax_cross_entropy""".split()
+    _contrib_MultiProposal _contrib_Proposal _contrib_SparseEmbedding
+    softmax_cross_entropy""".split()
 )
 
 # Their state is that of one step.
@@ -172,7 +174,7 @@ def _adds_to_garbage(backward: Node) -> bool:
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
     """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
     reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
-    if (node.forward or node).op != "Embedding" or reads_sparse:
+    if (node.forward or node).op not in EMBEDDINGS or reads_sparse:
         return False
     return node.forward is None or not readers.get((node, 1)) or (node, 1) in outside
 

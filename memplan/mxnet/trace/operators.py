@@ -40,8 +40,9 @@ _STATE_OR_USER_CODE = frozenset(
 _NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
     one_hot _histogram BatchNorm_v1 CTCLoss _npx_layer_norm _npx_embedding _npx_pick Convolution_v1
-    Crop diag hard_sigmoid _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
-    _np_diag _np_diagflat _np_diagonal _np_moveaxis _npi_pad""".split()
+    _contrib_SparseEmbedding Crop diag hard_sigmoid _contrib_DeformableConvolution
+    _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat _np_diagonal _np_moveaxis
+    _npi_pad""".split()
 )
 
 # What MXNet makes of a Symbol only: user code, and operators that hold networks.
@@ -60,6 +61,10 @@ _UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
 # Operators that update an input (FMutateInputs), such as optimizers.
 _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
 
+
+# Lookups of rows in a table, which is their second input.
+_SPARSE_EMBEDDING = "_contrib_SparseEmbedding"
+EMBEDDINGS = frozenset({"Embedding", _SPARSE_EMBEDDING})
 
 _NORMS_OF_BATCHES = frozenset(
     "BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm".split()
@@ -304,10 +309,14 @@ def is_true(value: str | None) -> bool:
 
 
 def has_sparse_gradient(node: Node) -> bool:
-    """Does the op, or that of which it is the backward op, say that its weight's is row_sparse?"""
-    return is_true(node.attrs.get("sparse_grad"))
+    """Is the gradient of the weight of this op, or of that which it differentiates, row_sparse?
+
+    It says so, or it is the older embedding, which has no other one.
+    """
+    is_always = node.op in (_SPARSE_EMBEDDING, "_backward_SparseEmbedding")
+    return is_always or is_true(node.attrs.get("sparse_grad"))
 
 
 def is_sparse_embedding(node: Node) -> bool:
     """Is this the lookup in a table whose gradient is row_sparse?"""
-    return node.op == "Embedding" and has_sparse_gradient(node)
+    return node.op in EMBEDDINGS and has_sparse_gradient(node)
