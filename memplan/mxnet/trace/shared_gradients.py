@@ -7,24 +7,39 @@ from collections.abc import Mapping, Sequence
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.operators import is_true
 
 
 def check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> None:
-    """TraceError for a hard_sigmoid that shares the gradient of its output with another op.
+    """TraceError for an op that shares the gradient of its output, and must not.
 
-    MXNet takes its backward op for an identity (FInplaceIdentity in elemwise_unary_op_basic.cc),
-    so that it writes over that gradient before others have read it, or does not run at all.
+    MXNet takes the backward op of a hard_sigmoid for an identity (FInplaceIdentity in
+    elemwise_unary_op_basic.cc), so that it writes over that gradient before others have read it, or
+    does not run at all. That of an np.average without weights divides it where it lies
+    (numpy/np_broadcast_reduce_op.h), and tells nobody.
     """
     nreaders = Counter(entry for node in order for entry in node.inputs)
     nreaders.update(full)
     for node in order:
-        if node.op == "_backward_hard_sigmoid" and is_shared(node.inputs[0], nreaders):
-            assert node.forward is not None
-            raise TraceError(
-                f"{node.forward.name!r} (hard_sigmoid) shares the gradient of its output with "
-                f"another op, as the terms of a sum do, and MXNet then computes gradients that "
-                f"depend on the memory that they run in; write clip(alpha * x + beta, 0, 1)"
-            )
+        if node.forward is None:
+            continue
+        if node.op == "_backward_hard_sigmoid":
+            name, advice = "hard_sigmoid", "clip(alpha * x + beta, 0, 1)"
+        elif node.op == "_backward_np_average" and not _has_weights(node.forward):
+            name, advice = "np.average without weights", "np.mean"
+        else:
+            continue
+        if not is_shared(node.inputs[0], nreaders):
+            continue
+        raise TraceError(
+            f"{node.forward.name!r} ({name}) shares the gradient of its output with another op, as "
+            f"the terms of a sum do, and MXNet then computes gradients that depend on the memory "
+            f"that they run in; write {advice}"
+        )
+
+
+def _has_weights(average: Node) -> bool:
+    return is_true(average.attrs.get("weighted", "True"))
 
 
 def is_shared(entry: Entry, nreaders: Mapping[Entry, int]) -> bool:
