@@ -337,6 +337,8 @@ ON_MATRICES: dict[str, Call] = {
             "inv": lambda x: NP.linalg.inv(NP.dot(x, x.T) + NP.eye(4)),
             "solve": lambda x: NP.linalg.solve(NP.dot(x, x.T) + NP.eye(4), x),
             "random.gamma": lambda x: x * NP.random.gamma(2.0, 1.0, size=(4, 6)),
+            "random.gamma, array": lambda x: x * NP.random.gamma(2.0, NP.exp(x)),
+            "random.gamma, arrays": lambda x: x * NP.random.gamma(NP.exp(x), NP.exp(-x)),
             "relu": lambda x: NPX.relu(x),
             "sigmoid": lambda x: NPX.sigmoid(x),
             "softmax": lambda x: NPX.softmax(x),
