@@ -21,25 +21,25 @@ def check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> None
     nreaders = Counter(entry for node in order for entry in node.inputs)
     nreaders.update(full)
     for node in order:
-        if node.forward is None:
-            continue
         if node.op == "_backward_hard_sigmoid":
-            name, advice = "hard_sigmoid", "clip(alpha * x + beta, 0, 1)"
-        elif node.op == "_backward_np_average" and not _has_weights(node.forward):
-            name, advice = "np.average without weights", "np.mean"
+            fault = "(hard_sigmoid) shares the gradient of its output with another op"
+            advice = "clip(alpha * x + beta, 0, 1)"
+        elif node.op == "_backward_np_average" and not _has_weights(node):
+            fault = "(np.average without weights) shares the gradient of its output with another op"
+            advice = "np.mean(x)"
         else:
             continue
-        if not is_shared(node.inputs[0], nreaders):
-            continue
-        raise TraceError(
-            f"{node.forward.name!r} ({name}) shares the gradient of its output with another op, as "
-            f"the terms of a sum do, and MXNet then computes gradients that depend on the memory "
-            f"that they run in; write {advice}"
-        )
+        if is_shared(node.inputs[0], nreaders):
+            assert node.forward is not None
+            raise TraceError(
+                f"{node.forward.name!r} {fault}, as the terms of a sum do, and MXNet then computes "
+                f"gradients that depend on the memory that they run in; write {advice}"
+            )
 
 
-def _has_weights(average: Node) -> bool:
-    return is_true(average.attrs.get("weighted", "True"))
+def _has_weights(backward: Node) -> bool:
+    forward = backward.forward
+    return forward is not None and is_true(forward.attrs.get("weighted", "True"))
 
 
 def is_shared(entry: Entry, nreaders: Mapping[Entry, int]) -> bool:
