@@ -63,7 +63,7 @@ READ: dict[str, Read] = {
     "twice": lambda op, state, read: (state + read) * read,
 }
 
-# Not in a while_loop: packed steps end the process there, with copies or without; why is not known.
+# In a while_loop MXNet's own gradients of these write beyond their memory, without a plan, too.
 IN_FOREACH: dict[str, Read] = {
     "np.where or a number": lambda op, state, read: where(op, state, read, 1.5),
     "a number or np.where": lambda op, state, read: where(op, state, 1.5, read),
