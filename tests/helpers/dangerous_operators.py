@@ -101,6 +101,12 @@ DANGEROUS: dict[str, list[tuple[Call, tuple[int, ...]]]] = {
     "_np_diagonal": [(numpy(lambda x: NP.diagonal(x)), MATRIX)],
     "_np_moveaxis": [(numpy(lambda x: NP.moveaxis(x, 0, 1)), MATRIX)],
     "_npi_pad": [(numpy(lambda x: NP.pad(x, ((1, 1), (1, 1)), "constant")), MATRIX)],
+    # a copy, or the op where its input is computed again, may write over that input
+    "_npi_ediff1d": [
+        (numpy(lambda x: NP.ediff1d(x, to_begin=0.5)), MATRIX),
+        (numpy(lambda x: NP.ediff1d(x, to_end=0.5)), MATRIX),
+        (numpy(lambda x: NP.ediff1d(x, to_begin=V("first", shape=(1,)).as_np_ndarray())), MATRIX),
+    ],
     # random numbers
     "Dropout": [
         (lambda x: S.Dropout(x, p=0.5), IMAGE),

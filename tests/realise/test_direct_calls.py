@@ -129,6 +129,20 @@ def test_steps_in_other_semantics_than_the_first_are_an_error_of_mxnets() -> Non
         assert not differences(stock_steps(network, values), planned_steps(again))
 
 
+@pytest.mark.parametrize("shape", [(4, 5, 5), (4, 5, 6)])
+def test_norms_of_equal_attributes_and_other_dimensions(shape: tuple[int, ...]) -> None:
+    """MXNet counts the axis from the front, and writes that into the attributes of the call."""
+    with mx.util.np_shape(True), mx.util.np_array(True), mx.name.NameManager():
+        data, other = (mx.sym.var(name).as_np_ndarray() for name in ("data", "other"))
+        norms = [mx.sym.np.linalg.norm(mx.sym.np.sin(x), axis=-1) for x in (data, other)]
+        total = mx.sym.np.sum(norms[0]) + mx.sym.np.sum(mx.sym.np.sin(norms[1]))
+        shapes = {"data": (4, 6), "other": shape}
+        network = trace(total, shapes=shapes, grad_req="write", realisation="packed")
+        values = random_values(network)
+        executor = bound(network, Schedule.unplanned(network.graph), values)
+        assert not differences(stock_steps(network, values, 3), planned_steps(executor, 3))
+
+
 def test_with_an_engine_that_computes_within_the_call_all_stay(
     library: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
@@ -326,6 +326,30 @@ def test_a_hard_sigmoid_with_a_gradient_of_its_own() -> None:
     gated = x * mx.sym.hard_sigmoid(x, name="gate")
     graph = trace(mx.sym.MakeLoss(gated), shapes={"x": (2, 4)}, grad_req="write").graph
     assert any(op.name == "gate_backward" for op in graph.ops)
+
+
+def averaged(x: mx.sym.Symbol, weights: Any = None) -> mx.sym.Symbol:
+    x = x.as_np_ndarray()
+    weights = weights if weights is None else weights.as_np_ndarray()
+    return mx.sym.np.average(x, axis=1, weights=weights).as_nd_ndarray()
+
+
+@pytest.fixture
+def numpy_shapes() -> Iterator[None]:
+    with mx.util.np_shape(True):
+        yield
+
+
+@pytest.mark.usefixtures("numpy_shapes")
+def test_an_average_without_weights_that_shares_a_gradient_is_refused() -> None:
+    """MXNet divides that gradient where it lies, for the other op, too."""
+    x = mx.sym.tanh(mx.sym.Variable("x"))
+    other = mx.sym.sum(mx.sym.sin(x), axis=1)
+    for total in (averaged(x) + other, mx.sym.add_n(other, mx.sym.cos(other), averaged(x))):
+        with pytest.raises(TraceError, match=r"\(np.average without weights\) shares .* np.mean"):
+            trace(mx.sym.MakeLoss(total), shapes={"x": (2, 4)}, grad_req="write")
+    for harmless in (averaged(x) * other, averaged(x, mx.sym.exp(x)) + other):
+        trace(mx.sym.MakeLoss(harmless), shapes={"x": (2, 4)}, grad_req="write")
 
 
 def test_ops_that_a_backend_has_fused_are_refused() -> None:

@@ -57,6 +57,11 @@ _NO_STATE, _STATE_LEFT = (ctypes.c_uint64 * 2)(), ctypes.byref((ctypes.c_uint64 
 # The operators that were seen to have one. Nothing frees the state that was made to see it.
 _WITH_STATE: set[str] = set()
 
+# Those that write into their parsed attributes, which calls of equal attributes share here: a norm
+# the axis, counted from the front of what it reads (NumpyNormShape of numpy/linalg/np_norm.cc). Its
+# backward op does so, too. MXNet's C API parses them anew in every call.
+_WRITES_ATTRIBUTES = frozenset({"_npi_norm", "_backward_npi_norm"})
+
 _CPU = ctypes.byref(Context(mx.cpu(0).device_typeid, mx.cpu(0).device_id))
 
 Function = tuple[Any, tuple[Any, ...]]
@@ -88,7 +93,7 @@ def may_be_direct(op: str, outputs: Handles) -> bool:
     is_there = None not in (_GET, _INVOKE, _SET_SHAPE_TYPE)
     is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
     on_cpu = bool(outputs.arrays) and outputs.arrays[0].context == mx.cpu(0)
-    return is_there and not is_naive and on_cpu and op not in _WITH_STATE
+    return is_there and not is_naive and on_cpu and op not in _WITH_STATE | _WRITES_ATTRIBUTES
 
 
 def direct_call(op: str, attrs: Attributes, inputs: Handles, outputs: Handles) -> Function | None:

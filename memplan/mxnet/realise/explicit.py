@@ -37,9 +37,9 @@ from memplan.mxnet.realise.varying_layouts import (
 )
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.arguments import wanted
-from memplan.mxnet.trace.build import Trace, is_shared
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.form import Form, is_in_halves
+from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
@@ -49,9 +49,11 @@ from memplan.mxnet.trace.operators import (
     is_true,
     keeps_gradient,
     must_be_in_place,
+    must_not_be_in_place,
     runs_user_code,
 )
 from memplan.mxnet.trace.probe import counts_as_backward
+from memplan.mxnet.trace.shared_gradients import is_shared
 from memplan.mxnet.trace.sums import is_added_late
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
@@ -112,12 +114,14 @@ class Explicit(Form):
     def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
         """All but random ops, those that keep a state or change what they read.
 
-        And what must write over what it reads, which MXNet's executor decides.
+        And what must write over what it reads, or must not, which MXNet's executor decides;
+        TraceError where it may do so whatever runs once.
         """
         nodes = repeatable_nodes(forward)
         if self.in_one_array:
             return nodes
-        return {node for node in nodes if not must_be_in_place(node)}
+        _check_lives(order)
+        return {node for node in nodes if not must_be_in_place(node)} - run_once_by_executor(order)
 
     def finished(
         self,
@@ -167,6 +171,20 @@ def in_order(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph``, whose random ops keep their order, those on one state, and halves of a step."""
     graph = dataclasses.replace(graph, ops=keep_order(graph.ops, nodes))
     return in_halves(graph) if is_in_halves(nodes) else graph
+
+
+def _check_lives(order: Sequence[Node]) -> None:
+    """TraceError where no backward op reads what an op must not write over, so that it may die."""
+    differentiated = {node.forward for node in order}
+    for node in order:
+        may_die = node not in differentiated and must_not_be_in_place(node)
+        if may_die and not node.inputs[0][0].is_variable:
+            raise TraceError(
+                f"op {node.name!r} (np.ediff1d with to_begin or to_end) has no gradient here, and "
+                f"MXNet's executor then may write its output over what it reads before all is "
+                f"read; put the number beside np.ediff1d(x) by np.concatenate, or use "
+                f"realisation='packed'"
+            )
 
 
 def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: bool) -> None:

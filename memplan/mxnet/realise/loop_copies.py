@@ -36,10 +36,10 @@ _DO_NOT_ADD = frozenset(
     _contrib_ModulatedDeformableConvolution _contrib_MultiBoxDetection _contrib_MultiBoxPrior
     _contrib_MultiBoxTarget _contrib_box_iou _contrib_box_nms _contrib_count_sketch _contrib_fft
     _contrib_hawkesll _contrib_ifft _linalg_gelqf _linalg_gemm _linalg_gemm2 _linalg_inverse
-    _linalg_syevd _linalg_trmm _linalg_trsm _np_cumsum _np_moveaxis _npi_diff _npi_dsplit
-    _npi_einsum _npi_flip _npi_hsplit _npi_mean _npi_norm _npi_polyval _npi_rot90 _npi_solve
-    _npi_tensordot _npi_tensorinv _split_v2 amp_cast amp_multicast clip mean moments
-    reverse""".split()
+    _linalg_syevd _linalg_trmm _linalg_trsm _np_cumsum _np_moveaxis _np_trace _npi_diff
+    _npi_dsplit _npi_einsum _npi_flip _npi_hsplit _npi_mean _npi_norm _npi_polyval _npi_rot90
+    _npi_solve _npi_tensordot _npi_tensorinv _npi_where _npi_where_lscalar _npi_where_rscalar
+    _split_v2 amp_cast amp_multicast clip mean moments reverse""".split()
 )
 
 # Those that do not add the gradient of one of their inputs, and which: of a gamma that is fixed, of

@@ -13,7 +13,7 @@ from memplan.mxnet.trace.operators import (
     is_true,
 )
 from memplan.mxnet.trace.probe import changed_inputs
-from memplan.mxnet.trace.states import reads_states, states_touched, states_written
+from memplan.mxnet.trace.states import reads_states, states_of, states_touched
 from memplan.mxnet.trace.sums import is_link
 from memplan.step.graph import Op
 
@@ -217,7 +217,7 @@ def _make_sums_safe(order: Sequence[Node]) -> None:
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
     """The ops of the forward pass that may run twice."""
     inputs = {source for node in forward if node.op in _KEEPS_POINTERS for source, _ in node.inputs}
-    states = {state for node in forward for state in states_written(node)}
+    states = states_of(forward)
     return {
         node
         for node in forward
@@ -233,7 +233,7 @@ def keep_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
     Those that may be random: so the same seed gives the same numbers. And those that read or write
     the same state: a BatchNorm that is called twice counts the one batch, then the other.
     """
-    states = {state for node in nodes for state in states_written(node)}
+    states = states_of(nodes)
     result = list(ops)
     latest: dict[Node | None, int] = {}
     for index, node in enumerate(nodes):

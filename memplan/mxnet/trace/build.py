@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -41,7 +40,9 @@ from memplan.mxnet.trace.operators import (
     overwrites_what_it_reads,
 )
 from memplan.mxnet.trace.probe import handovers
+from memplan.mxnet.trace.shared_gradients import check_shared_gradients
 from memplan.mxnet.trace.sizes import check_op
+from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
@@ -133,6 +134,7 @@ def trace(
     for node in depth_first(heads):
         check_op(node)
     outputs = merge_equal_nodes(list(heads))
+    check_gammas(depth_first(outputs), outputs)
     full = training_graph(outputs, heads, wanted(requests))
     stock = depth_first(full)
     full = form.rewritten(full, device_type)
@@ -236,36 +238,8 @@ def _checked(full: Sequence[Entry]) -> list[Node]:
                 f"that it runs in; leave out_grad out, or compute the loss yourself, for MakeLoss"
             )
         check_op(node)
-    _check_shared_gradients(order, full)
+    check_shared_gradients(order, full)
     return order
-
-
-def _check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> None:
-    """TraceError for a hard_sigmoid that shares the gradient of its output with another op.
-
-    MXNet takes its backward op for an identity (FInplaceIdentity in elemwise_unary_op_basic.cc),
-    so that it writes over that gradient before others have read it, or does not run at all.
-    """
-    nreaders = Counter(entry for node in order for entry in node.inputs)
-    nreaders.update(full)
-    for node in order:
-        if node.op == "_backward_hard_sigmoid" and is_shared(node.inputs[0], nreaders):
-            assert node.forward is not None
-            raise TraceError(
-                f"{node.forward.name!r} (hard_sigmoid) shares the gradient of its output with "
-                f"another op, as the terms of a sum do, and MXNet then computes gradients that "
-                f"depend on the memory that they run in; write clip(alpha * x + beta, 0, 1)"
-            )
-
-
-def is_shared(entry: Entry, nreaders: Mapping[Entry, int]) -> bool:
-    """Does another op read the memory of ``entry``? An op with one input may return a view."""
-    while nreaders[entry] == 1:
-        inputs = entry[0].inputs
-        if len(inputs) != 1:
-            return False
-        [entry] = inputs
-    return True
 
 
 def _build(

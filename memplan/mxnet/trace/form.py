@@ -9,8 +9,12 @@ from typing import ClassVar
 import mxnet as mx
 
 from memplan.mxnet.trace.nnvm import Entry, Node
-from memplan.mxnet.trace.operators import may_be_mirrored, may_run_on_cudnn
-from memplan.mxnet.trace.states import reads_states, states_written
+from memplan.mxnet.trace.operators import (
+    may_be_mirrored,
+    may_run_on_cudnn,
+    must_not_be_in_place,
+)
+from memplan.mxnet.trace.states import reads_states, states_of
 from memplan.step.graph import TrainingGraph
 
 # An attribute of the variables of a network whose step runs in halves (memplan/step/halves.py): of
@@ -21,6 +25,19 @@ IN_HALVES = "__memplan_in_halves__"
 def is_in_halves(nodes: Sequence[Node]) -> bool:
     """Is a step of these ops to be run in halves?"""
     return any(IN_HALVES in source.attrs for node in nodes for source, _ in node.inputs)
+
+
+def run_once_by_executor(order: Sequence[Node]) -> set[Node]:
+    """The nodes of a step that MXNet's executor must not run twice, lest one writes over its input.
+
+    It lets an op that must not do so where that input dies. So the input must live until the
+    backward op, which reads it: it is computed once, and the op does not come again after that.
+    """
+    result = set()
+    for node in order:
+        if must_not_be_in_place(node):
+            result |= {node, node.inputs[0][0]}
+    return result
 
 
 @dataclass(frozen=True)
@@ -83,12 +100,14 @@ class Form:
         were on a CPU, while cuDNN updates them: it must not be recomputed. Nor must what reads
         such statistics, which may have been updated by then.
         """
-        states = {state for node in forward for state in states_written(node)}
+        states = states_of(forward)
         differentiated = {node.forward for node in order if node.forward is not None}
+        once = run_once_by_executor(order)
         return {
             node
             for node in forward
             if may_be_mirrored(node)
+            and node not in once
             and (node in differentiated or not may_run_on_cudnn(node.op, node.attrs))
             and not reads_states(node, states)
         }

@@ -40,8 +40,9 @@ _STATE_OR_USER_CODE = frozenset(
 _NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
     one_hot _histogram BatchNorm_v1 CTCLoss _npx_layer_norm _npx_embedding _npx_pick Convolution_v1
-    Crop diag hard_sigmoid _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
-    _np_diag _np_diagflat _np_diagonal _np_moveaxis _npi_pad""".split()
+    _contrib_SparseEmbedding Crop diag hard_sigmoid _contrib_DeformableConvolution
+    _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat _np_diagonal _np_moveaxis
+    _npi_pad""".split()
 )
 
 # What MXNet makes of a Symbol only: user code, and operators that hold networks.
@@ -60,6 +61,14 @@ _UNKNOWN_DIMENSION = re.compile(r"(?<![0-9])0(?![0-9])|-1|None")
 # Operators that update an input (FMutateInputs), such as optimizers.
 _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_multi")
 
+
+# Lookups of rows in a table, which is their second input.
+_SPARSE_EMBEDDING = "_contrib_SparseEmbedding"
+EMBEDDINGS = frozenset({"Embedding", _SPARSE_EMBEDDING})
+
+_NORMS_OF_BATCHES = frozenset(
+    "BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm".split()
+)
 
 # What a BatchNorm's cudnn_off was before a mirror plan set it ("": nothing).
 CUDNN_OFF_BEFORE = "__memplan_cudnn_off_before__"
@@ -147,6 +156,18 @@ def must_be_in_place(node: Node) -> bool:
     if data is None or len(data.shape) < 4 or not reads_any_layout(node):
         return False
     return is_along_last_axis(node, len(data.shape))
+
+
+def must_not_be_in_place(node: Node) -> bool:
+    """Does ``node`` compute garbage where it writes over what it reads, as MXNet lets it?
+
+    An np.ediff1d does, which may where it writes as many numbers as it reads, so that one is put
+    before or behind the differences: it reads what it has written (numpy/np_ediff1d_op-inl.h).
+    """
+    if node.op != "_npi_ediff1d":
+        return False
+    source, result = node.infos.inputs[0], node.infos.outputs[0]
+    return source is not None and result is not None and source.nelements == result.nelements
 
 
 def is_along_last_axis(softmax: Node, ndim: int) -> bool:
@@ -274,16 +295,28 @@ def uses_global_statistics(node: Node) -> bool:
     return is_true(node.attrs.get("use_global_stats"))
 
 
+def fixes_gamma(node: Node) -> bool:
+    """Is this a norm that takes its gamma, its second input, for ones, and writes them there?
+
+    It does unless it is told not to.
+    """
+    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("fix_gamma", "True"))
+
+
 def is_true(value: str | None) -> bool:
     """Does an attribute say yes? One that is not there says no."""
     return value is not None and value.lower() in ("true", "1")
 
 
 def has_sparse_gradient(node: Node) -> bool:
-    """Does the op, or that of which it is the backward op, say that its weight's is row_sparse?"""
-    return is_true(node.attrs.get("sparse_grad"))
+    """Is the gradient of the weight of this op, or of that which it differentiates, row_sparse?
+
+    It says so, or it is the older embedding, which has no other one.
+    """
+    is_always = node.op in (_SPARSE_EMBEDDING, "_backward_SparseEmbedding")
+    return is_always or is_true(node.attrs.get("sparse_grad"))
 
 
 def is_sparse_embedding(node: Node) -> bool:
     """Is this the lookup in a table whose gradient is row_sparse?"""
-    return node.op == "Embedding" and has_sparse_gradient(node)
+    return node.op in EMBEDDINGS and has_sparse_gradient(node)

@@ -1,0 +1,79 @@
+"""Ops that must not write over what they read, as MXNet lets them: np.ediff1d of one number more.
+
+MXNet's own training step does so only where the op is not differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from helpers.operator_calls import NP, V, numpy
+from helpers.operator_runs import (
+    assert_mirrored_is,
+    differing,
+    scheduled_run,
+    training_run,
+)
+from helpers.training_runs import bound
+from memplan.errors import TraceError
+from memplan.mxnet.trace.build import Trace
+from memplan.planning.realisation import trace
+from memplan.step.mirroring import flaggable
+from memplan.step.schedule import Schedule
+
+ENDS = pytest.mark.parametrize("ends", [{"to_begin": 0.5}, {"to_end": 0.5}])
+SHAPES = {"data": (24,)}
+
+
+def network(ends: dict[str, float]) -> mx.sym.Symbol:
+    wave = mx.sym.sin(mx.sym.broadcast_mul(V("data"), V("weight", shape=(24,))), name="wave")
+    return mx.sym.square(numpy(lambda x: NP.ediff1d(x, **ends))(wave))
+
+
+def with_all_repeated(traced: Trace) -> Schedule:
+    """Each op of the forward pass that may run twice does so right before the backward pass."""
+    graph = traced.graph
+    forward, backward = range(graph.nforward), range(graph.nforward, len(graph.ops))
+    again = [op for op in forward if graph.ops[op].recomputable]
+    return Schedule.sequence(graph, [*forward, *again, *backward])
+
+
+@ENDS
+def test_where_what_it_reads_may_come_again(ends: dict[str, float]) -> None:
+    """In packed steps it does, and dies before; MXNet's executor would write over it then."""
+    with mx.util.np_shape(True):
+        symbol = network(ends)
+        traced = trace(symbol, shapes=SHAPES)
+        expected = training_run(symbol, traced)
+        assert_mirrored_is(expected, traced, (frozenset({op}) for op in flaggable(traced.graph)))
+        for realisation in ("explicit", "packed"):
+            again = trace(symbol, shapes=SHAPES, realisation=realisation)
+            repeated = {op.kind for op in again.graph.ops if op.recomputable}
+            assert ("sin" in repeated) is (realisation == "packed")
+            assert not differing(expected, scheduled_run(again, with_all_repeated(again)))
+
+
+def undifferentiated(ends: dict[str, float]) -> Any:
+    differences = numpy(lambda x: NP.ediff1d(x, **ends))(mx.sym.sin(V("data"), name="wave"))
+    return mx.sym.broadcast_mul(differences, V("weight", shape=(24,)))
+
+
+@ENDS
+def test_one_without_a_gradient_is_right_in_packed_steps(ends: dict[str, float]) -> None:
+    """MXNet's executor has it write over what it reads, as that dies there."""
+    data = np.random.default_rng(1).normal(size=24).astype(np.float32)
+    weight = np.ones(24, np.float32)
+    with mx.util.np_shape(True):
+        symbol = undifferentiated(ends)
+        traced = trace(symbol, shapes=SHAPES, realisation="packed")
+        values = {"data": data, "weight": weight}
+        step = bound(traced, Schedule.unplanned(traced.graph), values)
+        found = step.forward(is_train=True)[0].asnumpy()
+        expected = np.ediff1d(np.sin(data), **ends)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        with pytest.raises(TraceError, match=r"np.ediff1d .* realisation='packed'"):
+            trace(symbol, shapes=SHAPES, realisation="explicit")
