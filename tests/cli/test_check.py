@@ -33,6 +33,7 @@ from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
+from memplan.util.processes import calling_main
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": NEVER_SECONDS}
 
@@ -54,15 +55,28 @@ def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
 
 def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
     """And one that runs is killed with it (tests/util/test_processes.py)."""
+    command = calling_main(Trial.__module__)
+    command[command.index(str(os.getpid()))] = "0"
     process = subprocess.run(
-        [sys.executable, "-m", Trial.__module__],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        input='{"parent": 0}',
+        command,
+        input="",
         capture_output=True,
         text=True,
         check=False,
     )
     assert (process.returncode, process.stdout) == (0, ""), process.stderr
+
+
+def test_a_trial_imports_nothing_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random.py of the user's is none of Python's, and a Path in sys.path is not searched."""
+    (tmp_path / "random.py").write_text("raise SystemExit('of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path, *filter(None, sys.path)])
+    net, shapes = residual_net(units=1)
+    traced = trace(net, shapes=shapes)
+    assert run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu()).seconds > 0
 
 
 def numpy_net() -> mx.sym.Symbol:
