@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -213,19 +214,37 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
 def _call(source: str) -> Any:
     """What the function "module:function" returns; modules of the current folder are found."""
     module_name, _, path = source.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        target = importlib.import_module(module_name)
-        for part in path.split("."):
-            target = getattr(target, part)
-        return target() if callable(target) and not isinstance(target, mx.gluon.Block) else target
+        with _current_folder_first():
+            target = importlib.import_module(module_name)
+            for part in path.split("."):
+                target = getattr(target, part)
+            is_function = callable(target) and not isinstance(target, mx.gluon.Block)
+            return target() if is_function else target
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         frames = traceback.extract_tb(error.__traceback__)
         own = ("<frozen", str(importlib.__file__))  # which says nothing to the user
         last = [frame for frame in frames if not frame.filename.startswith(own)][-1]
         where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
         raise ArgumentError(f"{source} failed: {type(error).__name__}: {error}{where}") from error
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Modules are looked for in the current folder first within, and last afterwards.
+
+    The process that plans looks where this one does, and a random.py there is not Python's.
+    """
+    if "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have removed it
+            sys.path.remove("")
+        sys.path.append("")
 
 
 def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sym.Symbol:
