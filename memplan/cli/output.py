@@ -60,7 +60,7 @@ _IN_PYTHON = (
     (r"\bgrad_req='(\w+)'", r"--grad-req '...=\1'"),
     (r"\b(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)", lambda match: _shape_option(*match.groups())),
     (r"^(costs must be )a Roofline, (.*), a CostTable or", r"\1\2 or"),
-    (r"^(costs|reserve|optimizer|cache|steps|repeats|warmup)(?= must be )", r"--\1"),
+    (r"^(costs|reserve|optimizer|cache|repeats|warmup)(?= must be )", r"--\1"),
     (r"\btype_dict\b", "--dtype"),
     (r"\bgrad_req\b", "--grad-req"),
     (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too

@@ -216,7 +216,7 @@ def _call(source: str) -> Any:
     module_name, _, path = source.partition(":")
     try:
         with _current_folder_first():
-            target = importlib.import_module(module_name)
+            target: Any = importlib.import_module(module_name)
             for part in path.split("."):
                 target = getattr(target, part)
             is_function = callable(target) and not isinstance(target, mx.gluon.Block)

@@ -142,8 +142,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def _other_kernels(data: Mapping[str, Any]) -> str:
     """That MXNet had other kernels where the plan was made, if it had; a GPU has one kind."""
     made_with = data.get("onednn")
-    is_same = not isinstance(made_with, bool) or made_with == onednn_is_enabled()
-    return "" if is_same or data.get("device_type") != "cpu" else _OTHER_KERNELS.format(+made_with)
+    if data.get("device_type") != "cpu" or made_with not in (True, False):
+        return ""
+    return "" if made_with == onednn_is_enabled() else _OTHER_KERNELS.format(int(made_with))
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:

@@ -19,6 +19,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import memplan
 from helpers.command_line import NET, QUICK
 from helpers.networks import residual_net
 from helpers.paths import ROOT
@@ -154,6 +155,40 @@ def test_a_broken_promise_is_told(
     assert "The largest difference is 2e-01 of the largest number of its array." in printed
     assert 'The part "Bits" of memplan\'s docs/limits.md lists' in printed
     assert "Two runs of MXNet's own" not in printed
+
+
+def test_a_step_that_fits_by_its_plan_alone_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what memplan is for: there is nothing to compare it with."""
+    grown_nbytes = 0
+
+    def run(schedule: Schedule, *_: Any, **__: Any) -> Trial:
+        if not schedule.recomputed:
+            raise CostError("a process that trains this network on cpu(0) failed: no memory")
+        return Trial(grown_nbytes, seconds=2.0)
+
+    monkeypatch.setattr(checks, "run_apart", run)
+    assert cli.run(["check", *NET, *QUICK, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["within"]
+    assert (said["equal"], said["unlike"], said["overhead"]["measured"]) == (None, {}, None)
+    assert said["unplanned_error"].endswith("on cpu(0) failed: no memory")
+    assert (said["planned"]["seconds"], said["unplanned"]["seconds"]) == (2.0, None)
+    grown_nbytes = 1 << 30
+    assert cli.run(["check", *NET, *QUICK]) == 8
+    printed = capsys.readouterr().out
+    assert "Memory: ABOVE the promise" in printed
+    assert "step without a plan did not run, so that nothing is said of results" in printed
+    assert "equal, bit for bit" not in printed
+
+
+@pytest.mark.parametrize("steps", ["0", "-1"])
+def test_no_steps_are_refused_before_the_search(
+    steps: str, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memplan, "plan", None)
+    assert "--steps" in error(2, "check", *NET, *QUICK, "--steps", steps)
 
 
 @pytest.mark.parametrize(
