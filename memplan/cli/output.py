@@ -27,7 +27,7 @@ from memplan.errors import (
 from memplan.planning.comparison import COLUMNS, figures
 from memplan.planning.plan import Attempt, Footprint, Plan
 from memplan.step.costs import HOW_TO_PROFILE
-from memplan.util.files import write_text
+from memplan.util.files import check_names_a_file, write_text
 
 
 class Exit(enum.IntEnum):
@@ -169,10 +169,11 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
 
     Said before the work, not after it.
     """
-    sources = {path.resolve() for path in inputs}
+    # Not by Path.resolve, which raises for links that lead to themselves.
+    sources = {Path(os.path.realpath(path)) for path in inputs}
     targets: set[Path] = set()
     for output in (path for path in outputs if path is not None):
-        place = output.resolve()
+        place = Path(os.path.realpath(output))
         if place in sources:
             raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
         if place in targets:
@@ -182,6 +183,7 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
             # The place of a pipe is no path that can be asked for.
             places = [place.parent, place] if output.is_file() else [output]
             places = places if output.exists() else [place.parent]
+            check_names_a_file(output)
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
         if not all(os.access(path, os.W_OK) for path in places):

@@ -150,6 +150,11 @@ def _load_params(path: Path) -> dict[str, mx.nd.NDArray]:
         arrays = mx.nd.load(str(path))
     except MXNetError as error:
         raise ArgumentError(f"{str(path)!r} holds no parameters: MXNet cannot read it") from error
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"the parameters in {str(path)!r} cannot be read, as MXNet reads only files whose name "
+            "is UTF-8; rename them"
+        ) from error
     if not isinstance(arrays, dict):
         raise ArgumentError(f"{str(path)!r} holds arrays without names, not a network's parameters")
     return {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
@@ -192,7 +197,7 @@ def _with_dtypes(
 def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
     result = _call(source)
     if isinstance(result, mx.sym.Symbol):
-        return Network(result, shapes, type_dict, None, (), gluon=False)
+        return Network(result, shapes, type_dict, None, _files_of(source), gluon=False)
     block, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(block, mx.gluon.HybridBlock):
         raise ArgumentError(
@@ -208,7 +213,13 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
     params = {name: p for part in blocks for name, p in named_parameters(part).items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
-    return Network(symbol, shapes, type_dict, requests, (), gluon=True)
+    return Network(symbol, shapes, type_dict, requests, _files_of(source), gluon=True)
+
+
+def _files_of(source: str) -> tuple[Path, ...]:
+    """The file of the module in "module:function", if it has one."""
+    path = getattr(sys.modules.get(source.partition(":")[0]), "__file__", None)
+    return () if path is None else (Path(path),)
 
 
 def _call(source: str) -> Any:

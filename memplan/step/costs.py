@@ -128,8 +128,8 @@ class CostTable:
             if not is_whole(nbytes):
                 raise CostError(f"{shown(nbytes)} bytes of workspace for {realisation}")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
+    def to_json(self) -> str:
+        """The table as JSON, which :meth:`load` reads from a file."""
         data = {
             "format": FORMAT,
             "device": self.device,
@@ -137,8 +137,12 @@ class CostTable:
             "seconds": dict(self.seconds),
             "workspace_nbytes": dict(self.workspace_nbytes),
         }
+        return json.dumps(data, indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
         try:
-            write_text(Path(path), json.dumps(data, indent=1))
+            write_text(path, self.to_json())
         except (OSError, TypeError, ValueError) as error:
             raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
 
