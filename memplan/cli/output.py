@@ -26,7 +26,9 @@ from memplan.errors import (
 )
 from memplan.planning.comparison import COLUMNS, figures
 from memplan.planning.plan import Attempt, Footprint, Plan
-from memplan.step.costs import HOW_TO_PROFILE
+from memplan.planning.realisation import AUTO
+from memplan.step.costs import how_to_profile
+from memplan.strategies import REALISATIONS
 from memplan.util.files import check_names_a_file, write_text
 
 
@@ -53,9 +55,18 @@ class Exit(enum.IntEnum):
     INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"
 
 
+# What says for which realisation costs are measured.
+_FOR_REALISATION = {name: f"--realisation {name} " for name in (AUTO, *REALISATIONS)}
+
 # Messages speak of the arguments of Python's functions, in ways like these; here they are options.
-_IN_PYTHON = (
-    (re.escape(HOW_TO_PROFILE), "memplan profile NETWORK --shape data=32,3,224,224 -o costs.json"),
+_IN_PYTHON: tuple[tuple[str, Any], ...] = (
+    *(
+        (
+            re.escape(how_to_profile(realisation)),
+            f"memplan profile NETWORK {option}--shape data=32,3,224,224 -o costs.json",
+        )
+        for realisation, option in ((None, ""), *_FOR_REALISATION.items())
+    ),
     (r"\b(realisation|strategy|costs)='([^']*)'", r"--\1 \2"),
     (r"\bgrad_req='(\w+)'", r"--grad-req '...=\1'"),
     (r"\b(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)", lambda match: _shape_option(*match.groups())),
@@ -65,8 +76,6 @@ _IN_PYTHON = (
     (r"\bgrad_req\b", "--grad-req"),
     (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too
     (r"^max_overhead(?= must be )", "--max-overhead"),
-    # memplan plan has no such option; a plan for a budget may take more time than one without.
-    (r"\bRaise max_overhead\b", "Name a budget"),
 )
 
 

@@ -151,7 +151,9 @@ def test_a_network_that_cannot_be_planned_has_its_code(error: Any) -> None:
 
 def test_costs_of_another_network_have_their_code(error: Any) -> None:
     memplan.CostTable("cpu(x)", {"other": 1.0}).save("costs.json")
-    assert "lack" in error(6, "plan", *NET, "--costs", "costs.json")
+    message = error(6, "plan", *NET, "--costs", "costs.json", "--realisation", "explicit")
+    assert "lack" in message
+    assert "memplan profile NETWORK --realisation explicit --shape data=32,3," in message
 
 
 @pytest.mark.parametrize("text", [None, "{}", '{"format": "memplan.costs/1"}'])
