@@ -2,7 +2,7 @@
 
 MXNet's own total counts 4 bytes for every element, whatever its type; memplan counts what the
 arrays will take. With ``multi_precision`` the optimizer has a copy of the weights in float32 beside
-its momentum: no budget can see them, so ``reserve`` leaves the room. On a GPU the products are in
+its momentum: both are counted where memplan is given the optimizer. On a GPU the products are in
 float16, too (--ctx gpu); a CPU has none in MXNet, so here they are in float32 between casts.
 """
 
@@ -18,6 +18,7 @@ import memplan.mxnet
 
 SEED = 1
 CLASSES = 10
+SETTINGS = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}  # of SGD
 
 
 def network(dtype: str, products: str, layers: int, filters: int) -> mx.sym.Symbol:
@@ -53,8 +54,7 @@ def train(module: mx.mod.Module, data: list[mx.io.DataBatch]) -> list[float]:
     module.bind([("data", data[0].data[0].shape)], [("softmax_label", data[0].label[0].shape)])
     mx.random.seed(SEED)
     module.init_params(mx.init.Xavier())
-    settings = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-    module.init_optimizer(optimizer_params=settings)
+    module.init_optimizer(optimizer_params=SETTINGS)
     losses = []
     for batch in data:
         module.forward_backward(batch)
@@ -93,12 +93,13 @@ def main() -> None:
         print(f"{dtype:10}" + "".join(f"{cell:>12}" for cell in cells) + f"{plan.overhead:+10.1%}")
 
     net = network("float16", "float16" if options.ctx == "gpu" else "float32", *sizes)
-    shapes, _, _ = net.infer_shape(data=shape)
-    nweights = sum(map(np.prod, shapes)) - np.prod(shape)
-    reserve = int(2 * 4 * nweights)  # a copy in float32 and the momentum
     context = mx.Context(options.ctx)
     module = memplan.mxnet.Module(
-        net, context=context, budget=options.budget, time_limit=options.seconds, reserve=reserve
+        net,
+        context=context,
+        budget=options.budget,
+        time_limit=options.seconds,
+        optimizer=mx.optimizer.create("sgd", **SETTINGS),
     )
     data = batches(options.updates, shape)
     planned = train(module, data)
@@ -111,7 +112,7 @@ def main() -> None:
     assert planned == unplanned, "a plan must leave every loss as it is, bit for bit"
     assert planned[-1] < planned[0], f"the loss does not fall: {planned}"
     assert module.plan.total_nbytes <= module.plan.budget_nbytes, "over budget"
-    assert module.plan.footprint.reserve_nbytes == reserve
+    assert module.plan.optimizer_nbytes > 0
 
 
 if __name__ == "__main__":

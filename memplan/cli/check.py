@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @click.command()
 @strategy_option
 @budget_option
-@click.option("--steps", default=5, show_default=True, help="Steps that are timed.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Steps that are timed.",
+)
 @planning_options
 def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     """Train NETWORK a few steps by a plan and without, and compare what was promised.
@@ -28,7 +34,8 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     NETWORK is planned as 'memplan plan' does it. Each of the two trains on --ctx (default: cpu) in
     a process of its own, from equal random numbers, by --optimizer (default: sgd). Bytes are the
     device's own count: by how much the process grew, or on a GPU what the driver says is in use.
-    Results are compared bit for bit.
+    Results are compared bit for bit. Where the step without a plan cannot run, as it does not fit,
+    the exit code says whether the plan keeps its promise of memory, and nothing of results.
 
     \b
     Examples:
@@ -37,7 +44,8 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
 
     \b
     Keys of --json:
-      plan (as of 'memplan plan'), device, within (the promise of memory), equal (the results),
+      plan (as of 'memplan plan'), device, within (the promise of memory), equal (the results;
+      null where the unplanned step did not run), unplanned_error (why it did not, or null),
       overhead (promised, measured), unlike (names of what differs, by kind), largest_difference (in
       parts of the largest number of its array; null where one of the two has no numbers),
       repeatable (whether two runs without a plan are equal; true where nothing differs), and for
@@ -58,7 +66,7 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
         show_json(_figures(plan, result))
     else:
         click.echo(f"{plan}\n\n{result}")
-    return Exit.OK if result.is_within and result.is_equal else Exit.BROKEN
+    return Exit.OK if result.is_within and result.is_equal is not False else Exit.BROKEN
 
 
 def _figures(plan: Plan, result: Check) -> dict[str, Any]:
@@ -75,6 +83,7 @@ def _figures(plan: Plan, result: Check) -> dict[str, Any]:
         "device": result.device,
         "within": result.is_within,
         "equal": result.is_equal,
+        "unplanned_error": result.unplanned_error,
         "overhead": {"promised": plan.overhead, "measured": result.measured_overhead},
         "unlike": result.unlike,
         "largest_difference": None if math.isinf(largest) else largest,
@@ -82,8 +91,8 @@ def _figures(plan: Plan, result: Check) -> dict[str, Any]:
     } | {
         name: {
             "promised_nbytes": promised_growth(footprint),
-            "grown_nbytes": trial.grown_nbytes,
-            "seconds": trial.seconds,
+            "grown_nbytes": None if trial is None else trial.grown_nbytes,
+            "seconds": None if trial is None else trial.seconds,
         }
         for name, (footprint, trial) in sides.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import memplan
 from memplan.cli.output import check_outputs
 from memplan.cli.progress import working
 from memplan.errors import ArgumentError, CostError
@@ -68,6 +70,8 @@ class _Named(click.Path):
     def convert(self, value: Any, *place: Any) -> Any:
         if value == "":
             self.fail("it is empty; name a path, or leave the option out", *place)
+        if not self.dir_okay and value.endswith(os.sep):
+            self.fail(f"{value!r} names a folder", *place)
         return super().convert(value, *place)
 
 
@@ -96,14 +100,21 @@ class Arguments:
     optimizer: str | None = None
     cache: Path | None = None
 
-    def load(self) -> Network:
-        """The network."""
+    def load(self, calls: str = "plan") -> Network:
+        """The network, whose inputs memplan's function ``calls`` takes by their names."""
         from memplan.mxnet.load import load_network
+        from memplan.mxnet.profile import profile
 
         self._check_names("--shape", self.shape)
         self._check_names("--dtype", self.dtype)
+        # memplan.profile takes whatever this one takes.
+        function = profile if calls == "profile" else getattr(memplan, calls)
+        taken = {
+            *inspect.signature(planner.plan).parameters,
+            *inspect.signature(function).parameters,
+        }
         for name, _ in self.shape:
-            if name in inspect.signature(planner.plan).parameters:
+            if name in taken:
                 raise ArgumentError(
                     f"an input cannot be called {name!r}, as an option of memplan is; rename it"
                 )
@@ -122,14 +133,17 @@ class Arguments:
             raise ArgumentError(f"{option} is given twice for {name!r}; leave one out")
 
     @contextlib.contextmanager
-    def working(self, title: str, *outputs: Path | None) -> Iterator[tuple[Network, Interrupt]]:
+    def working(
+        self, title: str, *outputs: Path | None, calls: str = "plan"
+    ) -> Iterator[tuple[Network, Interrupt]]:
         """Shows that the block works on the network (:func:`memplan.cli.progress.working`).
 
+        ``calls`` is the function of memplan that the block hands the network's inputs to.
         ArgumentError or OutputError before the work where an ``outputs`` cannot be written.
         """
         check_outputs(outputs, self.inputs)
         with working(title) as interrupt:
-            network = self.load()
+            network = self.load(calls)
             check_outputs(outputs, network.files)
             yield network, interrupt
 

@@ -26,8 +26,10 @@ from memplan.errors import (
 )
 from memplan.planning.comparison import COLUMNS, figures
 from memplan.planning.plan import Attempt, Footprint, Plan
-from memplan.step.costs import HOW_TO_PROFILE
-from memplan.util.files import write_text
+from memplan.planning.realisation import AUTO
+from memplan.step.costs import how_to_profile
+from memplan.strategies import REALISATIONS
+from memplan.util.files import check_names_a_file, write_text
 
 
 class Exit(enum.IntEnum):
@@ -53,20 +55,27 @@ class Exit(enum.IntEnum):
     INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"
 
 
+# What says for which realisation costs are measured.
+_FOR_REALISATION = {name: f"--realisation {name} " for name in (AUTO, *REALISATIONS)}
+
 # Messages speak of the arguments of Python's functions, in ways like these; here they are options.
-_IN_PYTHON = (
-    (re.escape(HOW_TO_PROFILE), "memplan profile NETWORK --shape data=32,3,224,224 -o costs.json"),
+_IN_PYTHON: tuple[tuple[str, Any], ...] = (
+    *(
+        (
+            re.escape(how_to_profile(realisation)),
+            f"memplan profile NETWORK {option}--shape data=32,3,224,224 -o costs.json",
+        )
+        for realisation, option in ((None, ""), *_FOR_REALISATION.items())
+    ),
     (r"\b(realisation|strategy|costs)='([^']*)'", r"--\1 \2"),
     (r"\bgrad_req='(\w+)'", r"--grad-req '...=\1'"),
     (r"\b(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)", lambda match: _shape_option(*match.groups())),
     (r"^(costs must be )a Roofline, (.*), a CostTable or", r"\1\2 or"),
-    (r"^(costs|reserve|optimizer|cache|steps|repeats|warmup)(?= must be )", r"--\1"),
+    (r"^(costs|reserve|optimizer|cache|repeats|warmup)(?= must be )", r"--\1"),
     (r"\btype_dict\b", "--dtype"),
     (r"\bgrad_req\b", "--grad-req"),
     (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too
     (r"^max_overhead(?= must be )", "--max-overhead"),
-    # memplan plan has no such option; a plan for a budget may take more time than one without.
-    (r"\bRaise max_overhead\b", "Name a budget"),
 )
 
 
@@ -169,10 +178,11 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
 
     Said before the work, not after it.
     """
-    sources = {path.resolve() for path in inputs}
+    # Not by Path.resolve, which raises for links that lead to themselves.
+    sources = {Path(os.path.realpath(path)) for path in inputs}
     targets: set[Path] = set()
     for output in (path for path in outputs if path is not None):
-        place = output.resolve()
+        place = Path(os.path.realpath(output))
         if place in sources:
             raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
         if place in targets:
@@ -182,6 +192,7 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
             # The place of a pipe is no path that can be asked for.
             places = [place.parent, place] if output.is_file() else [output]
             places = places if output.exists() else [place.parent]
+            check_names_a_file(output)
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
         if not all(os.access(path, os.W_OK) for path in places):

@@ -9,8 +9,7 @@ import click
 
 import memplan
 from memplan.cli.options import FILE, Arguments, step_options
-from memplan.cli.output import Exit, OutputError, note, show_json
-from memplan.errors import CostError
+from memplan.cli.output import Exit, note, show_json, write
 from memplan.step.costs import CostTable
 
 SHOWN = 10
@@ -37,14 +36,11 @@ def profile(args: Arguments, output: Path | None, repeats: int, warmup: int) -> 
       device, shapes, output, seconds (of each op by its signature: operator, attributes, shapes and
       dtypes)
     """
-    with args.working("profiling", output) as (network, _):
+    with args.working("profiling", output, calls="profile") as (network, _):
         options = args.options(network)
         table = memplan.profile(network.symbol, repeats=repeats, warmup=warmup, **options)
         if output is not None:
-            try:
-                table.save(output)
-            except CostError as error:
-                raise OutputError(str(error)) from error
+            write(output, table.to_json())
     if args.as_json:
         place = None if output is None else str(output)
         data = {"device": table.device, "shapes": table.shapes, "output": place}

@@ -88,7 +88,7 @@ def compare(args: Arguments, strategies: str | None, budgets: str, output: Path 
       lower_bound_overhead, planning_seconds, cut_by_clock, error (null where there is
       none)
     """
-    with args.working("comparing", output) as (network, interrupt):
+    with args.working("comparing", output, calls="compare") as (network, interrupt):
         options = args.options(network)
         names = memplan.strategies.names(usable(options["realisation"]))
         defaults = [name for name in _STRATEGIES if name in names]
@@ -157,7 +157,7 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
       the fewest
       left_out, a list of the same: budgets without a plan, and plans that another one beats
     """
-    with args.working("looking for the frontier", output) as (network, interrupt):
+    with args.working("looking for the frontier", output, calls="frontier") as (network, interrupt):
         options = args.options(network)
         if budgets is not None:
             # Few digits are a count, more are bytes.
@@ -211,7 +211,8 @@ def max_batch(
       allocated_nbytes, peak_nbytes, fixed_nbytes, optimizer_nbytes, workspace_nbytes,
       reserve_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error
     """
-    with args.working("looking for the batch size", output) as (network, interrupt):
+    title = "looking for the batch size"
+    with args.working(title, output, calls="max_batch_size") as (network, interrupt):
         result = memplan.max_batch_size(
             network.symbol,
             budget,

@@ -13,7 +13,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, CostError
 from memplan.mxnet.realise.optimizer_states import optimizer_named
 from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.train.trial import Trial, run_apart
@@ -41,6 +41,11 @@ _WHERE_BITS_DIFFER = (
     "itself computes something wrong. What is not there is a fault of memplan: please report it."
 )
 
+_NOT_COMPARED = (
+    "The step without a plan did not run, so that nothing is said of results and of measured "
+    "overhead: {}. Check with a smaller batch to compare them."
+)
+
 # What is compared, by the first word of its name.
 KINDS = {"output": "outputs", "gradient": "gradients", "parameter": "parameters", "state": "states"}
 
@@ -49,7 +54,9 @@ KINDS = {"output": "outputs", "gradient": "gradients", "parameter": "parameters"
 class Check:
     """What a plan promised beside what was measured on ``device``.
 
-    ``planned`` and ``unplanned`` are the two trials. ``unlike`` are the names of what differs after
+    ``planned`` and ``unplanned`` are the two trials. Where the step without a plan did not run, as
+    what needs a plan may not fit without, ``unplanned`` is None and ``unplanned_error`` says why:
+    then nothing is said of results and seconds. ``unlike`` are the names of what differs after
     the last step, by kind (:data:`KINDS`); equal is bit for bit, from equal numbers and seeds.
     ``largest_difference`` is in parts of the largest number of the array that differs so, and
     infinite where one of the two has no numbers (:func:`largest_difference`). ``is_repeatable``:
@@ -60,20 +67,26 @@ class Check:
     plan: Plan
     device: str
     planned: Trial
-    unplanned: Trial
+    unplanned: Trial | None
     unlike: dict[str, list[str]]
     largest_difference: float = 0.0
     is_repeatable: bool = True
+    unplanned_error: str | None = None
 
     @property
-    def measured_overhead(self) -> float:
-        """Extra seconds of a step / seconds of the unplanned step."""
+    def measured_overhead(self) -> float | None:
+        """Extra seconds of a step / seconds of the unplanned step; None where that did not run."""
+        if self.unplanned is None:
+            return None
         return self.planned.seconds / self.unplanned.seconds - 1.0
 
     @property
-    def is_equal(self) -> bool:
-        """Are losses, gradients, parameters and states those of the unplanned step?"""
-        return not any(self.unlike.values())
+    def is_equal(self) -> bool | None:
+        """Are losses, gradients, parameters and states those of the unplanned step?
+
+        None where that did not run.
+        """
+        return None if self.unplanned is None else not any(self.unlike.values())
 
     @property
     def is_within(self) -> bool:
@@ -82,35 +95,44 @@ class Check:
         return self.planned.grown_nbytes <= promised_nbytes * (1 + TOLERANCE) + TOLERANCE_NBYTES
 
     def __str__(self) -> str:
-        plan = self.plan
-        before, after = self.unplanned, self.planned
-        sides = (plan.unplanned, plan.footprint)
-        rows = {
-            "activations, as allocated": [side.allocated_nbytes for side in sides],
-            "states of the optimizer": [side.optimizer_nbytes for side in sides],
-            "workspace of operators": [side.workspace_nbytes for side in sides],
-            "promised growth of the process": list(map(promised_growth, sides)),
-            "measured growth": [before.grown_nbytes, after.grown_nbytes],
-        }
-        table = [(label, *map(format_nbytes, nbytes)) for label, nbytes in rows.items()]
-        seconds = ("seconds of a step", f"{before.seconds:.4f}", f"{after.seconds:.4f}")
-        table = [("", "unplanned", "planned"), *table, seconds]
-        lines = [f"On {self.device}:", "", *text_table(table, widths=(32, 12, 12))]
+        plan, overhead = self.plan, self.measured_overhead
+        measured = "" if overhead is None else f", {overhead:+.1%} measured"
+        lines = [f"On {self.device}:", "", *self._table()]
         lines += [
             "",
             f"Memory: {'within' if self.is_within else 'ABOVE'} the promise "
             f"(and {TOLERANCE:.0%} + {format_nbytes(TOLERANCE_NBYTES)}); "
             f"workspace of operators: {plan.footprint.workspace_source}.",
-            f"Time: {plan.overhead:+.1%} promised by costs {plan.costs}, "
-            f"{self.measured_overhead:+.1%} measured.",
+            f"Time: {plan.overhead:+.1%} promised by costs {plan.costs}{measured}.",
         ]
+        if self.unplanned is None:
+            lines.append(_NOT_COMPARED.format(self.unplanned_error))
         for kind, names in self.unlike.items():
             result = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
             lines.append(f"{kind.capitalize()}: {result}.")
-        if not self.is_equal:
+        if self.is_equal is False:
             lines.append(_largest(self.largest_difference))
             lines.append(_WHERE_BITS_DIFFER if self.is_repeatable else _NOT_REPEATABLE)
         return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        """What was promised and measured, without a plan and by it."""
+        sides = (self.plan.unplanned, self.plan.footprint)
+        trials = (self.unplanned, self.planned)
+        rows: dict[str, list[int | None]] = {
+            "activations, as allocated": [side.allocated_nbytes for side in sides],
+            "states of the optimizer": [side.optimizer_nbytes for side in sides],
+            "workspace of operators": [side.workspace_nbytes for side in sides],
+            "promised growth of the process": [promised_growth(side) for side in sides],
+            "measured growth": [None if trial is None else trial.grown_nbytes for trial in trials],
+        }
+        table = [
+            (label, *("-" if n is None else format_nbytes(n) for n in nbytes))
+            for label, nbytes in rows.items()
+        ]
+        seconds = ["-" if trial is None else f"{trial.seconds:.4f}" for trial in trials]
+        table = [("", "unplanned", "planned"), *table, ("seconds of a step", *seconds)]
+        return text_table(table, widths=(32, 12, 12))
 
 
 def promised_growth(footprint: Footprint) -> int:
@@ -122,7 +144,8 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
     """Train by ``plan`` on ``ctx`` and without it, each in a process of its own, on random numbers.
 
     ``steps`` are timed, after a few that are not; ``optimizer`` is the name of one of MXNet's.
-    Raises ArgumentError for numbers and names that cannot be used, CostError where a process fails.
+    Raises ArgumentError for numbers and names that cannot be used, CostError where the process that
+    trains by ``plan`` fails.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ArgumentError(f"steps must be an integer >= 1, got {steps!r}")
@@ -138,7 +161,10 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
         run_planned = partial(run, match_range=plan.match_range, packing=plan.packing)
         planned = run_planned(plan.schedule, plan.trace, results=paths[0])
         run_unplanned = partial(run, Schedule.unplanned(stock.graph), stock)
-        unplanned = run_unplanned(results=paths[1])
+        try:
+            unplanned = run_unplanned(results=paths[1])
+        except CostError as error:
+            return Check(plan, device_name(ctx), planned, None, {}, unplanned_error=str(error))
         compared = partial(unlike, with_gradients=not plan.trace.form.updates)
         names = compared(*paths[:2])
         largest, is_repeatable = 0.0, True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -149,6 +150,11 @@ def _load_params(path: Path) -> dict[str, mx.nd.NDArray]:
         arrays = mx.nd.load(str(path))
     except MXNetError as error:
         raise ArgumentError(f"{str(path)!r} holds no parameters: MXNet cannot read it") from error
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"the parameters in {str(path)!r} cannot be read, as MXNet reads only files whose name "
+            "is UTF-8; rename them"
+        ) from error
     if not isinstance(arrays, dict):
         raise ArgumentError(f"{str(path)!r} holds arrays without names, not a network's parameters")
     return {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
@@ -191,7 +197,7 @@ def _with_dtypes(
 def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | None) -> Network:
     result = _call(source)
     if isinstance(result, mx.sym.Symbol):
-        return Network(result, shapes, type_dict, None, (), gluon=False)
+        return Network(result, shapes, type_dict, None, _files_of(source), gluon=False)
     block, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(block, mx.gluon.HybridBlock):
         raise ArgumentError(
@@ -207,25 +213,49 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
     params = {name: p for part in blocks for name, p in named_parameters(part).items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
-    return Network(symbol, shapes, type_dict, requests, (), gluon=True)
+    return Network(symbol, shapes, type_dict, requests, _files_of(source), gluon=True)
+
+
+def _files_of(source: str) -> tuple[Path, ...]:
+    """The file of the module in "module:function", if it has one."""
+    path = getattr(sys.modules.get(source.partition(":")[0]), "__file__", None)
+    return () if path is None else (Path(path),)
 
 
 def _call(source: str) -> Any:
     """What the function "module:function" returns; modules of the current folder are found."""
     module_name, _, path = source.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        target = importlib.import_module(module_name)
-        for part in path.split("."):
-            target = getattr(target, part)
-        return target() if callable(target) and not isinstance(target, mx.gluon.Block) else target
+        with _current_folder_first():
+            target: Any = importlib.import_module(module_name)
+            for part in path.split("."):
+                target = getattr(target, part)
+            is_function = callable(target) and not isinstance(target, mx.gluon.Block)
+            return target() if is_function else target
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
         frames = traceback.extract_tb(error.__traceback__)
         own = ("<frozen", str(importlib.__file__))  # which says nothing to the user
         last = [frame for frame in frames if not frame.filename.startswith(own)][-1]
         where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
         raise ArgumentError(f"{source} failed: {type(error).__name__}: {error}{where}") from error
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Modules are looked for in the current folder first within, and last afterwards.
+
+    The process that plans looks where this one does, and a random.py there is not Python's.
+    """
+    if "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have removed it
+            sys.path.remove("")
+        sys.path.append("")
 
 
 def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sym.Symbol:

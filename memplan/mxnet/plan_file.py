@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import as_traced, load, trace
@@ -34,12 +34,22 @@ from memplan.util.records import plain_fields
 
 FORMAT = "memplan.plan/4"
 
+DEVICE_TYPES = ("cpu", "gpu")
+
 # By what share the same seconds may differ once added up, in another order or by another machine.
 ROUNDING = 1e-9
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.
 _MADE = frozenset("status symbol schedule trace packing footprint unplanned alternative".split())
+
+# What is raised by data that is no plan, or one of other ops.
+_DAMAGED = (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError)
+
+_OTHER_KERNELS = (
+    ". It was made with MXNET_MKLDNN_ENABLED={}, which is not so here, and MXNet computes other "
+    "ops then"
+)
 
 
 def plan_text(plan: Plan) -> str:
@@ -61,6 +71,8 @@ def plan_text(plan: Plan) -> str:
         "dtypes": dict(traced.dtypes),
         "grad_req": dict(traced.grad_req),
         "numpy_shapes": traced.numpy_shapes,
+        "device_type": traced.device_type,
+        "onednn": onednn_is_enabled(),
         "seconds": [op.seconds for op in graph.ops],
         "ops": [op.name for op in graph.ops],
         "schedule": json.loads(plan.schedule.to_json()),
@@ -102,6 +114,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     The network is traced anew and the schedule checked against it. Raises ArgumentError where the
     file holds no plan, or one that this version of memplan traces otherwise.
     """
+    data = None
     try:
         path = Path(path)
         data = read_json(path)
@@ -112,26 +125,51 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         return _plan(data)
     except OSError as error:
         raise ArgumentError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except _DAMAGED as error:
         missing = missing_operator(error)
         if missing is not None:
             raise ArgumentError(
                 f"{str(path)!r} plans for the Custom op {missing!r}, which is not defined here; "
                 "import the module that defines it first"
             ) from error
+        kernels = _other_kernels(data) if isinstance(data, dict) else ""
         raise ArgumentError(
-            f"{str(path)!r} holds no plan that can be used: {damage(error)}. Make it anew: memplan "
-            "plan NETWORK --realisation explicit (or packed) -o FILE"
+            f"{str(path)!r} holds no plan that can be used: {damage(error)}{kernels}. Make it "
+            "anew: memplan plan NETWORK --realisation explicit (or packed) -o FILE"
         ) from error
 
 
+def _other_kernels(data: Mapping[str, Any]) -> str:
+    """That MXNet had other kernels where the plan was made, if it had; a GPU has one kind."""
+    made_with = data.get("onednn")
+    if data.get("device_type") != "cpu" or made_with not in (True, False):
+        return ""
+    return "" if made_with == onednn_is_enabled() else _OTHER_KERNELS.format(int(made_with))
+
+
 def _plan(data: Mapping[str, Any]) -> Plan:
+    """The plan as it is on the device that it was made for.
+
+    Ops depend on the kind of device, and may be others under the same names. Files of earlier
+    versions do not name it: it is the first on which all that they say holds.
+    """
+    device_type = data.get("device_type")
+    if device_type not in (None, *DEVICE_TYPES):
+        raise ValueError(f"'device_type' cannot be {shown(device_type)}")
+    errors: list[Exception] = []
+    for possible in DEVICE_TYPES if device_type is None else (device_type,):
+        try:
+            return _plan_on(possible, data)
+        except _DAMAGED as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _plan_on(device_type: str, data: Mapping[str, Any]) -> Plan:
+    """The plan, traced for a device of this kind."""
     names = {field.name for field in dataclasses.fields(Plan)}.difference(_MADE)
     plain = plain_fields(Plan, data, sorted(names))
-    traces = _traces(data)
-    traced, on_gpu = next(traces, (None, False))
-    if traced is None:
-        raise ValueError("the network has other ops here than where the plan was made")
+    traced = _traced(data, device_type)
     schedule = _schedule(traced, data)
     footprint = _footprint(data["footprint"])
     figures = (traced.graph.fixed_nbytes, simulate(schedule).peak_nbytes)
@@ -143,7 +181,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         _check_blocks(traced, schedule, footprint)
     plan = Plan(
         status=Status[data["status"]],
-        symbol=_planned_symbol(data, data["symbol"], itertools.chain([(traced, on_gpu)], traces)),
+        symbol=_planned_symbol(traced, schedule, data["symbol"]),
         schedule=schedule,
         trace=traced,
         footprint=footprint,
@@ -212,27 +250,24 @@ def _packing(
     return packing
 
 
-def _planned_symbol(
-    data: Mapping[str, Any], text: Any, traces: Iterable[tuple[Trace, bool]]
-) -> mx.sym.Symbol:
+def _planned_symbol(traced: Trace, schedule: Schedule, text: Any) -> mx.sym.Symbol:
     """The network as planned: that of a packed plan is made from its schedule, and in no file.
 
-    ValueError where the ``text`` is of another Symbol than any that ``traces`` (:func:`_traces`)
-    give for the schedule: MXNet would train another network than was planned.
+    ValueError where the ``text`` is of another Symbol than the schedule gives: MXNet would train
+    another network than was planned.
     """
-    for traced, on_gpu in traces:
-        schedule = _schedule(traced, data)
-        if traced.form.in_one_array:
-            return training_symbol(traced, schedule)
-        symbol = _symbol(text)
-        with as_traced(traced):
-            planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
-        # What MXNet's JSON has beside says which version wrote it, and with which shapes.
-        parsed = map(symbol_json.parse, (symbol, planned))
-        one, other = ([data[key] for key in ("nodes", "heads")] for data in parsed)
-        if one == other:
-            return symbol
-    raise ValueError("'symbol' is not that of its network and schedule")
+    if traced.form.in_one_array:
+        return training_symbol(traced, schedule)
+    symbol = _symbol(text)
+    on_gpu = traced.device_type == "gpu"
+    with as_traced(traced):
+        planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
+    # What MXNet's JSON has beside says which version wrote it, and with which shapes.
+    parsed = map(symbol_json.parse, (symbol, planned))
+    one, other = ([data[key] for key in ("nodes", "heads")] for data in parsed)
+    if one != other:
+        raise ValueError("'symbol' is not that of its network and schedule")
+    return symbol
 
 
 def _symbol(text: Any) -> mx.sym.Symbol:
@@ -249,28 +284,27 @@ def _schedule(traced: Trace, data: Mapping[str, Any]) -> Schedule:
     return Schedule.from_json(graph, json.dumps(data["schedule"]))
 
 
-def _traces(data: Mapping[str, Any]) -> Iterator[tuple[Trace, bool]]:
-    """The traces of the network with the ops of the plan, and whether each is one for a GPU.
+def _traced(data: Mapping[str, Any], device_type: str) -> Trace:
+    """The network with the ops of the plan, on a device of this kind.
 
-    Ops depend on the kind of device, and may be others under the same names. A trace is made with
-    the shapes of the plan, NumPy's or not, whatever the process has.
+    With the shapes of the plan, NumPy's or not, whatever the process has.
     """
     if not isinstance(data["numpy_shapes"], bool):
         raise ValueError(f"'numpy_shapes' cannot be {shown(data['numpy_shapes'])}")
-    for device_type in ("cpu", "gpu"):
-        with mx.util.np_shape(data["numpy_shapes"]):
-            traced = trace(
-                _symbol(data["network"]),
-                shapes=data["shapes"],
-                type_dict=data["dtypes"],
-                grad_req=data["grad_req"],
-                realisation=data["realisation"],
-                device_type=device_type,
-            )
-        shapes = {name: list(shape) for name, shape in traced.shapes.items()}
-        values = {"shapes": shapes, "dtypes": traced.dtypes, "grad_req": traced.grad_req}
-        for name, value in values.items():
-            if value != data[name]:
-                raise ValueError(f"{name!r} are not those of its network")
-        if [op.name for op in traced.graph.ops] == data["ops"]:
-            yield traced, device_type == "gpu"
+    with mx.util.np_shape(data["numpy_shapes"]):
+        traced = trace(
+            _symbol(data["network"]),
+            shapes=data["shapes"],
+            type_dict=data["dtypes"],
+            grad_req=data["grad_req"],
+            realisation=data["realisation"],
+            device_type=device_type,
+        )
+    shapes = {name: list(shape) for name, shape in traced.shapes.items()}
+    values = {"shapes": shapes, "dtypes": traced.dtypes, "grad_req": traced.grad_req}
+    for name, value in values.items():
+        if value != data[name]:
+            raise ValueError(f"{name!r} are not those of its network")
+    if [op.name for op in traced.graph.ops] != data["ops"]:
+        raise ValueError("the network has other ops here than where the plan was made")
+    return traced

@@ -54,6 +54,7 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
 from memplan.strategies.spaces import Space
 from memplan.util.interrupts import deferring
+from memplan.util.numbers import plain
 from memplan.util.progress import tell
 
 # How many of the smallest ops are measured at once, and how often.
@@ -89,6 +90,7 @@ def profile(
     few microseconds come out up to twice too expensive. Raises CostError if MXNet cannot run the
     step, and all that :func:`trace` raises.
     """
+    repeats, warmup = plain(repeats), plain(warmup)
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
         if not isinstance(value, int) or value < least:
             raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")

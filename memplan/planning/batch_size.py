@@ -144,7 +144,16 @@ class _Sizes:
                 for name, shape in self.templates.items()
             }
             arguments = {**self.options, **shapes, "time_limit": self.seconds}
-            self.jobs[size] = Job.prepare(self.net, **arguments)
+            try:
+                self.jobs[size] = Job.prepare(self.net, **arguments)
+            except ArgumentError as error:
+                if not self.jobs:
+                    raise
+                raise ArgumentError(
+                    f"the network takes a batch of {max(self.jobs)}, but none of {size}, and a "
+                    f"search for the largest batch tries any size. Plan sizes that it takes one by "
+                    f"one with memplan.plan, the budget in bytes. MXNet says: {error}"
+                ) from error
         return self.jobs[size]
 
 

@@ -167,7 +167,7 @@ class Job:
             beside = Beside.of(
                 trace, way, ctx=ctx, table=table, reserve=reserve, optimizer=optimizer
             )
-            graph = with_costs(trace.graph, costs, device=device_of(ctx))
+            graph = with_costs(trace.graph, costs, device=device_of(ctx), realisation=realisation)
             name_of_costs = str(costs) if table is None else f"measured on {table.device}"
             figures = (name_of_costs, on_gpu, time_limit, beside)
             return cls(trace, graph, way, _UNKNOWN, *figures, max_overhead=max_overhead)

@@ -63,8 +63,9 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         )
     sentences += [better] if better else []
     if budget_nbytes is None:
-        no_limit = max_overhead == math.inf
-        sentences.append(f"{'T' if no_limit else 'Raise max_overhead, or t'}ake strategy='auto'")
+        # For a budget a plan may take more time than without one.
+        advice = "Name a budget, or t" if max_overhead is None else "Raise max_overhead, or t"
+        sentences.append(f"{'T' if max_overhead == math.inf else advice}ake strategy='auto'")
     elif lowest <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:

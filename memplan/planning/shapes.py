@@ -18,7 +18,7 @@ from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol
 from memplan.planning.transfer import mended, transferred
-from memplan.step.costs import Costs
+from memplan.step.costs import Costs, table_of
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.auto import Auto
@@ -93,9 +93,10 @@ class ShapePlanner:
                 f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {unseen!r}"
             )
         self.budget, self.strategy, self.realisation = budget, strategy, realisation
+        table = table_of(costs)  # now, as the process may be in another folder at a later shape
         self._options = {
             "time_limit": time_limit,
-            "costs": costs,
+            "costs": costs if table is None else table,
             "reserve": reserve,
             "optimizer": optimizer,
         }

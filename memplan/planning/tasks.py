@@ -45,6 +45,14 @@ _HOME = os.getpid()
 _ONE_AT_A_TIME = threading.Lock()
 
 
+def _version() -> str:
+    """That of memplan, for the keys of the cache."""
+    try:
+        return importlib.metadata.version("memplan")
+    except importlib.metadata.PackageNotFoundError:  # its sources, by PYTHONPATH
+        return "not installed"
+
+
 @dataclass(frozen=True)
 class Task:
     """A strategy to try on a job: the arguments of :func:`memplan.planning.attempt.try_strategy`.
@@ -102,7 +110,7 @@ class Task:
             return None
         return json.dumps(
             {
-                "memplan": importlib.metadata.version("memplan"),
+                "memplan": _version(),
                 "format": record.FORMAT,
                 "graph": digest(job.graph.to_json()),
                 "network": digest(job.trace.symbol.tojson()),

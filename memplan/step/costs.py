@@ -128,8 +128,8 @@ class CostTable:
             if not is_whole(nbytes):
                 raise CostError(f"{shown(nbytes)} bytes of workspace for {realisation}")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
+    def to_json(self) -> str:
+        """The table as JSON, which :meth:`load` reads from a file."""
         data = {
             "format": FORMAT,
             "device": self.device,
@@ -137,8 +137,12 @@ class CostTable:
             "seconds": dict(self.seconds),
             "workspace_nbytes": dict(self.workspace_nbytes),
         }
+        return json.dumps(data, indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to ``path`` as JSON, all of it or nothing; CostError if it cannot be."""
         try:
-            write_text(Path(path), json.dumps(data, indent=1))
+            write_text(path, self.to_json())
         except (OSError, TypeError, ValueError) as error:
             raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
 
@@ -156,12 +160,12 @@ class CostTable:
         except OSError as error:
             raise CostError(
                 f"the costs in {str(path)!r} cannot be read: {error.strerror}. "
-                f"Write them with {HOW_TO_PROFILE}"
+                f"Write them with {how_to_profile()}"
             ) from error
         except (CostError, KeyError, TypeError, ValueError) as error:
             raise CostError(
                 f"{str(path)!r} is no table of costs: {damage(error)}. "
-                f"Write a new one with {HOW_TO_PROFILE}"
+                f"Write a new one with {how_to_profile()}"
             ) from error
 
 
@@ -172,17 +176,30 @@ def _plain(value: Any) -> Any:
 
 Costs = Roofline | CostTable | str | os.PathLike[str]
 
-HOW_TO_PROFILE = "memplan.profile(net, ctx=..., data=(32, 3, 224, 224)).save('costs.json')"
+
+def how_to_profile(realisation: str | None = None) -> str:
+    """The call that writes a table of costs: for the graph of a ``realisation``, if that is known.
+
+    Each realisation has ops of its own, which a table for another one lacks.
+    """
+    its_ops = "" if realisation is None else f"realisation={realisation!r}, "
+    return f"memplan.profile(net, ctx=..., {its_ops}data=(32, 3, 224, 224)).save('costs.json')"
 
 
-def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None) -> TrainingGraph:
+def with_costs(
+    graph: TrainingGraph,
+    costs: Costs,
+    *,
+    device: str | None = None,
+    realisation: str | None = None,
+) -> TrainingGraph:
     """``graph`` with the ``seconds`` that ``costs`` gives each op.
 
     Updates of parameters cost nothing here: they take as long behind the unplanned step.
     ``costs`` is a Roofline, the name of one ("roofline:v100"), a CostTable, or the path of a
     saved one (``*.json``). A table of another device than ``device`` ("gpu(Tesla T4)", or "gpu" for
-    any) is refused. Raises CostError where the table lacks ops, ArgumentError for other costs or an
-    unknown name.
+    any) is refused. Raises CostError where the table lacks ops, which says how to measure those of
+    the ``realisation``, ArgumentError for other costs or an unknown name.
     """
     model = _resolve(costs)
     if isinstance(model, Roofline):
@@ -191,7 +208,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
     if device is not None and device not in (model.device, model.device.split("(")[0]):
         raise CostError(
             f"the costs were measured on {model.device}, but the network will run on {device}; "
-            f"measure them there with {HOW_TO_PROFILE}"
+            f"measure them there with {how_to_profile(realisation)}"
         )
     seconds = {op.signature: 0.0 for op in graph.ops if op.kind == UPDATE} | {**model.seconds}
     missing = [op.name for op in graph.ops if op.signature not in seconds]
@@ -201,7 +218,7 @@ def with_costs(graph: TrainingGraph, costs: Costs, *, device: str | None = None)
             f"the costs measured on {model.device} (with {shapes or 'unknown shapes'}) lack "
             f"{len(missing)} of {len(graph.ops)} ops, among them "
             f"{', '.join(map(repr, missing[:3]))}; measure this network, with its shapes, dtypes "
-            f"and grad_req, with {HOW_TO_PROFILE}"
+            f"and grad_req, with {how_to_profile(realisation)}"
         )
     return graph.with_seconds([seconds[op.signature] for op in graph.ops])
 
@@ -224,7 +241,7 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
     return table
 
 
-def table_of(costs: Costs) -> CostTable | None:
+def table_of(costs: Costs | None) -> CostTable | None:
     """The table that ``costs`` are or name."""
     if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
         return CostTable.load(costs)

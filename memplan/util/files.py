@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -44,6 +45,17 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_text(encoding="utf-8"))
 
 
+def check_names_a_file(path: str | os.PathLike[str]) -> None:
+    """OSError for a path that no file can have: that of a folder, or of links in a circle.
+
+    "name/" names a folder, though a :class:`Path` made of it does not.
+    """
+    if not os.path.basename(path) or os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, "it names a folder", os.fspath(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` to ``path`` in UTF-8, as :func:`write_bytes` does."""
     write_bytes(path, text.encode())
@@ -57,6 +69,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     replaced; so is a file that stdout or stderr goes to (/dev/stdout), with what it has already.
     Drafts that killed processes left beside it are deleted.
     """
+    check_names_a_file(path)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None and _goes_to(stream, Path(path)):
             stream.flush()

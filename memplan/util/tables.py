@@ -29,7 +29,18 @@ def text_table(
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    console_of(file=text, width=WIDEST, markup=False, emoji=False, highlight=False).print(table)
+    # In a notebook rich would display the table, and write nothing here; where FORCE_COLOR is set
+    # it takes the text for a terminal, of 80 columns if that is a dumb one.
+    console = console_of(
+        file=text,
+        width=WIDEST,
+        force_terminal=False,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    console.print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 

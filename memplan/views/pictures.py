@@ -6,7 +6,6 @@ ending (.png, .svg, .pdf) says as what.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 from collections import Counter
@@ -22,7 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.step.liveness import Alive, at_peak, fates, live_by_role, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.util.files import write_bytes
+from memplan.util.files import check_names_a_file, write_bytes
 from memplan.util.nbytes import format_nbytes
 from memplan.views import palette
 from memplan.views.layout import Layout, forward_layout
@@ -329,8 +328,7 @@ def _saved(figure: Figure, path: Path) -> Figure:
         try:
             stem, ending = os.path.splitext(path)
             # Before an ending is added, which would make it the name of a file beside or within.
-            if not os.path.basename(path) or os.path.isdir(path):
-                raise IsADirectoryError(errno.EISDIR, "it names a folder")
+            check_names_a_file(path)
             figure.savefig(picture, format=ending[1:] or "png", dpi=150)
             write_bytes(stem + (ending or ".png"), picture.getvalue())
         except (OSError, TypeError, ValueError) as error:  # TypeError for what is no path

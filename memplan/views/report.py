@@ -37,7 +37,7 @@ def save_report(
     text = report_html(plan, others=others, title=title)
     try:
         target = Path(path)
-        write_text(target, text)
+        write_text(path, text)
     # TypeError for what is no path, ValueError for a name that no file can have.
     except (OSError, TypeError, ValueError) as error:
         raise ArgumentError(f"path: no report can be written to {path}: {error}") from error

@@ -19,6 +19,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import memplan
 from helpers.command_line import NET, QUICK
 from helpers.networks import residual_net
 from helpers.paths import ROOT
@@ -33,6 +34,7 @@ from memplan.mxnet.train.trial import Trial, run_apart
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
+from memplan.util.processes import calling_main
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": NEVER_SECONDS}
 
@@ -54,15 +56,28 @@ def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
 
 def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
     """And one that runs is killed with it (tests/util/test_processes.py)."""
+    command = calling_main(Trial.__module__)
+    command[command.index(str(os.getpid()))] = "0"
     process = subprocess.run(
-        [sys.executable, "-m", Trial.__module__],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        input='{"parent": 0}',
+        command,
+        input="",
         capture_output=True,
         text=True,
         check=False,
     )
     assert (process.returncode, process.stdout) == (0, ""), process.stderr
+
+
+def test_a_trial_imports_nothing_from_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random.py of the user's is none of Python's, and a Path in sys.path is not searched."""
+    (tmp_path / "random.py").write_text("raise SystemExit('of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path, *filter(None, sys.path)])
+    net, shapes = residual_net(units=1)
+    traced = trace(net, shapes=shapes)
+    assert run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu()).seconds > 0
 
 
 def numpy_net() -> mx.sym.Symbol:
@@ -140,6 +155,40 @@ def test_a_broken_promise_is_told(
     assert "The largest difference is 2e-01 of the largest number of its array." in printed
     assert 'The part "Bits" of memplan\'s docs/limits.md lists' in printed
     assert "Two runs of MXNet's own" not in printed
+
+
+def test_a_step_that_fits_by_its_plan_alone_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what memplan is for: there is nothing to compare it with."""
+    grown_nbytes = 0
+
+    def run(schedule: Schedule, *_: Any, **__: Any) -> Trial:
+        if not schedule.recomputed:
+            raise CostError("a process that trains this network on cpu(0) failed: no memory")
+        return Trial(grown_nbytes, seconds=2.0)
+
+    monkeypatch.setattr(checks, "run_apart", run)
+    assert cli.run(["check", *NET, *QUICK, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["within"]
+    assert (said["equal"], said["unlike"], said["overhead"]["measured"]) == (None, {}, None)
+    assert said["unplanned_error"].endswith("on cpu(0) failed: no memory")
+    assert (said["planned"]["seconds"], said["unplanned"]["seconds"]) == (2.0, None)
+    grown_nbytes = 1 << 30
+    assert cli.run(["check", *NET, *QUICK]) == 8
+    printed = capsys.readouterr().out
+    assert "Memory: ABOVE the promise" in printed
+    assert "step without a plan did not run, so that nothing is said of results" in printed
+    assert "equal, bit for bit" not in printed
+
+
+@pytest.mark.parametrize("steps", ["0", "-1"])
+def test_no_steps_are_refused_before_the_search(
+    steps: str, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memplan, "plan", None)
+    assert "--steps" in error(2, "check", *NET, *QUICK, "--steps", steps)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,14 @@ def test_functions_give_symbols_and_blocks(result: Any) -> None:
     assert "label" in frozen.symbol.list_arguments()
     labels = ("--shape", "label=2")
     result("plan", "nets:frozen", *QUICK, "--shape", "data=2,6", *labels)
+
+
+def test_a_module_of_the_folder_is_not_taken_for_one_of_python(result: Any) -> None:
+    """The process that plans imports what this one has imported already."""
+    sys.path[:] = filter(None, sys.path)
+    Path("random.py").write_text("raise SystemExit('of the user')\n", encoding="utf-8")
+    assert result("plan", "nets:symbol", *SHAPE, *QUICK)["status"] == "feasible"
+    assert sys.path[-1] == ""
 
 
 def test_patterns_of_grad_req_count_in_order() -> None:

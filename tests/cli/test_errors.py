@@ -50,6 +50,9 @@ from memplan.mxnet.plan_file import load_plan
         (["plan", "nets:block"], "inputs"),
         (["plan", "nets:twins", "--shape", "data=2,4"], "are both named 'twin_weight'"),
         (["compare", *NET, "--strategies", "store_all,magic"], "'magic'"),
+        (["compare", *NET, "--shape", "strategies=2"], "cannot be called 'strategies'"),
+        (["profile", *NET, "--shape", "warmup=2"], "cannot be called 'warmup'"),
+        (["max-batch", *NET, "--shape", "executor=2", "--budget", "1MiB"], "'executor'"),
         (["frontier", *NET, "--budgets", "1"], "budgets"),
         (["frontier", *NET, "--budgets", ","], "--budgets names none"),
         (["compare", *NET, "--budgets", ""], "--budgets names none"),
@@ -148,7 +151,9 @@ def test_a_network_that_cannot_be_planned_has_its_code(error: Any) -> None:
 
 def test_costs_of_another_network_have_their_code(error: Any) -> None:
     memplan.CostTable("cpu(x)", {"other": 1.0}).save("costs.json")
-    assert "lack" in error(6, "plan", *NET, "--costs", "costs.json")
+    message = error(6, "plan", *NET, "--costs", "costs.json", "--realisation", "explicit")
+    assert "lack" in message
+    assert "memplan profile NETWORK --realisation explicit --shape data=32,3," in message
 
 
 @pytest.mark.parametrize("text", [None, "{}", '{"format": "memplan.costs/1"}'])
@@ -210,6 +215,8 @@ def test_an_error_of_memplans_own_keeps_its_traceback(monkeypatch: pytest.Monkey
         (2, ["--costs", "costs.json", "-o", "costs.json"]),
         (7, ["-o", "missing/out.json"]),
         (2, ["--report", "folder"]),
+        (2, ["-o", "missing/"]),
+        (7, ["-o", "circle"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -221,6 +228,7 @@ def test_inputs_are_never_overwritten_and_bad_places_said_first(
     params = dict(zip(symbol.list_arguments(), map(mx.nd.zeros, shapes), strict=True))
     mx.nd.save("net-0001.params", {f"arg:{name}": array for name, array in params.items()})
     Path("folder").mkdir()
+    Path("circle").symlink_to("circle")
     before = {path: path.read_bytes() for path in Path().glob("*.*")}
     monkeypatch.setattr(memplan, "plan", lambda *_, **__: pytest.fail("searched before"))
     assert arguments[-1].split("/")[-1] in error(code, "plan", *NET, *arguments)
@@ -252,6 +260,39 @@ def test_what_cannot_be_written_where_it_belongs_is_not_lost(
     assert load_plan(kept).schedule.recomputed
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert "hold" not in error(7, "plan", *NET, *QUICK, *packed)
+
+
+def test_measurements_that_cannot_be_written_are_not_lost(
+    error: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    table = memplan.CostTable("cpu(x)", {"op": 1.0})
+    monkeypatch.setattr(memplan, "profile", lambda *_, **__: table)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cli_output, "write_text", full)
+    assert "what it was to hold is in" in error(7, "profile", *NET, "-o", "costs.json")
+    [kept] = tmp_path.glob("memplan-*.json")
+    assert memplan.CostTable.load(kept) == table
+
+
+def test_the_module_of_the_network_is_not_overwritten(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memplan, "plan", lambda *_, **__: pytest.fail("searched before"))
+    for network in ("nets:symbol", "nets:block"):
+        message = error(2, "plan", network, "--shape", "data=2,6", "-o", "nets.py")
+        assert "'nets.py' is read by this command" in message
+
+
+def test_parameters_whose_name_is_not_utf_8(error: Any) -> None:
+    """MXNet takes names as UTF-8 alone."""
+    Path("net-symbol.json").rename(os.fsdecode(b"m\xe4-symbol.json"))
+    mx.nd.save("x.params", {"arg:weight": mx.nd.zeros(1)})
+    Path("x.params").rename(os.fsdecode(b"m\xe4-0000.params"))
+    message = error(2, "plan", os.fsdecode(b"m\xe4-symbol.json"), *SHAPE)
+    assert "MXNet reads only files whose name is UTF-8" in " ".join(message.split())
 
 
 def test_nothing_half_written_is_left(

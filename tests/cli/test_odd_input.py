@@ -112,6 +112,11 @@ def test_an_input_that_no_file_can_be_is_bad_usage(name: str, error: Any) -> Non
     assert "File name too long" in error(2, "explain", name)
 
 
+def test_an_input_that_is_a_link_to_itself_is_bad_usage(error: Any) -> None:
+    Path("circle.json").symlink_to("circle.json")
+    assert "symbolic links" in error(2, "plan", "circle.json", "-o", "out.json")
+
+
 @pytest.mark.parametrize(
     ("at_import", "function", "code"),
     [(True, "network", "3"), (False, "network", "good bye"), (False, "block", "5")],

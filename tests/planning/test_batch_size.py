@@ -61,6 +61,19 @@ def test_one_more_does_not_fit(strategy: str, realisation: str) -> None:
         plan(result.batch_size + 1, budget="16MiB", **options)
 
 
+def paired() -> mx.sym.Symbol:
+    """Reads a batch as pairs, so that it must be even."""
+    one, other = mx.sym.split(mx.sym.Variable("data"), num_outputs=2, axis=0)
+    return mx.sym.MakeLoss(mx.sym.FullyConnected(one - other, num_hidden=4))
+
+
+def test_a_network_that_takes_some_sizes_only_is_said_to_be_one() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"takes a batch of \d*[02468], but none of \d*[13579], and"
+    ):
+        memplan.max_batch_size(paired(), "9999B", strategy="store_all", data=("N", 32))
+
+
 def test_it_is_the_largest_that_least_memory_allows() -> None:
     result = largest()
     least = plan(result.batch_size + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -291,6 +292,17 @@ def test_a_plan_that_cannot_be_written_is_still_a_plan(tmp_path: Path) -> None:
     (tmp_path / "gone").rmdir()
     with pytest.warns(UserWarning, match="could not be kept"):
         cache.keep("key", "text")
+
+
+def test_memplan_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sources may be found by PYTHONPATH alone."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert plan(tmp_path) == plan(tmp_path)
+    assert entry(tmp_path).is_file()
 
 
 def test_home_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,50 @@ def test_a_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
     assert loaded(tmp_path / "plan.json", json.loads(plan_text(plan))) == plan_text(plan)
 
 
+@pytest.mark.parametrize("names_device", [True, False], ids=["names its device", "of old"])
+@pytest.mark.parametrize("realisation", ["packed", "updating"])
+def test_a_packed_plan_for_a_gpu_is_loaded_without_one(
+    realisation: str, names_device: bool, tmp_path: Path
+) -> None:
+    """A CPU has the same ops, and some of them need room of their own there."""
+    plan = convolved(realisation=realisation, ctx=mx.gpu(0))
+    data = json.loads(plan_text(plan))
+    if not names_device:
+        del data["device_type"]
+    assert loaded(tmp_path / "plan.json", data) == plan_text(plan)
+
+
+def test_a_plan_for_a_gpu_of_what_a_cpu_cannot_run(tmp_path: Path) -> None:
+    """Explicit steps refuse LRN on a CPU."""
+    net = mx.sym.LRN(
+        mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(3, 3)), nsize=3
+    )
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax")
+    plan = memplan.plan(
+        net,
+        realisation="explicit",
+        strategy="store_all",
+        ctx=mx.gpu(0),
+        costs="roofline:v100",
+        data=(2, 3, 8, 8),
+    )
+    data = json.loads(plan_text(plan))
+    del data["device_type"]
+    assert loaded(tmp_path / "plan.json", data) == plan_text(plan)
+
+
+def test_a_plan_made_for_other_kernels_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without oneDNN, MXNet's own operators take other room."""
+    path = tmp_path / "plan.json"
+    with monkeypatch.context() as patch:
+        patch.setenv("MXNET_MKLDNN_ENABLED", "0")
+        path.write_text(plan_text(convolved(realisation="packed")), encoding="utf-8")
+    with pytest.raises(ArgumentError, match="made with MXNET_MKLDNN_ENABLED=0, which is not so"):
+        load_plan(path)
+
+
 def convolved(**options: Any) -> memplan.Plan:
     """A plan of a network with a Convolution, which mirroring recomputes."""
     net = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=4, kernel=(3, 3), name="first")
@@ -243,7 +287,7 @@ def test_a_shape_that_no_number_of_mxnet_holds(text: str, size: int, tmp_path: P
 
 def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
     path, data = tmp_path / "plan.json", json.loads(text)
-    for name in data:
+    for name in data.keys() - {"device_type", "onednn"}:  # which files of old lack
         less = {other: value for other, value in data.items() if other != name}
         path.write_text(json.dumps(less), encoding="utf-8")
         with pytest.raises(ArgumentError, match=name if name != "format" else "no format"):

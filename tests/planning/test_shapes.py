@@ -6,6 +6,7 @@ import functools
 import math
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import mxnet as mx
@@ -14,10 +15,12 @@ import pytest
 from helpers.buckets import network
 from helpers.networks import residual_net
 from memplan.errors import ArgumentError, BudgetError
+from memplan.planning import job as planning_job
 from memplan.planning.job import Job
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.planning.transfer import mended, transferred
+from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem
@@ -217,6 +220,19 @@ def test_planning_warns_of_nothing() -> None:
 def test_what_to_do_with_new_shapes_is_checked() -> None:
     with pytest.raises(ArgumentError, match="'plan', 'nearest', 'unplanned', got 'skip'"):
         planner(unseen="skip")
+
+
+def test_a_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change its folder between two shapes."""
+    monkeypatch.chdir(tmp_path)
+    seconds = {op.signature: 1.0 for size in (2, 4) for op in job(size).trace.graph.ops}
+    stock = (Job.prepare(NET, data=(size, 3, 16, 16)) for size in (2, 4))
+    seconds |= {op.signature: 1.0 for one in stock for op in one.trace.graph.ops}
+    CostTable("cpu(x)", seconds).save("costs.json")
+    monkeypatch.setattr(planning_job, "device_of", lambda _: None)
+    by = planner(costs="costs.json")
+    Path("costs.json").unlink()
+    assert [planned(by, size).costs for size in (4, 2)] == ["measured on cpu(x)"] * 2
 
 
 @pytest.fixture

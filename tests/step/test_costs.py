@@ -105,6 +105,8 @@ def test_missing_ops_are_named(graph: TrainingGraph) -> None:
     with pytest.raises(CostError, match=r"2 of 3 ops.*'conv0', 'conv1'.*profile") as caught:
         with_costs(graph, table)
     assert "data=(16, 3, 4, 4)" in str(caught.value)
+    with pytest.raises(CostError, match=r"profile\(net, ctx=..., realisation='packed', data="):
+        with_costs(graph, table, realisation="packed")
 
 
 @pytest.mark.parametrize("as_type", [str, Path])

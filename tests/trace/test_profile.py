@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 import memplan
@@ -175,7 +176,7 @@ def test_a_gpu_is_profiled_for_the_realisation(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_table_tells_where_it_was_measured() -> None:
     net, shapes = dropout_net()
-    table = profile(net, repeats=1, **shapes)
+    table = profile(net, repeats=np.int64(1), warmup=np.int64(1), **shapes)
     assert isinstance(table, CostTable)
     assert table.device == device_name(mx.cpu())
     assert table.device.startswith("cpu(")

@@ -117,6 +117,19 @@ def test_a_longer_one_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_can_be_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("circle").symlink_to("circle")
+    Path("folder").mkdir()
+    for path in ("missing/", "folder", "folder/", "", Path()):
+        with pytest.raises(OSError, match="it names a folder"):
+            write_text(path, "text")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_text("circle", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "folder"]
+    assert Path("circle").is_symlink()
+
+
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "out"
     with pytest.raises(FileNotFoundError) as caught:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+
+import pytest
+
 from helpers.script import printed_by
 from memplan.util.tables import text_table
 
@@ -21,6 +25,22 @@ def test_columns_may_be_wider_than_their_cells() -> None:
 
 def test_wide_characters_take_two_places() -> None:
     assert text_table([("層", "1"), ("ab", "2")]) == ["層  1", "ab  2"]
+
+
+class ZMQInteractiveShell:
+    """Named as that of Jupyter, by which rich knows it."""
+
+
+def test_a_notebook_gets_the_table_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich would display it beside the text that it belongs to."""
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    assert text_table([("a", "1")]) == ["a  1"]
+
+
+def test_no_terminal_cuts_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert text_table([("a" * 100, "1")]) == ["a" * 100 + "  1"]
 
 
 SHOWING = """

@@ -104,6 +104,8 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     for what_is_no_path in (5, b"picture"):
         with pytest.raises(ArgumentError, match="path: no picture can be written"):
             plot(plan, path=what_is_no_path)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="it names a folder"):
+        plan.save_report("missing/")
     with pytest.raises(ArgumentError, match="path: no report can be written to 5"):
         save_report(plan, 5)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
-from mxnet.ndarray.ndarray import _STORAGE_TYPE_ID_TO_STR
+from mxnet.ndarray.ndarray import _DTYPE_NP_TO_MX, _STORAGE_TYPE_ID_TO_STR
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
@@ -219,9 +219,15 @@ def _unknown_size(inputs: Mapping[str, Sequence[int]]) -> str:
 
 def _check_dtype(name: str, dtype: Any) -> None:
     try:
-        np.dtype(dtype)
-    except TypeError:
+        kind = np.dtype(dtype).type
+    except Exception:  # of any kind, as NumPy reads lists of dtypes by Python's parser
         raise ArgumentError(f"the dtype of {name!r} is {dtype!r}, which is none") from None
+    if kind not in _DTYPE_NP_TO_MX:  # MXNet would take another one
+        known = [np.dtype(kind).name for kind in _DTYPE_NP_TO_MX if isinstance(kind, type)]
+        raise ArgumentError(
+            f"the dtype of {name!r} is {dtype!r}, which MXNet does not have; it has "
+            f"{', '.join(known)}"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -62,8 +62,8 @@ class Trace:
     state, for the first two). ``heads`` are the entries of the network's outputs, then of the
     gradients in the order of the arguments, or of the updates by them. ``stock_order`` are the ops
     in the order in which MXNet's own executor would run them. ``form`` is that of the realisation
-    traced for. With ``numpy_shapes`` it was traced with NumPy's shapes, where () is that of a
-    scalar.
+    traced for, ``device_type`` where it will run. With ``numpy_shapes`` it was traced with NumPy's
+    shapes, where () is that of a scalar.
     """
 
     symbol: mx.sym.Symbol
@@ -76,6 +76,7 @@ class Trace:
     heads: tuple[Entry, ...]
     stock_order: tuple[int, ...]
     form: Form = STOCK
+    device_type: str = "cpu"
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
 
     @property
@@ -158,6 +159,7 @@ def trace(
         heads=tuple(full),
         stock_order=in_stock_order,
         form=form,
+        device_type=device_type,
     )
 
 

@@ -34,7 +34,7 @@ from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
 from memplan.planning.realisation import Realisation, load, request_of, trace_again
 from memplan.step.schedule import Schedule
-from memplan.util.processes import check_can_start, end_with, ending
+from memplan.util.processes import calling_main, check_can_start, end_with, ending
 
 NDArray = Any
 Arrays = dict[str, NDArray]
@@ -88,7 +88,6 @@ def run_apart(
         "optimizer": optimizer,
         "modules": defining_modules(),
         "results": None if results is None else str(results),
-        "parent": os.getpid(),
     }
     process = _process(json.dumps(request))
     if process.returncode:
@@ -103,13 +102,11 @@ def run_apart(
 
 def _process(request: str) -> subprocess.CompletedProcess[str]:
     """The new process, once it has ended; CostError where none can be started."""
-    path = os.pathsep.join(text for text in sys.path if text)
     try:
         check_can_start()
         return subprocess.run(
-            [sys.executable, "-m", __name__],
+            calling_main(__name__),
             input=request,
-            env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=False,
@@ -122,16 +119,21 @@ def _process(request: str) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
-    """Do what the request on stdin says; the figures go to stdout."""
-    request = json.load(sys.stdin)
-    if not end_with(request["parent"]):
+    """Do what the request on stdin says, for the process that the argument names, and end.
+
+    The figures go to stdout.
+    """
+    if not end_with(int(sys.argv[1])):
         return
+    request = json.load(sys.stdin)
     import_modules(request["modules"])
     traced = trace_again(request["trace"], match_range=request["traced_at"])
     # NumPy semantics, if the plan was made with them: this process has set none of its own.
     with mx.util.np_shape(traced.numpy_shapes):
         trial = _trained(request, traced)
-    print(json.dumps(asdict(trial)))
+    print(json.dumps(asdict(trial)), flush=True)
+    # MXNet's threads sometimes abort a process that ends soon after its arrays were freed.
+    os._exit(0)
 
 
 def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
@@ -249,10 +251,3 @@ def _results(
             if isinstance(part, mx.nd.NDArray):
                 result[f"state {number} of the optimizer for {names[place]}"] = part
     return {name: array.asnumpy() for name, array in result.items()}
-
-
-if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    # MXNet's threads sometimes abort a process that ends soon after its arrays were freed.
-    os._exit(0)
