@@ -24,7 +24,7 @@ from memplan.errors import UsageError
 from memplan.mxnet.train.array_memory import chunk_of, is_written_by_graphs
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
-from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
+from memplan.mxnet.train.withheld import Kind, handle_of, is_computed, note, shown, withhold
 
 NDArray = Any
 Parameter = Any
@@ -51,7 +51,7 @@ class Held:
     array: NDArray
     ours: Any = None
     #: The class of the array while nobody may read it.
-    withheld: type | None = None
+    withheld: Kind | None = None
     #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
     lent: Any = None
 
