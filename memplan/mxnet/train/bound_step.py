@@ -119,6 +119,10 @@ class BoundStep:
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
 
+    def is_fit(self) -> bool:
+        """May this thread run it as it is?"""
+        return self.is_current() and self.executor.draws_here()
+
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""
         return (

@@ -166,6 +166,19 @@ class Gradients:
             if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
                 held.move_out()
 
+    def leave(self) -> None:
+        """Before the memory of the step goes: the parameters keep their gradients outside of it.
+
+        A further step can then be bound in the place of that memory. If that fails, nothing is
+        lost.
+        """
+        for held in self._written:
+            if not held.is_of_parameter():  # autograd has a gradient there by what it had before
+                held.data, held.withheld, held.lent = held.data.detach(), None, None
+            elif not self._is_lent and held.is_ours():
+                held.move_out()
+            held.array = without_memory(held.array)
+
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
         foreign = [number_of(h.data) for h in self._written if not h.is_ours()]

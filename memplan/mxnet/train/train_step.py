@@ -296,8 +296,8 @@ class TrainStep:
             )
         network = self._forget_changed(kind)
         bound = self._bound.get((kind, ctx))
-        is_fit = bound is not None and bound.is_current() and bound.executor.draws_here()
-        if bound is None or not is_fit or self._trainer.is_new_to(bound, in_halves):
+        if bound is None or not bound.is_fit() or self._trainer.is_new_to(bound, in_halves):
+            del bound  # whose memory may have to go before there is another
             params = self._parameters()
             check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
@@ -319,6 +319,7 @@ class TrainStep:
         self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
         for place in unfit:
             self._pools[place].clear()
+        pool.make_room(ctx)
         updates = self._trainer.updates() if plan.trace.form.updates else None
         bound = BoundStep(plan, network, params, ctx, pool, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
