@@ -21,7 +21,13 @@ class Computed:
         self._compose, self._state = compose, state
         self.networks: dict[Any, BlockNetwork] = {}
 
-    def is_network(self, network: BlockNetwork, kind: Any, state: Any) -> bool:
+    def gone(self, networks: Mapping[Any, BlockNetwork]) -> list[Any]:
+        """The keys, which begin with kind and state, of those that are computed no longer."""
+        # Whether it is the same network costs less to say than to make it, of the same state.
+        keys = sorted(networks, key=lambda key: key[1] != self._state)
+        return [key for key in keys if not self._is_network(networks[key], *key[:2])]
+
+    def _is_network(self, network: BlockNetwork, kind: Any, state: Any) -> bool:
         """Is it ``network``, which was made when the parameters had this ``state``?"""
         if kind not in self.networks:
             known = network if state == self._state else None

@@ -389,12 +389,11 @@ class TrainStep:
         if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
         params = self._parameters()
-        plans = {key: made for key, made in self._plans.items() if key[0] == kind}
+        networks = {key: made[1] for key, made in self._plans.items() if key[0] == kind}
         found = Computed(functools.partial(self._compose, params=params), state_of(params))
-        gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
-        networks = [self._plans.pop(key)[1] for key in gone]
+        gone = [self._plans.pop(key)[1] for key in found.gone(networks)]
         for bound in self._bound.values():
-            bound.is_outdated |= any(bound.network is network for network in networks)
+            bound.is_outdated |= any(bound.network is network for network in gone)
         if gone:
             self.changes.are_found(self.block.name)
         return found.networks.get(kind)
