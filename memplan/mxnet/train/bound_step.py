@@ -84,7 +84,11 @@ class BoundStep:
                 **{name: array for name, array in data.items() if name not in states},
                 **{name: input_array(name) for name in network.shapes if name in trace.shapes},
             },
-            args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
+            args_grad={
+                p.name: p._grad[i]
+                for p, i, request in self.places
+                if request == "add" and p.name not in states  # which have none, whatever is asked
+            },
             aux_states={name: array for name, array in data.items() if name in states},
             pool=pool.executor,
             match_range=plan.match_range,
