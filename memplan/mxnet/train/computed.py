@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.train.block_network import BlockNetwork
 from memplan.mxnet.train.nesting import dtype_name
 
@@ -36,6 +38,23 @@ class Computed:
         return (other.structure, other.form) == (network.structure, network.form)
 
 
+#: The first shape of a parameter that is known as a whole.
+_FIRST: WeakKeyDictionary[Parameter, tuple[int, ...]] = WeakKeyDictionary()
+
+
 def state_of(params: Mapping[str, Parameter]) -> tuple[Any, ...]:
     """What a plan depends on of the parameters."""
-    return tuple((p.name, p.grad_req, dtype_name(p.dtype)) for p in params.values())
+    return tuple(
+        (p.name, p.grad_req, dtype_name(p.dtype), _other_shape(p)) for p in params.values()
+    )
+
+
+def _other_shape(parameter: Parameter) -> tuple[int, ...] | None:
+    """The shape that a script has given it in the place of its first one; None where that is so.
+
+    A shape that the first plan makes known is none of another state.
+    """
+    shape = parameter.shape
+    if not shape_is_known(shape) or shape == _FIRST.setdefault(parameter, shape):
+        return None
+    return tuple(shape)
