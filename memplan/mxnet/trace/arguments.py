@@ -113,6 +113,12 @@ def _advice(symbol: mx.sym.Symbol, error: MXNetError) -> str:
             shape = node.get("attrs", {}).get("shape", "")
             if not node["inputs"] and "0" in re.findall(r"\d+", shape):
                 return f"; {node['name']!r} {_TO_GIVE_STATES}"
+    if "dim_size_is_known" in str(error):
+        return (
+            "; a variable has a shape that is known in part only, which MXNet cannot complete "
+            "here: give it whole. For a Gluon block whose own infer_shape does, call the block on "
+            "a batch first"
+        )
     return _TO_BROADCAST if "elemwise_op_common" in str(error) else ""
 
 
