@@ -20,7 +20,7 @@ from mxnet.base import MXNetError
 from memplan.errors import ArgumentError
 from memplan.mxnet.plan_file import is_plan
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.arguments import complete_grad_req
+from memplan.mxnet.trace.arguments import check_names, complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.user_operators import missing_operator
 from memplan.mxnet.train.named_parameters import named_parameters
@@ -167,6 +167,7 @@ def _check_fit(
 
     A letter in them, for a batch size that is searched for, counts as 1.
     """
+    check_names(symbol, shapes, {})
     ones = {n: tuple(s if isinstance(s, int) else 1 for s in dims) for n, dims in shapes.items()}
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     try:

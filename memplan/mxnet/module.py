@@ -359,8 +359,10 @@ class _Binder:
             {name: grad_req[name] for name in arguments},
         )
         if self._plans.update_within:
-            if any(request.grad_req[name] != "null" for name in request.shapes):
-                self._plans.update_behind("gradients of inputs are wanted, which stay to its end")
+            inputs = [name for name in arguments if name not in shared_arg_names]  # and states
+            if any(request.grad_req[name] != "null" for name in inputs):
+                reason = "gradients of inputs or states are wanted, which stay to its end"
+                self._plans.update_behind(reason)
             elif "add" in request.grad_req.values():
                 self._plans.update_behind("gradients are added up over steps (grad_req='add')")
         self._plans.check_contexts(self._contexts)  # of which each would be planned before the next

@@ -13,6 +13,7 @@ import pytest
 import memplan
 from memplan.errors import ArgumentError
 from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.load import load_network
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.trace import symbol_json
 from memplan.planning.realisation import trace
@@ -175,12 +176,16 @@ def test_names_that_no_option_has_are_inputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["self", "partial"])
-def test_a_name_that_mxnet_cannot_infer_by_is_said(name: str) -> None:
+def test_a_name_that_mxnet_cannot_infer_by_is_said(name: str, tmp_path: Path) -> None:
     net = mx.sym.FullyConnected(
         mx.sym.Variable("data"), weight=mx.sym.Variable(name), num_hidden=3, name="odd"
     )
     with pytest.raises(ArgumentError, match=f"a variable of the network is called {name!r}"):
         memplan.plan(net, data=(2, 3))
+    net.save(str(tmp_path / "net-symbol.json"))
+    mx.nd.save(str(tmp_path / "net-0001.params"), {"arg:odd_bias": mx.nd.zeros(3)})
+    with pytest.raises(ArgumentError, match=f"a variable of the network is called {name!r}"):
+        load_network(str(tmp_path / "net-symbol.json"), shapes={"data": (2, 3)})
 
 
 def test_what_mxnet_wrote_is_read_as_json_says() -> None:

@@ -13,7 +13,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences
+from helpers.block_runs import differences, gradients
 from helpers.schedules import random_schedule
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep, planned
@@ -351,3 +351,35 @@ def test_a_step_says_that_it_adds_the_terms_for_an_input_at_once(realisation: st
         told[nterms] = warnings_of(traced, "five and more terms")
     assert not told[4]
     assert len(told[5]) == 1
+
+
+class OwnStatistics(gluon.HybridBlock):
+    """A BatchNorm whose statistics are parameters like others, of which gradients are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="norm_")
+        self.parts = ("gamma", "beta", "running_mean", "running_var")
+        for name in self.parts:
+            initial = "zeros" if name in ("beta", "running_mean") else "ones"
+            setattr(self, name, self.params.get(name, shape=(7,), init=initial))
+
+    def hybrid_forward(self, F: Any, x: Any, **params: Any) -> Any:  # noqa: N803
+        return F.BatchNorm(x, *(params[name] for name in self.parts), fix_gamma=False)
+
+
+def test_statistics_have_no_gradient_to_add_to() -> None:
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        net.add(nn.Dense(7, in_units=6, prefix="dense_"), OwnStatistics())
+        net.initialize(mx.init.Normal(0.7))
+        net.collect_params().setattr("grad_req", "add")
+        if is_planned:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        for _ in range(2):
+            with autograd.record():
+                loss = (net(mx.nd.arange(24).reshape((4, 6)) / 9) ** 3).sum()
+            loss.backward()
+        found.append([gradients(net)])
+    assert not differences(*found)

@@ -328,3 +328,37 @@ def test_what_the_function_of_a_lambda_block_reads_is_looked_at(hybridized: bool
         return found
 
     assert losses(lambda net: planned(net, **OPTIONS)) == losses(lambda net: net)
+
+
+class Factors(gluon.HybridBlock):
+    """Has a factor for every output, or one for all."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        self.body = nn.Dense(5, in_units=6, prefix="body_")
+        self.factors = self.params.get("factors", shape=(1, 5), init=mx.init.Constant(0.3))
+
+    def hybrid_forward(self, F: Any, x: Any, factors: Any) -> Any:  # noqa: N803
+        return F.broadcast_mul(self.body(x), factors)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_parameter_may_get_another_shape(hybridized: bool) -> None:
+    found = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = Factors()
+        net.initialize()
+        net.hybridize(active=hybridized)
+        if is_planned:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        for shape in ((1, 5), (1, 1), (1, 5)):
+            net.factors._shape = shape
+            net.factors.initialize(mx.init.Constant(0.7), force_reinit=True)
+            with autograd.record():
+                loss = (net(mx.nd.arange(24).reshape((4, 6)) / 9) ** 2).sum()
+            loss.backward()
+            found.append(gradients(net))
+        if is_planned:
+            assert len(net.planned_step._plans) == 2
+    assert not differences(found[:3], found[3:])

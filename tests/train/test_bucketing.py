@@ -98,6 +98,39 @@ def test_every_bucket_updates_within_its_step_or_none(optimizer: str, realisatio
     assert len(module.plans) == len(set(BUCKETS))
 
 
+def embedded(key: str) -> tuple[mx.sym.Symbol, list[str], list[str]]:
+    """A bag of words; the gradient of the embedding is "sparse", or not."""
+    data, weight = mx.sym.Variable("data"), mx.sym.Variable("weight")
+    words = mx.sym.Embedding(data, weight, input_dim=12, output_dim=6, sparse_grad=key == "sparse")
+    scores = mx.sym.FullyConnected(mx.sym.mean(words, axis=1), num_hidden=5, name="scores")
+    return mx.sym.SoftmaxOutput(scores, name="softmax"), ["data"], ["softmax_label"]
+
+
+@pytest.mark.filterwarnings("ignore:parameters are updated behind the step")
+def test_a_bucket_that_cannot_update_within_leaves_the_others_as_they_are() -> None:
+    """Those of batch sizes that come later, too: the parameters are updated once in every step."""
+    found = []
+    ours = BucketingModule(embedded, "dense", realisation="updating", strategy="store_all")
+    for module in (Module(embedded, "dense"), ours):
+        random = np.random.default_rng(0)
+        seed()
+        module.bind([("data", (8, 4))], [("softmax_label", (8,))])
+        module.init_params(mx.init.Normal(0.5))
+        module.init_optimizer()
+        for key, nexamples in (("dense", 8), ("sparse", 8), ("dense", 6), ("dense", 8)):
+            arrays = random.integers(0, 12, (nexamples, 4)), random.integers(0, 5, nexamples)
+            data, label = map(mx.nd.array, arrays)
+            batch = mx.io.DataBatch([data], [label], bucket_key=key)
+            batch.provide_data = [("data", data.shape)]
+            batch.provide_label = [("softmax_label", label.shape)]
+            module.forward_backward(batch)
+            module.update()
+        found.append(state(module))
+    assert not differing(*found)
+    realisations = {key: plan.realisation for key, plan in ours.plans.items()}
+    assert realisations == {"dense": "updating", "sparse": "packed"}
+
+
 @REALISATIONS
 def test_buckets_run_in_one_memory(realisation: str) -> None:
     """No more than the largest holds."""

@@ -12,6 +12,8 @@ from mxnet.gluon import nn
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.train import block_network
+from memplan.planning.shapes import ShapePlanner
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt"}
 X = mx.nd.random.normal(shape=(7, 15))
@@ -108,6 +110,38 @@ def test_gradients_are_those_of_the_same_loop(kind: Any, hybridized: str, realis
     options = OPTIONS | {"realisation": realisation}
     found = left_by(lambda net: planned(net, **options), kind, hybridized)
     assert not differences(expected, found)
+
+
+def test_what_is_trained_may_change_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ops are apart depends on it. A plan for each is made once, and a network."""
+    calls: list[str] = []
+
+    def counted(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counting(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return function(*args, **options)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    counted(ShapePlanner, "plan")
+    counted(block_network, "warn_of_symbols")  # called for each network that is not known
+    found = []
+    for make in (lambda net: net, lambda net: planned(net, **OPTIONS)):
+        mx.random.seed(3)
+        net, of_loop = network(Anew, ""), []
+        net(X)
+        net = make(net)
+        for step in range(8):
+            net[0].theta.grad_req = "null" if step in (0, 1, 3, 5) else "write"
+            with autograd.record():
+                loss = net(X).square().sum()
+            loss.backward()
+            of_loop.append(gradients(net))
+        found.append(of_loop)
+    assert not differences(*found)
+    assert (calls.count("plan"), calls.count("warn_of_symbols")) == (2, 2)
 
 
 class LossAnew(Anew):

@@ -15,7 +15,7 @@ from helpers.block_runs import assert_equal, gradients, train_step, trained
 from helpers.blocks import CPU, SOFTMAX, conv_net, images, vectors
 from helpers.strategies import Counting
 from memplan.errors import ArgumentError, BudgetError, TraceError
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 
 
 class Looks(gluon.HybridBlock):
@@ -228,3 +228,28 @@ def test_a_deep_copy_of_a_trained_block(way: str) -> None:
         copied.collect_params().setattr("grad_req", request)
     run()
     assert_equal(gradients(net), gradients(copied))
+
+
+class Projection(gluon.HybridBlock):
+    """Completes the shape of its weight itself, which MXNet cannot for this operator."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="projection_")
+        self.weight = self.params.get("weight", shape=(0, 5), allow_deferred_init=True)
+
+    def infer_shape(self, x: Any, *_: Any) -> None:
+        self.weight.shape = (x.shape[-1], 5)
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:  # noqa: N803
+        return F.dot(x, weight)
+
+
+def test_a_shape_that_only_the_block_infers() -> None:
+    net, x = Projection(), mx.nd.ones((2, 3))
+    net.initialize()
+    step = TrainStep(net, lambda outputs, _: outputs.sum(), strategy="store_all")
+    with pytest.raises(ArgumentError, match=r"known in part only.*call the block on a batch first"):
+        step(x, mx.nd.ones(2))
+    net(x)
+    step(x, mx.nd.ones(2))
+    assert net.weight.grad().shape == (3, 5)

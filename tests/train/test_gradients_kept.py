@@ -16,6 +16,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import differences, gradients
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.realise.packed_memory import PackedMemory
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 REALISATIONS = ("packed", "explicit")
@@ -139,6 +140,47 @@ def test_the_memory_of_a_plan_that_went_is_free() -> None:
     mx.nd.waitall()
     gc.collect()
     assert sys.getrefcount(memory) == 2
+
+
+@pytest.mark.parametrize("change", ["larger", "frozen"])
+@pytest.mark.parametrize("wrap", [planned, TrainStep])
+def test_the_memory_is_free_before_there_is_another(
+    wrap: Callable[..., Any], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients are kept beside it, also where there is no memory for the next step."""
+    net = on_two_contexts([mx.cpu()])
+    step = wrap(net, realisation="packed", strategy="store_all")
+
+    def run(nrows: int) -> None:
+        with autograd.record():
+            loss = getattr(step, "forward", step)(mx.nd.ones((nrows, 4))).sum()
+        (step if isinstance(step, TrainStep) else autograd).backward(loss)
+
+    segments, counts = [], []
+    init = PackedMemory.__init__
+
+    def noted(memory: PackedMemory, nbytes: int, ctx: mx.Context) -> None:
+        if segments and not counts:
+            counts.append(sys.getrefcount(segments[0]))
+            raise mx.MXNetError("out of memory")
+        init(memory, nbytes, ctx)
+        segments.extend(memory._segments)
+
+    monkeypatch.setattr(PackedMemory, "__init__", noted)
+    run(384)
+    gradient = net[1].weight.grad()
+    if change == "frozen":
+        net[0].weight.grad_req = "null"
+    nrows = 512 if change == "larger" else 384
+    before = gradients(net)
+    assert before["net_dense1_weight"].any()
+    with pytest.raises(mx.MXNetError, match="out of memory"):
+        run(nrows)
+    assert counts == [2]
+    assert not differences([before], [gradients(net)])
+    run(nrows)
+    assert gradient is net[1].weight.grad()
+    assert bool(differences([before], [gradients(net)])) == (change == "larger")
 
 
 def test_a_penalty_recorded_before_would_write_into_the_step() -> None:

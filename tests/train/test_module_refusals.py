@@ -106,7 +106,7 @@ def test_a_bind_that_is_refused(bucketing: bool, options: dict[str, Any]) -> Non
 def test_one_that_would_have_ended_updates_within() -> None:
     module = made(bucketing=False, realisation="updating")
     module.forward_backward(batch(8))
-    with pytest.warns(UserWarning, match="gradients of inputs are wanted"):
+    with pytest.warns(UserWarning, match="gradients of inputs or states are wanted"):
         refused(module, inputs_need_grad=True)
     module.update()
     assert module.plan.realisation == module._plans.realisation == "updating"
@@ -161,6 +161,23 @@ def test_shapes_that_no_parameters_are_for() -> None:
     with pytest.raises(ArgumentError, match="'hidden_weight'"):
         module.reshape([("data", (4, 7))], [("softmax_label", (4,))])
     assert (module._exec_group.batch_size, module.data_shapes[0].shape) == (8, (8, 5))
+    module.forward_backward(batch(8))
+    module.update()
+
+
+def test_a_bucket_with_a_parameter_that_the_default_one_lacks() -> None:
+    """MXNet refuses it, too: nobody initialises it."""
+
+    def renamed(key: int) -> Any:
+        x = S.FullyConnected(S.Variable("data"), num_hidden=3, name="scores" if key == 1 else "new")
+        return S.SoftmaxOutput(x, name="softmax"), ["data"], ["softmax_label"]
+
+    module = BucketingModule(renamed, 1, **OPTIONS)
+    module.bind(*shapes(8))
+    module.init_params(mx.init.Uniform(0.3))
+    module.init_optimizer()
+    with pytest.raises(ArgumentError, match=r"'new_bias', 'new_weight'.* default bucket"):
+        module.forward_backward(batch(8, key=2))
     module.forward_backward(batch(8))
     module.update()
 

@@ -109,7 +109,7 @@ def test_update_only_notes_that_a_step_has_run() -> None:
     [
         ({}, {"optimizer": "nadam"}, "Nadam"),
         ({}, {"kvstore": mx.kv.create("local")}, "a kvstore"),
-        ({"inputs_need_grad": True}, {}, "gradients of inputs"),
+        ({"inputs_need_grad": True}, {}, "gradients of inputs or states"),
         ({"grad_req": "add"}, {}, "grad_req='add'"),
     ],
 )
@@ -127,6 +127,20 @@ def test_what_is_refused_trains_behind_the_step(
     assert not np.array_equal(before, module._exec_group.param_arrays[0][0].asnumpy())
     [gradient] = module._exec_group.grad_arrays[0]
     assert gradient.asnumpy().any()
+
+
+def test_a_gradient_of_a_state_is_one_of_an_input() -> None:
+    """No optimizer updates it."""
+    hidden = mx.sym.concat(mx.sym.Variable("data"), mx.sym.Variable("h", shape=(8, 3)), dim=1)
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=5), name="softmax")
+    module = Module(net, state_names=["h"], **OPTIONS)
+    with pytest.warns(UserWarning, match="gradients of inputs or states"):
+        module.bind([("data", (8, 6))], [("softmax_label", (8,))], grad_req={"h": "write"})
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer()
+    module.set_states(value=0.3)
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((8, 6))], [mx.nd.ones(8)]))
+    assert module._exec_group.execs[0].grad_dict["h"].asnumpy().any()
 
 
 @pytest.mark.parametrize("bucketing", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
 import time
@@ -43,6 +44,19 @@ def in_threads(function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
     """What ``function`` returns for each of ``parts``, in a thread of its own."""
     with ThreadPoolExecutor(len(parts)) as pool:
         return list(pool.map(function, parts))
+
+
+def in_bare_threads(function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
+    """One after the other in threads of which Python's ``threading`` does not know."""
+    found: queue.Queue[Any] = queue.Queue()
+
+    def work(part: Any) -> None:
+        try:
+            found.put(function(part))
+        except BaseException as error:  # the test waits
+            found.put(error)
+
+    return [_thread.start_new_thread(work, (part,)) and found.get() for part in parts]
 
 
 def one_by_one(function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
@@ -97,6 +111,14 @@ def test_a_thread_for_each_context(name: str) -> None:
     net = planned(net_on(TWO), strategy="chen_sqrt", realisation="explicit")
     assert not differences(expected, trained(net, TWO, loops(in_threads)[name]))
     assert not net.planned_step.unfinished
+
+
+def test_a_thread_that_another_library_has_started() -> None:
+    """It is none of MXNet's, which Python's ``threading`` has not started either."""
+    here = [CPU, CPU]
+    expected = trained(net_on([CPU], adds=True), here, loops(one_by_one)["both"])
+    net = planned(net_on([CPU], adds=True), strategy="chen_sqrt", realisation="packed")
+    assert not differences(expected, trained(net, here, loops(in_bare_threads)["both"]))
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])

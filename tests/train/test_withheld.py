@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,14 @@ def two_nets(plan: bool) -> Nets:
         if plan:
             planned(net, realisation="packed", strategy="chen_sqrt")
     return nets
+
+
+def freeze(net: Any) -> None:
+    net[0].collect_params().setattr("grad_req", "null")
+
+
+def make_anew(net: Any) -> None:
+    net[0].initialize(force_reinit=True)
 
 
 def params_of(nets: Nets) -> list[Any]:
@@ -154,3 +164,27 @@ def test_one_class_for_a_gradient_serves_batches_of_all_shapes() -> None:
         loss.backward()
     assert all(hasattr(kind, "_withheld") for kind in kinds[0])
     assert kinds == [kinds[0]] * 4
+
+
+@pytest.mark.parametrize("change", [freeze, make_anew])
+def test_the_memory_of_a_step_is_free_without_python_s_collector(
+    change: Callable[[Any], None],
+) -> None:
+    """Autograd knows a gradient in it by the array that a parameter had before the change."""
+    net, _ = two_nets(True)
+    x = mx.nd.ones((3, 4))
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    [segment] = net.planned_step._pools[x.ctx].memory._segments
+    gc.disable()
+    try:
+        change(net)
+        for _ in range(2):
+            with autograd.record():
+                loss = net(x).sum()
+            loss.backward()
+        mx.nd.waitall()
+        assert sys.getrefcount(segment) == 2
+    finally:
+        gc.enable()

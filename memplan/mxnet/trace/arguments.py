@@ -47,7 +47,7 @@ def infer_arguments(
     """
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
-    _check_names(symbol, shapes, type_dict or {})
+    check_names(symbol, shapes, type_dict or {})
     return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, shapes, type_dict)
 
 
@@ -58,9 +58,10 @@ def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
     return {name: _STORAGE_TYPE_ID_TO_STR[number] for name, number in numbers.items()}
 
 
-def _check_names(
+def check_names(
     symbol: mx.sym.Symbol, shapes: Mapping[str, Any], type_dict: Mapping[str, Any]
 ) -> None:
+    """ArgumentError for names that MXNet cannot infer anything of."""
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     for name in _TAKEN_NAMES:
         if name in arguments or name in states:
@@ -112,6 +113,12 @@ def _advice(symbol: mx.sym.Symbol, error: MXNetError) -> str:
             shape = node.get("attrs", {}).get("shape", "")
             if not node["inputs"] and "0" in re.findall(r"\d+", shape):
                 return f"; {node['name']!r} {_TO_GIVE_STATES}"
+    if "dim_size_is_known" in str(error):
+        return (
+            "; a variable has a shape that is known in part only, which MXNet cannot complete "
+            "here: give it whole. For a Gluon block whose own infer_shape does, call the block on "
+            "a batch first"
+        )
     return _TO_BROADCAST if "elemwise_op_common" in str(error) else ""
 
 

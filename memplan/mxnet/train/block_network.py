@@ -112,8 +112,8 @@ def compose(
         what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
         raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
-    apart = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
-    structure = json.dumps([sorted(apart), structure_of(mx.sym.Group(symbols))])
+    apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
+    structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
     warn_of_symbols(blocks, loss is None, asked)

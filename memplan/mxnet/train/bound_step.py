@@ -84,7 +84,11 @@ class BoundStep:
                 **{name: array for name, array in data.items() if name not in states},
                 **{name: input_array(name) for name in network.shapes if name in trace.shapes},
             },
-            args_grad={p.name: p._grad[i] for p, i, request in self.places if request == "add"},
+            args_grad={
+                p.name: p._grad[i]
+                for p, i, request in self.places
+                if request == "add" and p.name not in states  # which have none, whatever is asked
+            },
             aux_states={name: array for name, array in data.items() if name in states},
             pool=pool.executor,
             match_range=plan.match_range,
@@ -118,6 +122,10 @@ class BoundStep:
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
+
+    def is_fit(self) -> bool:
+        """May this thread run it as it is?"""
+        return self.is_current() and self.executor.draws_here()
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""

@@ -25,19 +25,20 @@ def called_apart(
     params: Mapping[str, Parameter],
     *,
     in_halves: bool,
-) -> set[int]:
+) -> tuple[set[int], set[int]]:
     """Their places among the nodes of ``symbol``. A layer that is called twice has a name twice.
 
+    And the places of which they are some, whatever ``params`` are trained.
     ``blocks`` are the block that is trained, and losses. If that is hybridized, so is all.
     """
     graph, block = symbol_json.parse(symbol), blocks[0]
     if is_graph(block):
-        return _slopes_at_the_end(graph) if in_halves else set()
+        places = _slopes_at_the_end(graph) if in_halves else set()
+        return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
-    graph_of = _graphs(graph["nodes"], hybridized(blocks))
-    return _slopes_at_borders(graph["nodes"], graph_of) | _repeated(
-        graph["nodes"], trained, graph_of
-    )
+    nodes, graph_of = graph["nodes"], _graphs(graph["nodes"], hybridized(blocks))
+    slopes = _slopes_at_borders(nodes, graph_of)
+    return slopes | _repeated(nodes, trained, graph_of), slopes | _alike(nodes, graph_of)
 
 
 def marked_apart(symbol: mx.sym.Symbol, places: Collection[int]) -> mx.sym.Symbol:
@@ -96,19 +97,35 @@ def _repeated(
     first_of: dict[int, int] = {}
     calls: dict[Any, int] = {}
     for place, node in enumerate(nodes):
-        sources = tuple((first_of.get(source, source), k) for source, k, *_ in node["inputs"])
         if node["op"] == VARIABLE:
             reached |= {place} if node["name"] in trained else set()
             continue
-        if any(source in reached for source, _ in sources):
+        call = _call(node, first_of)
+        if any(source in reached for source, _ in call[-1]):
             reached.add(place)
-        call = node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
         first = calls.setdefault(call, place)
         if first != place and place in reached and place not in graph_of:
             repeated.add(place)
         elif first != place:
             first_of[place] = first
     return repeated
+
+
+def _alike(nodes: Sequence[Node], graph_of: Mapping[int, int]) -> set[int]:
+    """The ops in no graph that equal an earlier one, if each is replaced by that."""
+    first_of: dict[int, int] = {}
+    calls: dict[Any, int] = {}
+    for place, node in enumerate(nodes):
+        if node["op"] != VARIABLE:
+            first = calls.setdefault(_call(node, first_of), place)
+            first_of |= {place: first} if first != place else {}
+    return first_of.keys() - graph_of.keys()
+
+
+def _call(node: Node, first_of: Mapping[int, int]) -> tuple[Any, ...]:
+    """What equal ops have in common, where sources stand for others; the sources come last."""
+    sources = tuple((first_of.get(source, source), k) for source, k, *_ in node["inputs"])
+    return node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
 
 
 def _graphs(nodes: Sequence[Node], roots: Iterable[Block]) -> dict[int, int]:

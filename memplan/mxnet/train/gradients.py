@@ -24,7 +24,7 @@ from memplan.errors import UsageError
 from memplan.mxnet.train.array_memory import chunk_of, is_written_by_graphs
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
-from memplan.mxnet.train.withheld import handle_of, is_computed, note, shown, withhold
+from memplan.mxnet.train.withheld import Kind, handle_of, is_computed, note, shown, withhold
 
 NDArray = Any
 Parameter = Any
@@ -51,7 +51,7 @@ class Held:
     array: NDArray
     ours: Any = None
     #: The class of the array while nobody may read it.
-    withheld: type | None = None
+    withheld: Kind | None = None
     #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
     lent: Any = None
 
@@ -165,6 +165,19 @@ class Gradients:
         for held in [] if last._is_lent else last._written:
             if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
                 held.move_out()
+
+    def leave(self) -> None:
+        """Before the memory of the step goes: the parameters keep their gradients outside of it.
+
+        A further step can then be bound in the place of that memory. If that fails, nothing is
+        lost.
+        """
+        for held in self._written:
+            if not held.is_of_parameter():  # autograd has a gradient there by what it had before
+                held.data, held.withheld, held.lent = held.data.detach(), None, None
+            elif not self._is_lent and held.is_ours():
+                held.move_out()
+            held.array = without_memory(held.array)
 
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""

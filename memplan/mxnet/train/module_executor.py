@@ -98,6 +98,8 @@ class Executor(BoundArrays):
         self.operators = KeptOperators()
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
+        if shared:
+            _check_shared(shareable - shared.arg_dict.keys() - shared.aux_dict.keys())
         # As MXNet's executor has them: an optimizer updates a sparse weight in another way.
         stypes = storage_types(net)
 
@@ -371,6 +373,16 @@ class Executor(BoundArrays):
             # Module reads the first line when it binds, which is no reason to run inference.
             return "Total 0 MB allocated\nTotal 0 TempSpace resource requested\n"
         return (self._training or self.infer()).debug_str()
+
+
+def _check_shared(missing: Collection[str]) -> None:
+    """ArgumentError where parameters or states are ``missing`` in what shares them, as in MXNet."""
+    if missing:
+        names = ", ".join(map(repr, sorted(missing)))
+        raise ArgumentError(
+            f"the network has {names}, which the network lacks that it shares parameters with: "
+            f"that of the default bucket, or of shared_module, must have all of them"
+        )
 
 
 def _check_unchanged(changed: Mapping[str, str], inputs: Mapping[str, tuple[int, ...]]) -> None:

@@ -179,17 +179,17 @@ class _Planned:
                 f"no graph of a hybridized block so; make an array of it, or an attribute of the "
                 f"block"
             )
+        elif trains and arrays and is_mxnets_thread():  # before what waits for MXNet
+            raise UsageError(
+                "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
+                "step may be waiting; call the block outside of the op, or train it unplanned"
+            )
         elif trains and (reason := self._given.reason()):
             trains = False
             self._warn_of_unplanned(reason)
         if others or not (arrays and trains):
             with cells_use_arrays(block):
                 return unplanned_forward(*args, **named)
-        if is_mxnets_thread():
-            raise UsageError(
-                "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
-                "step may be waiting; call the block outside of the op, or train it unplanned"
-            )
         ctx = one_context(args)
         with TURN:
             self._leave(ctx)

@@ -98,7 +98,9 @@ class Plans:
         self.has_user_code = '"Custom"' in symbol_json.text_of(net)
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
         self.when_found: list[Callable[[], None]] = []
-        self.realisation = planner.realisation
+        #: By what realisation plans are asked for, whatever others of this planner ask for, and by
+        #: what the last one was made.
+        self._asked = self.realisation = planner.realisation
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
         self.nbound = 0
@@ -112,16 +114,18 @@ class Plans:
         """
         if self._given is None and self._planner.is_like(other._planner):
             self._planner.begin_with(other._planner)
-            if self._net.tojson() == other._net.tojson():
+            is_same = self._net.tojson() == other._net.tojson()
+            if is_same and self.update_within == other.update_within:
                 self.plans = other.plans | self.plans
 
     def kept(self) -> Callable[[], None]:
         """What makes the plans those that there are now, and how others are made."""
-        realisation, of_planner = self.realisation, self._planner.realisation
+        asked, realisation, of_planner = self._asked, self.realisation, self._planner.realisation
         plans = dict(self.plans)
 
         def bring_back() -> None:
-            self.realisation, self._planner.realisation = realisation, of_planner
+            self._asked, self.realisation = asked, realisation
+            self._planner.realisation = of_planner
             self.plans = plans
 
         return bring_back
@@ -136,11 +140,14 @@ class Plans:
         """Are the parameters updated within the steps?"""
         return self.realisation == UPDATING
 
-    def update_behind(self, reason: str, contexts: Iterable[mx.Context] = ()) -> None:
+    def update_behind(
+        self, reason: str, contexts: Iterable[mx.Context] = (), *, of_network: bool = False
+    ) -> None:
         """Plan anew for steps whose gradients wait for the update; a warning says why.
 
         They are packed, unless that is not possible on ``contexts``: then the log says so, too.
-        ArgumentError if the user gave a plan.
+        So are those of networks that begin to be planned by the same planner, unless the reason is
+        one ``of_network``. ArgumentError if the user gave a plan.
         """
         if self._given is not None:
             raise ArgumentError(
@@ -149,7 +156,9 @@ class Plans:
             )
         warn_behind(reason)
         name = suited(AUTO, contexts)
-        self.realisation = self._planner.realisation = "packed" if name == AUTO else name
+        self._asked = self.realisation = "packed" if name == AUTO else name
+        if not of_network:
+            self._planner.realisation = self._asked
         self.plans.clear()
 
     def check_contexts(self, contexts: Iterable[mx.Context]) -> None:
@@ -188,6 +197,7 @@ class Plans:
         try:
             return self._planner.plan(
                 self._net,
+                self._asked,
                 shapes=request.shapes,
                 check=_check_losses,
                 ctx=request.ctx,
@@ -199,7 +209,7 @@ class Plans:
                 raise
             reason = str(error)
         self._traced("packed", request)  # what refuses these, too, is not due to the updates
-        self.update_behind(reason)
+        self.update_behind(reason, of_network=True)
         return self._planned(request)
 
     def _traced(self, realisation: str, request: Request) -> Trace:

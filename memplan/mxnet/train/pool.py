@@ -94,6 +94,15 @@ class Pool:
             self._arrays_nbytes += memory.nbytes
             self.memory = memory
 
+    def make_room(self, ctx: mx.Context) -> None:
+        """Where nothing is bound on ``ctx`` now, free what was bound, in whose place a step comes.
+
+        On a device there may be no room for both.
+        """
+        if not self.nbytes and self._gradients is not None:
+            self._gradients.leave()
+            release(ctx)
+
     def serve(self, gradients: Gradients) -> None:
         """The step that computes these runs next: those of the one before it are to be kept."""
         last, self._gradients = self._gradients, gradients

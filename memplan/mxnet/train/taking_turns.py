@@ -8,12 +8,16 @@ engine, which then works for all devices at once.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
+
+# Where MXNet enters Python in its threads.
+_CALLED_BY_MXNET = ("mxnet.operator", "mxnet.autograd")
 
 #: Whose turn it is. A thread that has it may ask for it again.
 TURN = threading.RLock()
@@ -33,6 +37,12 @@ def in_turn(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 def is_mxnets_thread() -> bool:
     """Is this a thread of MXNet's own, in which it runs the code of Custom ops?
 
-    Whoever has the turn may wait for that code, so it must not wait for a turn.
+    Whoever has the turn may wait for that code, so it must not wait for a turn. Python's
+    ``threading`` has started none of these threads, but nor has it those of other libraries.
     """
-    return isinstance(threading.current_thread(), threading._DummyThread)
+    if not isinstance(threading.current_thread(), threading._DummyThread):
+        return False
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+    return frame.f_globals.get("__name__") in _CALLED_BY_MXNET

@@ -301,8 +301,8 @@ class TrainStep:
             )
         network = self._forget_changed(kind, to_run=True)
         bound = self._bound.get((kind, ctx))
-        is_fit = bound is not None and bound.is_current() and bound.executor.draws_here()
-        if bound is None or not is_fit or self._trainer.is_new_to(bound, in_halves):
+        if bound is None or not bound.is_fit() or self._trainer.is_new_to(bound, in_halves):
+            del bound  # whose memory may have to go before there is another
             params = trainable(self.changes.parameters())
             check_arrays(params.values())
             plan, network = self._planned(kind, params, ctx, network, to_run=True)
@@ -324,6 +324,7 @@ class TrainStep:
         self._bound = {key: other for key, other in self._bound.items() if key[1] not in unfit}
         for place in unfit:
             self._pools[place].clear()
+        pool.make_room(ctx)
         updates = self._trainer.updates() if plan.trace.form.updates else None
         bound = BoundStep(plan, network, params, ctx, pool, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
@@ -390,11 +391,10 @@ class TrainStep:
             return None
         self.changes.begin(kind)
         params = trainable(self.changes.parameters())
-        plans = {key: made for key, made in self._plans.items() if key[0] == kind}
+        networks = {key: made[1] for key, made in self._plans.items() if key[0] == kind}
         found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
-        gone = [key for key, made in plans.items() if not found.is_network(made[1], *key[:2])]
-        networks = [self._plans.pop(key)[1] for key in gone]
+        gone = [self._plans.pop(key)[1] for key in found.gone(networks)]
         for bound in self._bound.values():
-            bound.is_outdated |= any(bound.network is network for network in networks)
+            bound.is_outdated |= any(bound.network is network for network in gone)
         self.changes.end(kind, self.block.name, are_found=bool(gone))
         return found.networks.get(kind)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,16 +43,28 @@ def note(parameter: Parameter, gradient: NDArray | None) -> None:
         is_computed(parameter)
 
 
-def withhold(array: NDArray, kind: type | None, parameter: Parameter, data: NDArray) -> type:
+class Kind:
+    """The class of a gradient of ``parameter`` while nobody may read it.
+
+    ``data`` is what it is the gradient of: where autograd has written that of it, it may be read.
+    A class is freed by Python's collector only, so it does not hold ``data``, by which autograd has
+    a gradient in the memory of a step: that is free when the steps go that hold this.
+    """
+
+    def __init__(self, base: type, parameter: Parameter, data: NDArray) -> None:
+        self.data = data
+        self.type = _kind(base, *_of_parameter(parameter, weakref.ref(self)))
+
+
+def withhold(array: NDArray, kind: Kind | None, parameter: Parameter, data: NDArray) -> Kind:
     """Let nobody read ``array``, the gradient of ``parameter``, before it is :func:`shown`.
 
-    ``kind`` is the class that this has returned for that gradient before. ``data`` is what it is
-    the gradient of: where autograd has written that of it, it may be read.
+    ``kind`` is what this has returned for that gradient, which is one of ``data``, before.
     """
     _let_parameters_write()
-    if kind is None or kind.__base__ is not type(array):
-        kind = _kind(type(array), *_of_parameter(parameter, data))
-    array.__class__ = kind
+    if kind is None or kind.type.__base__ is not type(array):
+        kind = Kind(type(array), parameter, data)
+    array.__class__ = kind.type
     return kind
 
 
@@ -77,12 +90,13 @@ def handle_of(array: NDArray) -> Any:
 
 
 def _of_parameter(
-    parameter: Parameter, data: NDArray
+    parameter: Parameter, kind: Callable[[], Kind | None]
 ) -> tuple[Callable[[NDArray], None], Callable[[NDArray], NDArray]]:
     """What is done where the gradient is read, and what stands in for it in a copy."""
 
     def check(array: NDArray) -> None:
-        if data._fresh_grad:
+        held = kind()
+        if held is not None and held.data._fresh_grad:
             is_computed(parameter)
         elif parameter in _COMPUTED:
             raise UsageError(_message(parameter))
