@@ -49,7 +49,7 @@ class Exit(enum.IntEnum):
     PROVED = 3, "no plan fits the budget: proved"
     NOT_FOUND = 4, "no plan within the budget was found in the time given; one may exist"
     MXNET = 5, "MXNet 1.9.1 (or a solver) is missing or failed"
-    NETWORK = 6, "the network cannot be planned, or the costs do not fit it"
+    NETWORK = 6, "the network or its costs cannot be used, or a process of memplan's was ended"
     OUTPUT = 7, "a result cannot be written"
     BROKEN = 8, "a step by the plan took more memory than promised, or computed something else"
     INTERRUPTED = INTERRUPTED, "interrupted; the best plan found by then, if any, is still written"

@@ -23,8 +23,8 @@ SHOWN = 10
 def profile(args: Arguments, output: Path | None, repeats: int, warmup: int) -> Exit:
     """Measure every op of a training step of NETWORK on this machine.
 
-    The costs are for the same network and shapes, and, with --realisation explicit, for explicit
-    plans, too. Measure where you train; the file serves for planning anywhere.
+    The costs are for the same network, shapes and --realisation, and for mirrored plans. Measure
+    where you train; the file serves for planning anywhere.
 
     \b
     Examples:
