@@ -247,7 +247,7 @@ def _current_folder_first() -> Iterator[None]:
 
     The process that plans looks where this one does, and a random.py there is not Python's.
     """
-    if "" in sys.path:
+    if sys.path[:1] == [""]:
         yield
         return
     sys.path.insert(0, "")
@@ -256,7 +256,8 @@ def _current_folder_first() -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # the user's code may have removed it
             sys.path.remove("")
-        sys.path.append("")
+        if "" not in sys.path:
+            sys.path.append("")
 
 
 def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sym.Symbol:

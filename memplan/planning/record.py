@@ -19,7 +19,7 @@ from memplan.strategies import Outcome, Status
 from memplan.util.files import parse_json
 from memplan.util.numbers import is_finite, is_whole, shown
 
-FORMAT = "memplan.attempt/4"
+FORMAT = "memplan.attempt/5"
 
 
 def to_json(attempt: Attempt) -> str:

@@ -332,7 +332,7 @@ def _has_all(ranges: Iterable[range], stages: range) -> bool:
 
 def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None) -> Schedule:
     """The least memory found in at most these seconds a step (None: one extra forward pass)."""
-    for schedule in lower_and_lower(graph, stop, most_seconds=most_seconds):
+    for schedule in _lower_and_lower(graph, stop, most_seconds=most_seconds):
         best = schedule
     return best
 
@@ -341,14 +341,14 @@ def lowest_or_end(graph: TrainingGraph, stop: Stop, *, most_seconds: float) -> S
     """As :func:`lowest`; an interrupt ends it, and ``stop``, with the least so far."""
     best = Schedule.unplanned(graph)
     try:
-        for schedule in lower_and_lower(graph, stop, most_seconds=most_seconds):
+        for schedule in _lower_and_lower(graph, stop, most_seconds=most_seconds):
             best = schedule
     except KeyboardInterrupt:
         stop.end()
     return best
 
 
-def lower_and_lower(
+def _lower_and_lower(
     graph: TrainingGraph, stop: Stop, *, most_seconds: float | None
 ) -> Iterator[Schedule]:
     """The unplanned schedule, and as they are found those of less memory: see :func:`lowest`."""

@@ -356,7 +356,7 @@ class _Search:
         yield self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
         if self.anneals_anew:
             yield None
-        if self.anneals_anew or self.best is None:
+        if (self.anneals_anew and not self._is_enough()) or self.best is None:
             fewest = dataclasses.replace(self.problem, budget_nbytes=None)
             until = self.stop.with_work(work)
             yield self.problem.space.improve(fewest, None, until, self.moves)

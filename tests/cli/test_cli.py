@@ -157,6 +157,22 @@ def test_a_module_of_the_folder_is_not_taken_for_one_of_python(result: Any) -> N
     assert sys.path[-1] == ""
 
 
+def test_every_network_is_looked_for_in_the_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the first one of a process, after which the folder is in the path, and last."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "others.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    Path("others.py").write_text("from nets import symbol\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(elsewhere), *filter(None, sys.path)])
+    monkeypatch.delitem(sys.modules, "others", raising=False)
+    shapes = {"data": (2, 3, 8, 8)}
+    load_network("nets:symbol", shapes=shapes)
+    assert load_network("others:symbol", shapes=shapes).symbol.list_arguments()
+    assert sys.path[0] == str(elsewhere)
+
+
 def test_patterns_of_grad_req_count_in_order() -> None:
     network = load_network(
         "net-symbol.json",

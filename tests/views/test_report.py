@@ -92,6 +92,7 @@ def test_overhead_against_memory_takes_comparisons_and_plans() -> None:
 
 
 def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     plan = plan_of(recomputing_chain())
     with pytest.raises(ArgumentError, match="'memory', 'matrix', 'network'"):
         plot(plan, "pie")
