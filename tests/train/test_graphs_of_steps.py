@@ -5,7 +5,9 @@ It does where there is none: it trains what blocks compute in training, whatever
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,70 @@ def test_an_imported_block_can_be_exported_after_steps(tmp_path: Path) -> None:
     TrainStep(net, SOFTMAX, **OPTIONS)(X, Y)
     net.export(str(tmp_path / "net"))
     assert len(mx.nd.load(files[1])) == 2
+
+
+@pytest.mark.parametrize("has_cells", [False, True])
+@pytest.mark.parametrize("way", ["planned", "step"])
+def test_a_block_may_have_a_hybridized_child_twice(way: str, has_cells: bool) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        child: Any = Unrolled() if has_cells else nn.Dense(6, activation="tanh", in_units=6)
+        net = nn.HybridSequential(prefix="net_")
+        net.add(child, nn.Dense(6, in_units=6), child)
+        net.initialize(mx.init.Normal(1))
+        child.hybridize()
+        if plan and way == "step":
+            TrainStep(net, SOFTMAX, **OPTIONS)(X, Y)
+        else:
+            if plan:
+                planned(net, **OPTIONS)
+            with autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+        results.append([p.grad().asnumpy().tobytes() for p in net.collect_params().values()])
+    assert results[0] == results[1]
+
+
+class Unrolled(gluon.HybridBlock):
+    """Has a cell that keeps something from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            base = gluon.rnn.RNNCell(6, input_size=6)
+            self.cell = gluon.rnn.ZoneoutCell(base, zoneout_outputs=0.0, zoneout_states=0.1)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.cell.reset()
+        steps, begin = F.expand_dims(x, axis=1), [F.zeros_like(x)]
+        return self.cell.unroll(1, steps, merge_outputs=False, begin_state=begin)[0][-1]
+
+
+class Headed(gluon.HybridBlock):
+    """Has layers of MXNet's, one of which is hybridized."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="headed_")
+        with self.name_scope():
+            self.body, self.head = nn.Dense(6, in_units=6), nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.head(F.tanh(self.body(x)))
+
+
+def test_layers_that_are_replaced_go() -> None:
+    """Though a step has made their graphs."""
+    net = Headed()
+    net.initialize()
+    step, heads = TrainStep(net, SOFTMAX, **OPTIONS), []
+    for _ in range(5):
+        net.head.hybridize()
+        step(X, Y)
+        heads.append(weakref.ref(net.head))
+        net.head = nn.Dense(3, in_units=6)
+        net.head.initialize()
+    step(X, Y)
+    mx.nd.waitall()
+    gc.collect()
+    assert sum(head() is not None for head in heads) <= 1  # one may be in what Python keeps

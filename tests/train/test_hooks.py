@@ -145,3 +145,20 @@ def test_hooks_behind_a_call_of_the_scripts_are_refused() -> None:
     net.register_forward_pre_hook(lambda *_: None)
     with pytest.raises(ArgumentError, match=r"a __call__ of its own"):
         TrainStep(net, LOSS, **OPTIONS)(*batches()[0])
+
+
+def test_a_hook_that_raises_leaves_no_half_of_a_step() -> None:
+    net = network()
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not this one")
+
+    hook = net.register_forward_hook(refuse)
+    step = TrainStep(net, **OPTIONS)
+    x, y = batches()[0]
+    with pytest.raises(ValueError, match="not this one"):
+        step.forward(x)
+    hook.detach()
+    with autograd.record():
+        loss = LOSS(step.forward(x), y)
+    step.backward(loss)

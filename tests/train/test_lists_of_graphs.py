@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import mxnet as mx
@@ -80,3 +81,56 @@ def test_a_block_and_a_loss_that_ask_for_tuples(way: str, hybridized: bool) -> N
     expected = trained("unplanned", hybridized=hybridized)
     for array, wanted in zip(trained(way, hybridized=hybridized), expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
+
+
+def test_another_thread_may_have_mxnet_make_a_graph_meanwhile() -> None:
+    """Of another child, as this thread calls one that has a graph."""
+    losses = [_asked_loss(plan=False), _asked_loss(plan=True)]
+    assert losses[0] == losses[1]
+
+
+def _asked_loss(*, plan: bool) -> bytes:
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    class Slow(gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            if threading.current_thread() is not threading.main_thread():
+                is_inside.set()
+                may_go.wait(60)
+            return F.relu(x)
+
+    class Asks(gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.body, self.slow, self.pair = nn.Dense(6, in_units=6), Slow(), Pair()
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            other = threading.Thread(target=lambda: self.slow(mx.nd.ones((4, 6))))
+            if F is mx.sym:
+                other.start()
+                assert is_inside.wait(60)
+            returned = self.pair(self.body(x))
+            if F is mx.sym:
+                may_go.set()
+                other.join()
+            return returned[0] * (10 if isinstance(returned, list) else 1)
+
+    net = Asks()
+    mx.random.seed(1)
+    net.initialize(mx.init.Normal(1))
+    net.slow.hybridize()
+    net.pair.hybridize()
+    net.pair(mx.nd.ones((4, 6)))
+    if plan:
+        with pytest.warns(UserWarning, match="asks whether"):
+            loss = TrainStep(net, SOFTMAX, **OPTIONS)(X, Y)
+    else:
+        with autograd.record():
+            loss = SOFTMAX(net(X), Y)
+    return bytes(loss.asnumpy().tobytes())
+
+
+class Pair(gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return x * 2, F.relu(x)

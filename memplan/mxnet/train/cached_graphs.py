@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet.gluon.block import _flatten, _regroup
@@ -96,7 +97,7 @@ class KeptGraphs:
     def __init__(self) -> None:
         #: Is it a step of a planned block, which has been called when the step begins?
         self.of_calls = False
-        self._made: dict[Block, Any] = {}
+        self._made_here: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
 
     def is_kept(self, root: Block) -> bool:
         """Does a step of a block that holds hybridized ``root``, or is it, train its graph?
@@ -107,7 +108,7 @@ class KeptGraphs:
         if not is_usual or "forward" in vars(root) or root._backend or has_cells(root):
             return False
         graph = root._cached_graph
-        return self.of_calls or not graph or self._made.get(root) is graph
+        return self.of_calls or not graph or self._made_here.get(root) is graph
 
     @contextmanager
     def in_network(
@@ -118,16 +119,17 @@ class KeptGraphs:
         ``params`` are those of ``block``, by name. Graphs that MXNet does not have yet ``are_made``
         where a step runs, as MXNet makes them in the first call.
         """
-        roots = [root for root in hybridized([block]) if self.is_kept(root)]
-        for root in roots:
-            by_graph = functools.partial(self._forward, root, params, are_made)
-            usual = functools.partial(type(root).forward, root)
-            root.__dict__["forward"] = called_in_it(by_graph, usual)
+        # A block may have a child twice.
+        roots = [root for root in dict.fromkeys(hybridized([block])) if self.is_kept(root)]
         try:
+            for root in roots:
+                by_graph = functools.partial(self._forward, root, params, are_made)
+                usual = functools.partial(type(root).forward, root)
+                root.__dict__["forward"] = called_in_it(by_graph, usual)
             yield
         finally:
             for root in roots:
-                del root.__dict__["forward"]
+                root.__dict__.pop("forward", None)
 
     def _forward(
         self, root: Block, params: Mapping[str, Parameter], is_made: bool, *args: Any
@@ -138,7 +140,7 @@ class KeptGraphs:
         """
         if is_made and not root._cached_graph:
             with _out_of_scopes():
-                self._made[root] = root._get_graph(*_stand_ins(args))
+                self._made_here[root] = root._get_graph(*_stand_ins(args))
         if not root._cached_graph or not _takes(root, args):
             return type(root).forward(root, *args)
         variables, graph = root._cached_graph

@@ -38,7 +38,8 @@ def called_apart(
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
     nodes, graph_of = graph["nodes"], _graphs(graph["nodes"], hybridized(blocks))
     slopes = _slopes_at_borders(nodes, graph_of)
-    return slopes | _repeated(nodes, trained, graph_of), slopes | _alike(nodes, graph_of)
+    repeated, alike = _repeated(nodes, trained, graph_of), _alike(nodes, params, graph_of)
+    return slopes | repeated, slopes | alike
 
 
 def marked_apart(symbol: mx.sym.Symbol, places: Collection[int]) -> mx.sym.Symbol:
@@ -111,15 +112,24 @@ def _repeated(
     return repeated
 
 
-def _alike(nodes: Sequence[Node], graph_of: Mapping[int, int]) -> set[int]:
-    """The ops in no graph that equal an earlier one, if each is replaced by that."""
+def _alike(nodes: Sequence[Node], params: Collection[str], graph_of: Mapping[int, int]) -> set[int]:
+    """The ops in no graph that equal an earlier one, if each is replaced by that.
+
+    Only those through which gradients of ``params`` go, if all of these are trained.
+    """
+    reached: set[int] = set()
     first_of: dict[int, int] = {}
     calls: dict[Any, int] = {}
     for place, node in enumerate(nodes):
-        if node["op"] != VARIABLE:
-            first = calls.setdefault(_call(node, first_of), place)
-            first_of |= {place: first} if first != place else {}
-    return first_of.keys() - graph_of.keys()
+        if node["op"] == VARIABLE:
+            reached |= {place} if node["name"] in params else set()
+            continue
+        call = _call(node, first_of)
+        if any(source in reached for source, _ in call[-1]):
+            reached.add(place)
+        first = calls.setdefault(call, place)
+        first_of |= {place: first} if first != place else {}
+    return (first_of.keys() & reached) - graph_of.keys()
 
 
 def _call(node: Node, first_of: Mapping[int, int]) -> tuple[Any, ...]:

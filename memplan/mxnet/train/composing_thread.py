@@ -42,5 +42,8 @@ class Hooks(OrderedDict[int, Hook]):
             return self._others.values()
         return (*(self._others.values() if self._keeps else ()), *self._own)
 
+    def __bool__(self) -> bool:
+        return bool(self.values())
+
     def __setitem__(self, key: int, hook: Hook) -> None:
         self._others[key] = hook

@@ -50,10 +50,17 @@ def call_before(step: Any, parts: Iterable[Part]) -> None:
 
 
 def call_after(step: Any, parts: Iterable[Part], outputs: Iterable[Any]) -> None:
-    """Call what it calls last, with what it has returned for each of the ``parts``."""
-    for part, returned in zip(parts, outputs, strict=True):
-        for hook in list(step.block._forward_hooks.values()):
-            recorded(functools.partial(hook, step.block, _arguments(step, part), returned))
+    """Call what it calls last, with what it has returned for each of the ``parts``.
+
+    One that raises leaves no half of a step, for which a backward pass is to come.
+    """
+    try:
+        for part, returned in zip(parts, outputs, strict=True):
+            for hook in list(step.block._forward_hooks.values()):
+                recorded(functools.partial(hook, step.block, _arguments(step, part), returned))
+    except BaseException:
+        step.abandon()
+        raise
 
 
 def _arguments(step: Any, part: Part) -> tuple[Any, ...]:

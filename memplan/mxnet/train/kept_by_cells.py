@@ -34,18 +34,18 @@ def cells_begin_anew(block: Block) -> Iterator[None]:
     nothing of an earlier one, and are left as they were. Others go on with what they have kept,
     unless the block resets them: no plan knows of that, so it is a UsageError.
     """
-    roots = [root for root in hybridized([block]) if any(_cells(root))]
+    roots = [root for root in dict.fromkeys(hybridized([block])) if any(_cells(root))]
     before = [(cell, _kept(cell)) for root in roots for cell in _cells(root)]
     replaced = [root for root in roots if "forward" not in vars(root)]
-    for root in replaced:
-        elsewhere = functools.partial(type(root).forward, root)
-        root.__dict__["forward"] = called_in_it(functools.partial(_forward_anew, root), elsewhere)
     try:
+        for root in replaced:
+            usual, anew = (functools.partial(f, root) for f in (type(root).forward, _forward_anew))
+            root.__dict__["forward"] = called_in_it(anew, usual)
         with _refused(block, object):
             yield
     finally:
         for root in replaced:
-            del root.__dict__["forward"]
+            root.__dict__.pop("forward", None)
         for cell, kept in before:
             cell.__dict__.update(kept)
 

@@ -11,6 +11,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.block_changes import is_graph, with_children
+from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.nesting import of_semantics
 
 Block = Any
@@ -26,13 +27,14 @@ def with_lists_of_graphs(blocks: Iterable[Block]) -> Iterator[None]:
     roots = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
     before = [{"hybrid_forward": vars(r)["hybrid_forward"]} if _is_own(r) else {} for r in roots]
     graphs: list[_AsGraph] = []
-    for root in roots:
-        root.__dict__["hybrid_forward"] = _AsGraph(root.hybrid_forward, graphs)
+    is_here = is_it()
     try:
+        for root in roots:
+            root.__dict__["hybrid_forward"] = _AsGraph(root.hybrid_forward, graphs, is_here)
         yield
     finally:
         for root, own in zip(roots, before, strict=True):
-            del root.__dict__["hybrid_forward"]
+            root.__dict__.pop("hybrid_forward", None)
             root.__dict__.update(own)
 
 
@@ -45,14 +47,17 @@ def _is_own(block: Block) -> bool:
 class _AsGraph:
     """A ``hybrid_forward`` with lists for tuples, unless one of the ``running`` ones calls it.
 
+    Or another thread, which may have MXNet make a graph of the block: ``is_here`` says so.
+
     It is no function, so that it is not taken for one that a script gave the block.
     """
 
     hybrid_forward: Callable[..., Any]
     running: list[_AsGraph]
+    is_here: Callable[[], bool]
 
     def __call__(self, module: Any, *inputs: Any, **params: Any) -> Any:
-        if self.running:
+        if self.running or not self.is_here():
             return self.hybrid_forward(module, *inputs, **params)
         self.running.append(self)
         try:
