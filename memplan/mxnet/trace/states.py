@@ -37,7 +37,7 @@ def states_written(node: Node) -> list[Node]:
 def states_of(nodes: Iterable[Node]) -> set[Node]:
     """The states that the forward ops among ``nodes`` write, and the gammas that they fix.
 
-    Only those gammas that other ops read: nobody minds when the others become ones.
+    Only those gammas that other ops read: when the others become ones nothing depends on it.
     """
     forward = [node for node in nodes if node.forward is None and node.op != UPDATE]
     gammas = {source for source, _ in _shared_gammas(forward) if source.is_variable}
