@@ -103,12 +103,24 @@ class ShapePlanner:
         self._unseen, self._share_of_first = unseen, share_of_first
         self._asked = (budget, strategy, unseen, share_of_first)
         self._plans: list[Plan] = []
+        # The bytes of the largest step, and of the largest one within its budget, which are held at
+        # every other one, too: of a last batch of few examples a share may not be possible, as
+        # little of it is activations.
+        self._largest_nbytes, self._kept_nbytes = 0, 0
 
     def adopt(self, plan: Plan) -> None:
-        """``plan`` is one of those that others may begin with."""
+        """``plan`` is one of those that others may begin with.
+
+        It takes the place of one of the same size, as of a block that computes something else in
+        every step: the others would pile up.
+        """
         if self._share_of_first and not self._plans and plan.budget_nbytes is not None:
             self.budget = plan.budget_nbytes
+        self._plans = [other for other in self._plans if _size(other) != _size(plan)]
         self._plans.append(plan)
+        self._largest_nbytes = max(self._largest_nbytes, plan.total_nbytes)
+        if plan.total_nbytes <= (plan.budget_nbytes or 0):
+            self._kept_nbytes = max(self._kept_nbytes, plan.total_nbytes)
 
     def is_like(self, other: ShapePlanner) -> bool:
         """Was ``other`` asked to plan in the same way?"""
@@ -121,6 +133,8 @@ class ShapePlanner:
         """The plans of ``other`` are such that others may begin with; the budget stays as it is."""
         known = set(map(id, self._plans))
         self._plans += [plan for plan in other._plans if id(plan) not in known]
+        self._largest_nbytes = max(self._largest_nbytes, other._largest_nbytes)
+        self._kept_nbytes = max(self._kept_nbytes, other._kept_nbytes)
 
     def plan(
         self,
@@ -164,7 +178,7 @@ class ShapePlanner:
         if nearest is not None:
             start = transferred(nearest.schedule, job.graph)
             if "start" in options_of(solver):
-                within_nbytes = self._largest_nbytes() if limit is None else limit
+                within_nbytes = self._largest_nbytes if limit is None else limit
                 attempt = do(_followed, solver, within_nbytes, start, name=name)
         if attempt is None or attempt.plan is None:
             attempt = do(try_strategy, solver, limit, start=start, name=name)
@@ -180,23 +194,10 @@ class ShapePlanner:
         """The plan without a search; None where the nearest schedule cannot be made to fit."""
         within_nbytes, start = math.inf, None
         if self._unseen == "nearest":
-            within_nbytes = self._largest_nbytes() if limit is None else limit
+            within_nbytes = self._largest_nbytes if limit is None else limit
             start = transferred(nearest.schedule, job.graph)
         plan: Plan | None = do(_fitted, within_nbytes, limit, start, name=nearest.strategy)
         return plan
-
-    @property
-    def _kept_nbytes(self) -> int:
-        """The bytes of the largest step within its budget, which are held at every other one, too.
-
-        Of a last batch of few examples a share may not be possible, as little of it is activations.
-        """
-        totals = (p.total_nbytes for p in self._plans if p.total_nbytes <= (p.budget_nbytes or 0))
-        return max(totals, default=0)
-
-    def _largest_nbytes(self) -> int:
-        """The bytes of the largest step."""
-        return max(plan.total_nbytes for plan in self._plans)
 
 
 def _followed(
@@ -259,6 +260,12 @@ def _following(solver: Strategy, effort: float, problem: Problem) -> Strategy:
         return dataclasses.replace(solver, effort=effort, gap=gap, rounds=None)
     shared = {name: getattr(solver, name) for name in options & SEARCH_OPTIONS}
     return Search(effort=effort, **shared)
+
+
+def _size(plan: Plan) -> tuple[int, int, int]:
+    """What tells plans apart for what begins with the nearest one."""
+    graph = plan.schedule.graph
+    return plan.unplanned.total_nbytes, len(graph.ops), graph.nforward
 
 
 def _distance(plan: Plan, job: Job) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import warnings
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -171,6 +173,26 @@ def test_without_a_budget_others_hold_what_the_largest_does() -> None:
     larger = planned(by, 32)
     assert larger.total_nbytes > first.total_nbytes
     assert larger.budget_nbytes is None
+
+
+def test_of_plans_of_one_size_the_last_is_kept() -> None:
+    """A block may compute something else in every step: its plans would fill the memory."""
+    by = planner(budget=None)
+    sizes = (4, 8, 4, 8, 4)
+    *others, _, _ = plans = [weakref.ref(planned(by, size)) for size in sizes]
+    gc.collect()
+    assert [plan() is None for plan in plans] == [True] * len(others) + [False] * 2
+
+
+def test_without_a_budget_plans_may_hold_what_those_that_went_did() -> None:
+    large, small = (
+        planned(planner(budget=None, strategy=name), 8) for name in ("store_all", "evict")
+    )
+    assert small.total_nbytes < large.total_nbytes
+    by = planner(budget=None)
+    by.adopt(large)
+    by.adopt(small)
+    assert small.total_nbytes < planned(by, 8).total_nbytes <= large.total_nbytes
 
 
 def test_a_step_that_is_too_small_for_its_share_holds_what_the_largest_does() -> None:
