@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,9 @@ def is_list(F: Any, x: Any) -> bool:  # noqa: N803
     return isinstance(parts, list)
 
 
+helper = types.ModuleType("helper")
+vars(helper)["asks_for_arrays"] = is_module
+
 QUESTIONS: dict[str, Callable[[Any, Any], bool]] = {
     "name": lambda f, x: f.__name__ == "mxnet.ndarray",
     "part of the name": lambda f, x: "ndarray" in f.__name__,
@@ -127,6 +131,7 @@ QUESTIONS: dict[str, Callable[[Any, Any], bool]] = {
     "list": lambda f, x: isinstance(f.split(x, num_outputs=2), list),
     "list with a name": is_list,
     "a function": lambda f, x: is_module(f),
+    "a function of a module": lambda f, x: helper.asks_for_arrays(f),
     "part of a function": functools.partial(lambda f, x, number: is_module(f), number=2),
     "a function of attributes": lambda f, x: has_shape(x),
 }
@@ -185,6 +190,35 @@ def test_a_loss_that_asks_for_an_attribute_of_arrays() -> None:
     net.initialize(ctx=CPU)
     step = TrainStep(net, lambda out, y: SOFTMAX(out / 2 if has_shape(out) else out, y), **OPTIONS)
     with pytest.warns(UserWarning, match=rf"has_shape \({__file__}:\d+\) asks whether"):
+        step(*vectors())
+
+
+def halved_arrays(out: Any, y: Any, *, by: float = 2) -> Any:
+    return SOFTMAX(out / by if isinstance(out, mx.nd.NDArray) else out, y)
+
+
+class Halved:
+    def __call__(self, out: Any, y: Any) -> Any:
+        return self.of(out, y)
+
+    def of(self, out: Any, y: Any) -> Any:
+        return SOFTMAX(out / 2 if isinstance(out, mx.nd.NDArray) else out, y)
+
+
+LOSSES = {
+    "halved_arrays": halved_arrays,
+    "partial": functools.partial(halved_arrays, by=4),
+    "Halved": Halved(),
+    "of": Halved().of,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_asks_what_it_gets(name: str) -> None:
+    net = nn.Dense(10)
+    net.initialize(ctx=CPU)
+    step = TrainStep(net, LOSSES[name], **OPTIONS)
+    with pytest.warns(UserWarning, match=rf"the loss {name}\(\) asks whether"):
         step(*vectors())
 
 

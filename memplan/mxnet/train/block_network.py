@@ -116,7 +116,7 @@ def compose(
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
         return known
-    warn_of_symbols(blocks, loss is None, asked)
+    warn_of_symbols(blocks, loss, asked)
     whole = marked_apart(mx.sym.Group(symbols), apart)
     symbol = _with_one_variable_each(_without_repeats(whole), params)
     names = [variable.name for variable in given]

@@ -27,20 +27,24 @@ T = TypeVar("T")
 # Their blocks are written to be hybridized, and return the same for both.
 _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
 
+# What else of the script's may ask.
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
 # What gives rows of an array, and outputs of a Symbol, by the methods that do.
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
 
 
-def warn_of_symbols(blocks: Sequence[Block], in_attributes: bool, asked: Iterable[str]) -> None:
+def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) -> None:
     """Warn of what ``blocks``, which have just run with Symbols, show to hooks, but the first's.
 
-    And of what they keep ``in_attributes``, which a loss that runs with Symbols may read, and of
-    functions that ask whether they get Symbols: of those that :func:`refusing_rows` says have
-    ``asked``, and of those in whose code it can be seen.
+    And of what they keep in attributes, which a ``loss`` that runs with Symbols may read, so only
+    without one, and of functions that ask whether they get Symbols: of those that
+    :func:`refusing_rows` says have ``asked``, and of those in whose code it can be seen.
     """
+    asked = [*(f"the loss {name}()" for name in _asking_losses(loss)), *asked]
     for root, part in ((block, part) for block in blocks for part in _called([block])):
         asked = [*(f"{name} of block {part.name!r}" for name in _asking(part)), *asked]
-        names = _kept(part) if in_attributes else []
+        names = _kept(part) if loss is None else []
         if names:
             warnings.warn(
                 f"block {part.name!r} keeps what it has computed ({', '.join(names)}): in a "
@@ -75,29 +79,42 @@ def _asking(block: Block) -> Iterator[str]:
             yield name
 
 
-def _asks(function: Any, block: Block, kind: type, seen: set[Any]) -> bool:
+def _asking_losses(loss: Any) -> Iterator[str]:
+    """Names of those of the losses that are no blocks, and ask whether they get arrays."""
+    for one in loss if isinstance(loss, list | tuple) else [loss]:
+        if isinstance(one, mx.gluon.Block) or not callable(one):
+            continue
+        function = one if isinstance(one, _FUNCTIONS) else type(one).__call__
+        owner = getattr(function, "__self__", one)
+        if _asks(function, owner, type(owner), set()):
+            yield getattr(one, "__name__", type(one).__name__)
+
+
+def _asks(function: Any, owner: Any, kind: type, seen: set[Any]) -> bool:
     """Does ``function`` ask so, or another of the script's that it names?
 
-    That is a global one, a method of the ``block``, whose class is ``kind``, or an attribute. Of
-    MXNet's own functions only attributes are the script's: those of a HybridLambda. ``seen`` are
-    those that were looked at before.
+    That is a global one, one of a module, a method of the ``owner``, a block or what a loss is,
+    whose class is ``kind``, or an attribute. Of MXNet's own functions only attributes are the
+    script's: those of a HybridLambda. ``seen`` are those that were looked at before.
     """
     inner = getattr(function, "__func__", getattr(function, "func", function))
     code = getattr(inner, "__code__", None)
     if code is None or code in seen:
         return False
     seen.add(code)
-    named = [vars(block).get(name) for name in code.co_names]
+    named = [getattr(owner, "__dict__", {}).get(name) for name in code.co_names]
     if package_of(function) not in _LIBRARIES:
         if asks(code):
             return True
+        read = list(read_by(function).values())
+        modules = [vars(value) for value in read if isinstance(value, types.ModuleType)]
         named += [
-            *read_by(function).values(),
+            *read,
             *(getattr(kind, name, None) for name in code.co_names),
+            *(names.get(name) for names in modules for name in code.co_names),
         ]
-    kinds = (types.FunctionType, types.MethodType, functools.partial)
-    functions = (other for other in named if isinstance(other, kinds))
-    return any(_asks(other, block, kind, seen) for other in functions)
+    functions = (other for other in named if isinstance(other, _FUNCTIONS))
+    return any(_asks(other, owner, kind, seen) for other in functions)
 
 
 def _kept(block: Block) -> list[str]:
