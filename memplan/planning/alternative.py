@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from memplan.errors import MemplanError
@@ -9,7 +10,7 @@ from memplan.planning.apart import apart
 from memplan.planning.attempt import try_strategy
 from memplan.planning.job import STOCK, Job
 from memplan.planning.plan import Attempt
-from memplan.planning.realisation import AUTO, Symbol, taken_from_cudnn
+from memplan.planning.realisation import WHOLE_STEPS, Symbol, taken_from_cudnn
 from memplan.strategies.evict import Evict
 from memplan.util.interrupts import Interrupt
 
@@ -55,9 +56,8 @@ def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]
         return ""
     if plan is not None and plan.overhead <= EXPENSIVE:
         return ""
-    seconds = TIME_SHARE * job.time_limit
     try:
-        other_job = Job.prepare(net, **options | {"realisation": AUTO, "time_limit": seconds})
+        other_job = _whole_steps(net, options | {"time_limit": TIME_SHARE * job.time_limit})
         with apart(other_job) as do:
             other = do(try_strategy, Evict(patience=PATIENCE), budget_nbytes).plan
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
@@ -68,3 +68,15 @@ def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]
         f"A {other.realisation} plan fits at {other.overhead:+.1%} time or less: train with "
         f"memplan.mxnet.Module or memplan.mxnet.gluon.TrainStep, which plan so by themselves"
     )
+
+
+def _whole_steps(net: Symbol, options: dict[str, Any]) -> Job:
+    """The job of the first realisation that trains ``net`` in whole steps.
+
+    As "auto" chooses, but without its line in the log: the caller trains by a mirror plan.
+    """
+    *others, last = WHOLE_STEPS
+    for name in others:
+        with suppress(MemplanError):
+            return Job.prepare(net, **options | {"realisation": name})
+    return Job.prepare(net, **options | {"realisation": last})

@@ -49,6 +49,16 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     assert dataclasses.replace(plan, alternative="") == plan  # as in a plan's file, which has none
 
 
+def test_a_mirror_plan_does_not_say_that_steps_are_explicit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Packed memory is on cpu(0), so that "auto" would, and the log say so."""
+    net, _ = residual_net(units=2)
+    plan = memplan.plan(net, strategy="chen_greedy", budget="90%", ctx=mx.cpu(1), data=SHAPE)
+    assert "explicit plan fits at" in plan.alternative
+    assert not caplog.records
+
+
 @dataclass(frozen=True)
 class Interrupted:
     """Is interrupted, and answers all the same."""
