@@ -152,6 +152,8 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
             places = _places(traced, schedule, names)
     except MXNetError as error:
         reason = str(error).strip().splitlines()[-1]
+        if ctx.device_type == "gpu" and not mx.runtime.Features().is_enabled("CUDA"):
+            reason = "it is built without CUDA; install 'memplan[cu112]', on the machine of the GPU"
         raise CostError(f"MXNet cannot run a step of this network on {ctx}: {reason}") from error
     costs = defaultdict(list)
     for op, place in enumerate(places):
