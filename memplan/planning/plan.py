@@ -165,6 +165,11 @@ class Plan:
         """Extra seconds of recomputation / seconds of the unplanned step."""
         return self.schedule.overhead
 
+    @property
+    def lower_bound(self) -> float | None:
+        """``lower_bound_overhead`` by its first name, which programs outside memplan still use."""
+        return self.lower_bound_overhead
+
     def plot(self, picture: str = "memory", path: str | PathLike[str] | None = None) -> Figure:
         """A picture of this plan as a matplotlib Figure, written to ``path`` if that is given.
 

@@ -241,6 +241,7 @@ def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
         plan = quick(network, realisation=realisation, strategy=strategy, budget=0.7)
         assert plan.lower_bound_overhead is not None
         assert 0.0 < plan.lower_bound_overhead <= plan.overhead
+        assert plan.lower_bound == plan.lower_bound_overhead
 
 
 def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
