@@ -68,6 +68,7 @@ def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
     assert (process.returncode, process.stdout) == (0, ""), process.stderr
 
 
+@pytest.mark.long
 def test_a_trial_imports_nothing_from_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def numpy_net() -> mx.sym.Symbol:
     return mx.sym.MakeLoss(loss.as_nd_ndarray())
 
 
+@pytest.mark.long
 def test_a_trial_has_the_numpy_semantics_of_the_plan() -> None:
     """The new process has set none itself."""
     options: dict[str, Any] = {"ctx": mx.cpu(), "realisation": "packed", "data": (4, 6)}
@@ -230,6 +232,7 @@ def test_what_mxnet_does_not_repeat_is_not_held_against_a_plan(
     assert "with MXNET_ENFORCE_DETERMINISM=1" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_plan_is_checked_where_its_tensors_lie() -> None:
     """A new packing of its schedule may take more memory, and promises nothing."""
     net, shapes = residual_net(units=1)
@@ -258,6 +261,7 @@ def test_what_a_process_holds_is_seen() -> None:
     assert 0.95 < (grown[1] - grown[0]) / (promised[1] - promised[0]) < 1.05
 
 
+@pytest.mark.long
 def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     symbol, shapes = residual_net(units=1)
     made = plan(symbol, **OPTIONS, **shapes)
@@ -270,6 +274,7 @@ def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         check(made, ctx=mx.cpu(0), steps=1)
 
 
+@pytest.mark.long
 def test_what_is_ended_from_outside_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_compare(result: Any, error: Any, capsys: pytest.CaptureFixture[str]) ->
     assert cli.run(["compare", *NET, "--strategies", "store_all", "--budgets", "90%"]) == 4
 
 
+@pytest.mark.long
 def test_compare_takes_by_itself_what_the_realisation_has(result: Any) -> None:
     shapes = ("--shape", "data=2,6", "--time-limit", "0.1", "--budgets", "1MiB")
     rows = result("compare", "nets:block", *shapes)["rows"]

@@ -130,6 +130,7 @@ def test_an_op_that_mxnet_does_not_know_is_named(error: Any) -> None:
     assert "Operator WarpCTC is not registered" in error(2, "plan", "plugin.json", *SHAPE)
 
 
+@pytest.mark.long
 def test_a_proved_miss_and_one_that_is_not_have_their_codes(
     error: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,6 +337,7 @@ def test_links_and_devices_stay_what_they_are(result: Any) -> None:
         assert reader.read(1) == "{"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
 def test_a_pipe_that_a_shell_makes_is_written_to(name: str) -> None:
     done = process_of("plan", *NET, *QUICK, "-o", name)

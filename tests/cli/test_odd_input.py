@@ -72,6 +72,7 @@ def test_what_a_size_of_0_stands_for_is_said(error: Any) -> None:
     assert "stands for" not in error(2, "plan", "net-symbol.json", "--shape", "data=4")
 
 
+@pytest.mark.long
 def test_a_name_beyond_ascii_in_a_locale_of_it() -> None:
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = process_of("plan", *NET, *QUICK, "-o", "plän.json", **settings)
@@ -79,6 +80,7 @@ def test_a_name_beyond_ascii_in_a_locale_of_it() -> None:
     assert is_plan(Path("plän.json"))
 
 
+@pytest.mark.long
 def test_a_name_that_stdout_cannot_encode_is_escaped() -> None:
     symbol = Path("net-symbol.json").read_text(encoding="utf-8")
     Path("net.json").write_text(symbol.replace('"unit', '"→'), encoding="utf-8")

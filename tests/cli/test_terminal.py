@@ -30,6 +30,7 @@ from memplan.cli import progress as cli_progress
 from memplan.util.progress import LOGGER, tell
 
 
+@pytest.mark.long
 def test_a_pipe_gets_the_result_and_nothing_else() -> None:
     done = process_of("plan", "nets:symbol", "--shape", "data=2,6", *QUICK, "--json")
     assert done.returncode == 0

@@ -41,6 +41,7 @@ def printed(folder: Path, **files: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_capacity_is_in_the_name(tmp_path: Path) -> None:
     done = printed(tmp_path, few=ROWS, few_12=ROWS, few_11=ROWS, few_16=ROWS)
     assert done.returncode == 0, done.stderr

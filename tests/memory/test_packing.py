@@ -160,6 +160,7 @@ def test_offsets_are_looked_for_in_the_budget_and_roughly_with_less_work(
     assert 0 < rough[1] < thorough[1]
 
 
+@pytest.mark.long
 def test_what_a_search_in_the_budget_has_found_is_the_packing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,6 +65,7 @@ def test_the_child_makes_the_plan_that_is_made_here(
     assert (there.packing is not None) == (realisation == "packed")
 
 
+@pytest.mark.long
 def test_a_refusal_is_that_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> BudgetError:
         with pytest.raises(BudgetError) as caught:
@@ -102,6 +103,7 @@ def test_plans_for_further_shapes_are_those_made_here(monkeypatch: pytest.Monkey
         assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_kept_plan_is_read(tmp_path: Path) -> None:
     first = planned("chen_greedy", cache=tmp_path)
     again = planned("chen_greedy", cache=tmp_path)

@@ -44,6 +44,7 @@ def plan(size: int, **options: Any) -> memplan.Plan:
     return memplan.plan(net, data=(size, 3, 32, 32), **given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "realisation"),
     [("store_all", "mirror"), ("memonger", "mirror"), ("chen_greedy", "explicit")],

@@ -48,6 +48,7 @@ def table() -> CostTable:
     return CostTable("cpu(here)", seconds, workspace_nbytes={"packed": WORKSPACE})
 
 
+@pytest.mark.long
 def test_a_measured_workspace_is_in_the_total_and_in_every_budget(table: CostTable) -> None:
     without = plan(NET, costs=dataclasses.replace(table, workspace_nbytes={}), **OPTIONS, **SHAPES)
     made = plan(NET, costs=table, **OPTIONS, **SHAPES)
@@ -117,6 +118,7 @@ def test_a_mirrored_step_pays_for_the_copies_of_each_run() -> None:
     assert again_made.beside == job.beside
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])
 def test_budgets_hold_with_all_that_an_executor_takes(realisation: str) -> None:
     options: dict[str, Any] = {"realisation": realisation, "time_limit": 5, **PICTURES}

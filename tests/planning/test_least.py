@@ -26,6 +26,7 @@ def _relu(data: mx.sym.Symbol, nfilter: int) -> mx.sym.Symbol:
     return mx.sym.relu(mx.sym.BatchNorm(out, fix_gamma=False))
 
 
+@pytest.mark.long
 def test_the_least_counts_the_copies_of_further_runs() -> None:
     out = mx.sym.Variable("data")
     for _ in range(4):
@@ -43,6 +44,7 @@ def test_the_least_counts_the_copies_of_further_runs() -> None:
     assert footprint.total_nbytes < 0.93 * job.unplanned.total_nbytes
 
 
+@pytest.mark.long
 def test_searches_go_on_from_the_least_until_they_find_no_less() -> None:
     """A U-Net, of which the first search is seen to leave 5% for the next."""
     out, before = mx.sym.Variable("data"), []
@@ -91,6 +93,7 @@ def _lowest_of_refusal(budget_nbytes: int = 1, **options: Any) -> tuple[int, str
     return caught.value.lowest_nbytes, str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["auto:effort=0.3", "search:effort=0.3"])
 def test_a_refusal_names_no_more_than_a_plan_without_a_budget_takes(strategy: str) -> None:
     lowest, text = _lowest_of_refusal(strategy=strategy)

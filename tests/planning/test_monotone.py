@@ -63,6 +63,7 @@ class Unlucky:
         return Outcome(Status.NO_PLAN_FOUND)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("realisation", REALISATIONS)
 def test_an_unlucky_search_does_not_lose_what_is_known(realisation: str) -> None:
     job = _job(0, realisation)
@@ -112,6 +113,7 @@ def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -
     _check_budgets(_job(seed, realisation))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("realisation", long_except(["mirror", "explicit"], ["mirror"]))
 def test_so_it_does_with_what_executors_take(realisation: str) -> None:
     job = _job(0, realisation, mx.cpu())
@@ -137,6 +139,7 @@ def _check_budgets(job: Job) -> None:
     assert False in fits
 
 
+@pytest.mark.long
 def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None:
     job = _job(1, "packed")
     budget_nbytes = job.least_by(Auto())[1].total_nbytes

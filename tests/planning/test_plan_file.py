@@ -99,6 +99,7 @@ def is_told(place: Place) -> bool:
     )
 
 
+@pytest.mark.long
 def test_every_value_that_is_changed_is_refused_or_changes_nothing(
     text: str, tmp_path: Path
 ) -> None:

@@ -244,6 +244,7 @@ def test_every_plan_has_a_bound_that_holds_for_all(network: Any) -> None:
         assert plan.lower_bound == plan.lower_bound_overhead
 
 
+@pytest.mark.long
 def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     net, shapes = network
     job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)

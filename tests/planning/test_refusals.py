@@ -107,6 +107,7 @@ class Over(Backwards):
         return Outcome(Status.FEASIBLE, Schedule.sequence(graph, order))
 
 
+@pytest.mark.long
 def test_what_takes_several_steps_is_no_plan_unless_it_is_asked_for(network: Any) -> None:
     options = {"strategy": Over(), "budget": 0.9, "realisation": "explicit"}
     with pytest.raises(BudgetError, match="at no more than 4 times the step's time"):
@@ -114,6 +115,7 @@ def test_what_takes_several_steps_is_no_plan_unless_it_is_asked_for(network: Any
     assert quick(network, max_overhead=math.inf, **options).overhead > MOST_OVERHEAD
 
 
+@pytest.mark.long
 def test_any_time_is_worded_as_such(network: Any) -> None:
     """It is no number of percent, and none is above it."""
     with pytest.raises(BudgetError, match=", whatever its time") as caught:
@@ -131,6 +133,7 @@ def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
         quick(network, strategy=Backwards(), budget=0.6)
 
 
+@pytest.mark.long
 def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> None:
     with pytest.raises(BudgetError, match="The lowest that memplan reaches") as caught:
         quick(network, strategy="memonger", budget=0.2)
@@ -167,6 +170,7 @@ def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None
     assert caught.value.proved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])
 def test_what_no_plan_can_do_without_is_named(network: Any, realisation: str) -> None:
     options = {"realisation": realisation, "strategy": "store_all"}
@@ -280,6 +284,7 @@ def test_costs_of_another_device_or_network_are_refused(network: Any, tmp_path: 
         quick(network, costs=poorer, strategy="store_all")
 
 
+@pytest.mark.long
 def test_without_a_budget_the_refusal_names_the_time() -> None:
     net, shapes = residual_net(units=3)
     options: dict[str, Any] = {"realisation": "explicit", "strategy": "checkpoint_last"}

@@ -195,6 +195,7 @@ def test_without_a_budget_plans_may_hold_what_those_that_went_did() -> None:
     assert small.total_nbytes < planned(by, 8).total_nbytes <= large.total_nbytes
 
 
+@pytest.mark.long
 def test_a_step_that_is_too_small_for_its_share_holds_what_the_largest_does() -> None:
     """A last batch of few examples, of which most bytes are those of the parameters."""
     by = planner(share_of_first=False)

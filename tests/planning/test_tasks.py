@@ -114,6 +114,7 @@ print(len(table.rows))
 """
 
 
+@pytest.mark.long
 def test_a_script_that_forks_runs_once_and_may_come_from_stdin(tmp_path: Path) -> None:
     """It has no guard by ``__name__``, which forks do not need."""
     path = tmp_path / "script.py"
@@ -202,6 +203,7 @@ def test_what_is_in_the_cache_does_not_travel(pool: Executor, tmp_path: Path) ->
     assert [answer(row) for row in second.rows] == [answer(row) for row in first.rows]
 
 
+@pytest.mark.long
 def test_what_is_no_executor_is_said() -> None:
     with pytest.raises(ArgumentError, match=r"executor must be a concurrent\.futures\.Executor"):
         compared("mirror", 4)  # type: ignore[arg-type]

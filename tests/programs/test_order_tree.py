@@ -116,6 +116,7 @@ def test_an_imposed_order_says_what_the_graph_with_that_order_says(
     taken["unordered"] += imposed.dependencies != reordered(graph, order).dependencies
 
 
+@pytest.mark.long
 @taking(proved=5, dearer=5, impossible=1)
 @examples(200, quick=60)
 @given(st.data())

@@ -104,6 +104,7 @@ def test_the_whole_zoo_is_here() -> None:
     assert sorted(ZOO) == str(refused.value).split("\n\t")[1:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", long_except(ZOO, ["mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1"])
 )

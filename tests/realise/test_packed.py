@@ -111,6 +111,7 @@ def assert_true(plan: Plan) -> None:
     assert plan.budget_nbytes is None or plan.total_nbytes <= plan.budget_nbytes
 
 
+@pytest.mark.long
 def test_plans_are_within_the_budget() -> None:
     everything = planned("64MiB")
     assert everything.overhead == 0
@@ -329,6 +330,7 @@ def test_command_line(
     assert "evict" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = CASES["residual"].trace("packed")
     largest = max(tensor.nbytes for tensor in traced.graph.tensors)

@@ -95,6 +95,7 @@ print(len(bundles(executor._training._calls)))
 """
 
 
+@pytest.mark.long
 def test_the_file_of_a_profiler_is_written_when_the_caller_says_so(tmp_path: Path) -> None:
     """It holds all the steps, in bundles, as MXNet's own imperative calls are."""
     path = tmp_path / "profile.json"

@@ -75,6 +75,7 @@ def stock_script() -> Result:
         return script(Module, Path(folder) / "stock")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("realisation", long_except(["packed", "explicit", "updating"], ["packed"]))
 def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> None:
     stock = stock_script()
@@ -83,6 +84,7 @@ def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> Non
     assert not differing(stock, ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("optimizer", "realisation"), [("adam", "updating"), ("nadam", "packed")])
 @pytest.mark.filterwarnings("ignore:parameters are updated behind the step")
 def test_every_bucket_updates_within_its_step_or_none(optimizer: str, realisation: str) -> None:

@@ -188,6 +188,7 @@ def test_objects_of_shapes_that_were_left_are_not_kept(monkeypatch: pytest.Monke
     assert max(alive) <= 4
 
 
+@pytest.mark.long
 def test_an_op_may_run_another_within(tmp_path: Path) -> None:
     """With MXNET_ENGINE_TYPE=NaiveEngine it does so in the thread that asked for its own object."""
     code = """

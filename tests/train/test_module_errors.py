@@ -100,6 +100,7 @@ def test_an_interrupt_leaves_the_module_as_it_was() -> None:
     assert module.plan is not None
 
 
+@pytest.mark.long
 def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)
     network = NETWORKS["residual"]

@@ -50,8 +50,8 @@ _NOT_IN_MODULE = (
 
 @dataclass(frozen=True)
 class Trial:
-    """``grown_nbytes``: by which the process grew in the first steps, beyond arguments, states and
-    gradients that MXNet is given. ``seconds``: the median of the steps after them.
+    """``grown_nbytes``: by which the process grew in all steps, beyond arguments, states and
+    gradients that MXNet is given. ``seconds``: the median of those after the first.
     """
 
     grown_nbytes: int
@@ -170,6 +170,7 @@ def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
         begin = time.perf_counter()
         outputs = train()
         seconds.append(time.perf_counter() - begin)
+    growth.look()  # what is freed is not always large enough for what comes next
     if request["results"] is not None:
         parameters = {name: arguments[name] for name in trained}
         arrays_left = _results(outputs, gradients, parameters, states, update.states)
