@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 CPU = mx.cpu(0)
@@ -213,3 +213,23 @@ CASES = {
     "half": Case(Half, pictures, first_of_rows, dtype="float16"),
     "shapes": Case(conv_net, images_and_rest(), micro_batches=2, prepare=accumulate),
 }
+
+
+class Computing(gluon.HybridBlock):
+    """Computes something ``of`` what a layer makes of its input."""
+
+    def __init__(self, of: Callable[[Any, Any], Any], prefix: str = "net_") -> None:
+        super().__init__(prefix=prefix)
+        self._of = of
+        with self.name_scope():
+            self.body = nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self._of(F, self.body(x))
+
+
+def trained(net: Any, x: Any, y: Any) -> None:
+    """Gradients of the cross-entropy, by autograd."""
+    with autograd.record():
+        loss = SOFTMAX(net(x), y)
+    loss.backward()
