@@ -174,11 +174,21 @@ def in_order(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
 
 
 def _check_lives(order: Sequence[Node]) -> None:
-    """TraceError where no backward op reads what an op must not write over, so that it may die."""
+    """TraceError where no backward op reads what an op must not write over, so that it may die.
+
+    That of an np.diff reads nothing but its output's gradient.
+    """
     differentiated = {node.forward for node in order}
     for node in order:
-        may_die = node not in differentiated and must_not_be_in_place(node)
-        if may_die and not node.inputs[0][0].is_variable:
+        if not must_not_be_in_place(node) or node.inputs[0][0].is_variable:
+            continue
+        if node.op == "_npi_diff":
+            raise TraceError(
+                f"op {node.name!r} (np.diff with n=0) cannot be run by an explicit plan: MXNet's "
+                f"executor may write zeros over what it reads. Leave it out, as it changes "
+                f"nothing, or use realisation='packed'"
+            )
+        if node not in differentiated:
             raise TraceError(
                 f"op {node.name!r} (np.ediff1d with to_begin or to_end) has no gradient here, and "
                 f"MXNet's executor then may write its output over what it reads before all is "
