@@ -140,6 +140,39 @@ def _of_numpy(call: Callable[..., mx.sym.Symbol]) -> Callable[..., mx.sym.Symbol
     return lambda *inputs: call(*(x.as_np_ndarray() for x in inputs)).as_nd_ndarray()
 
 
+# What reads a float and another dtype, in either order.
+MIXED: dict[str, Callable[..., mx.sym.Symbol]] = {
+    "add": lambda x, n: x + n,
+    "subtract": lambda x, n: n - x,
+    "multiply": lambda x, n: x * n,
+    "multiply, broadcast": lambda x, n: NP.sum(x, axis=1, keepdims=True) * n,
+    "mod": lambda x, n: NP.mod(x, n),
+    "divide": lambda x, n: x / n,
+    "power": lambda x, n: NP.exp(x) ** n,
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("name", MIXED)
+def test_what_is_no_float_has_no_gradient_by_a_float_beside_it(
+    name: str, realisation: str, dtype: str
+) -> None:
+    def net(stop: Callable[[mx.sym.Symbol], mx.sym.Symbol]) -> mx.sym.Symbol:
+        data = S.tanh(V("data"))
+        others = (5 + 4 * stop(S.sin(data))).as_np_ndarray().astype(dtype)
+        return S.MakeLoss(S.sum(S.sin(_of_numpy(MIXED[name])(data, others))))
+
+    options = {"shapes": {"data": (4, 6)}, "grad_req": "write"}
+    with mx.util.np_shape(True):
+        traced = trace(net(S.identity), realisation=realisation, **options)
+        right = trace(net(S.BlockGrad), **options)
+        values = random_values(traced)
+        executor = bound(traced, Schedule.unplanned(traced.graph), values)
+        _fill_free_memory()
+        assert not differences(stock_steps(right, values, 2), planned_steps(executor, 2))
+
+
 # What reads data and a parameter, whose gradient MXNet's executor does not write where that of the
 # data is not wanted, and their shapes.
 ALONE: dict[str, tuple[Callable[..., mx.sym.Symbol], tuple[int, ...], tuple[int, ...]]] = {

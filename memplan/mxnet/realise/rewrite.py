@@ -38,6 +38,13 @@ _UNWRITTEN: dict[str, tuple[int, ...]] = {
     "_contrib_backward_hawkesll": (3,),
 }
 
+# Those of sums, products and the like of mx.np: where one operand is a float and the other is none,
+# they leave the gradient of the latter alone (NumpyBinaryBackwardUseIn of MXNet's
+# numpy/np_elemwise_broadcast_op.h).
+_MIXED = frozenset(
+    f"_backward_npi_broadcast_{name}" for name in ("add", "sub", "mul", "mod", "power", "div")
+)
+
 # Backward operators that write some gradients only where one other is asked for: that one's place,
 # and theirs. Their kernels return early without it (FullyConnected: oneDNN's).
 _WRITTEN_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -91,7 +98,15 @@ def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
     """The gradients that ``backward`` leaves alone: an RNN that of the lengths, its last input."""
     if backward.op == "_backward_RNN" and is_true(forward.attrs.get("use_sequence_length")):
         return (len(forward.inputs) - 1,)
+    if backward.op in _MIXED:
+        return _beside_floats(forward)
     return _UNWRITTEN.get(backward.op, ())
+
+
+def _beside_floats(forward: Node) -> tuple[int, ...]:
+    """The inputs that are no floats, if another is one."""
+    are_floats = [info is None or info.dtype.startswith("float") for info in forward.infos.inputs]
+    return tuple(k for k, is_float in enumerate(are_floats) if not is_float and any(are_floats))
 
 
 def _taken_for_zeros(backward: Node, forward: Node) -> tuple[int, ...]:
