@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -255,3 +256,44 @@ def test_the_last_of_a_sequence_without_lengths_is_refused(realisation: str) -> 
     requests = {"data": "null", "weight": "write", "lengths": "null"}
     options = {"shapes": {}, "realisation": realisation, "grad_req": requests}
     trace(mx.sym.MakeLoss(with_lengths), **options)
+
+
+def _compressed(x: mx.sym.Symbol) -> mx.sym.Symbol:
+    return S.cast_storage(x, stype="csr")
+
+
+def _network(call: Callable[[mx.sym.Symbol], mx.sym.Symbol]) -> mx.sym.Symbol:
+    return S.MakeLoss(S.sum(S.sin(call(S.tanh(V("data"))))))
+
+
+_OPTIONS = {"shapes": {"data": (4, 4), "weight": (4, 4)}, "grad_req": "write"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: S.dot(_compressed(x), V("weight")),
+        lambda x: S.dot(V("weight"), _compressed(x)),
+        lambda x: S.dot(S.square(_compressed(x)), V("weight")),
+        lambda x: S.dot(S.dot(S.sin(x), _compressed(S.BlockGrad(x))), V("weight")),
+    ],
+)
+def test_the_gradient_of_a_csr_array_by_a_dot_is_refused(call: Any) -> None:
+    with pytest.raises(TraceError, match=r"\(dot\) reads .* csr .*stype='default'"):
+        trace(_network(call), realisation="explicit", **_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: S.dot(S.cast_storage(_compressed(x), stype="default"), V("weight")),
+        lambda x: S.dot(S.BlockGrad(_compressed(x)), V("weight")) + S.cos(x),
+        lambda x: S.dot(S.dot(_compressed(S.BlockGrad(x)), S.sin(x)), V("weight")),
+    ],
+)
+def test_dots_of_csr_arrays_without_a_gradient(call: Any) -> None:
+    traced = trace(_network(call), realisation="explicit", **_OPTIONS)
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    _fill_free_memory()
+    assert not differences(stock_steps(traced, values, 2), planned_steps(executor, 2))

@@ -24,6 +24,7 @@ from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
+    check_sparse_products,
     check_written,
     explicit_order,
     keep_order,
@@ -85,6 +86,7 @@ class Explicit(Form):
         order = depth_first(heads)
         nreaders = Counter(entry for node in order for entry in node.inputs)
         nreaders.update(heads)
+        check_sparse_products(order, nreaders)
         for node in order:
             forward = node.forward
             check_written(node, nreaders, by_onednn=by_onednn)
