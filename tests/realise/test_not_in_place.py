@@ -1,6 +1,7 @@
-"""Ops that must not write over what they read, as MXNet lets them: np.ediff1d of one number more.
+"""Ops that must not write over what they read, as MXNet lets them.
 
-MXNet's own training step does so only where the op is not differentiated.
+They are np.ediff1d of one number more and np.diff with n=0. MXNet's own training step does so only
+where no backward op reads their input.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from helpers.operator_runs import (
     scheduled_run,
     training_run,
 )
+from helpers.schedules import random_schedule
 from helpers.training_runs import bound
 from memplan.errors import TraceError
 from memplan.mxnet.trace.build import Trace
@@ -77,3 +79,40 @@ def test_one_without_a_gradient_is_right_in_packed_steps(ends: dict[str, float])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         with pytest.raises(TraceError, match=r"np.ediff1d .* realisation='packed'"):
             trace(symbol, shapes=SHAPES, realisation="explicit")
+
+
+def without_differences(activation: mx.sym.Symbol) -> Any:
+    """An np.diff that takes no differences, and writes zeros before it reads."""
+    return mx.sym.square(numpy(lambda x: NP.diff(x, n=0))(activation))
+
+
+@pytest.mark.parametrize("is_reshaped", [False, True])
+def test_no_difference_at_all(is_reshaped: bool) -> None:
+    """MXNet's executor keeps what it reads for the tanh's backward op, which may read a copy."""
+    activation = mx.sym.tanh(mx.sym.broadcast_mul(V("data"), V("weight", shape=(24,))))
+    if is_reshaped:  # in place, for MXNet's executor: the storage is one
+        activation = mx.sym.reshape(activation, shape=(4, 6))
+    with mx.util.np_shape(True):
+        symbol = without_differences(activation)
+        traced = trace(symbol, shapes=SHAPES)
+        expected = training_run(symbol, traced)
+        flags = flaggable(traced.graph)
+        assert flags
+        every_one = (frozenset({op}) for op in flags)
+        assert_mirrored_is(expected, traced, (*every_one, frozenset(flags)))
+        packed = trace(symbol, shapes=SHAPES, realisation="packed")
+        for schedule in (with_all_repeated(packed), random_schedule(packed.graph, 1, repeated=0.7)):
+            assert not differing(expected, scheduled_run(packed, schedule))
+
+
+def test_no_difference_at_all_in_explicit_steps() -> None:
+    with mx.util.np_shape(True):
+        trace(
+            without_differences(V("data")), shapes=SHAPES, realisation="explicit", grad_req="write"
+        )
+        with pytest.raises(TraceError, match=r"np.diff with n=0.*Leave it out"):
+            trace(
+                without_differences(mx.sym.tanh(V("weight", shape=(24,)))),
+                shapes={},
+                realisation="explicit",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -140,6 +141,39 @@ def _of_numpy(call: Callable[..., mx.sym.Symbol]) -> Callable[..., mx.sym.Symbol
     return lambda *inputs: call(*(x.as_np_ndarray() for x in inputs)).as_nd_ndarray()
 
 
+# What reads a float and another dtype, in either order.
+MIXED: dict[str, Callable[..., mx.sym.Symbol]] = {
+    "add": lambda x, n: x + n,
+    "subtract": lambda x, n: n - x,
+    "multiply": lambda x, n: x * n,
+    "multiply, broadcast": lambda x, n: NP.sum(x, axis=1, keepdims=True) * n,
+    "mod": lambda x, n: NP.mod(x, n),
+    "divide": lambda x, n: x / n,
+    "power": lambda x, n: NP.exp(x) ** n,
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+@pytest.mark.parametrize("name", MIXED)
+def test_what_is_no_float_has_no_gradient_by_a_float_beside_it(
+    name: str, realisation: str, dtype: str
+) -> None:
+    def net(stop: Callable[[mx.sym.Symbol], mx.sym.Symbol]) -> mx.sym.Symbol:
+        data = S.tanh(V("data"))
+        others = (5 + 4 * stop(S.sin(data))).as_np_ndarray().astype(dtype)
+        return S.MakeLoss(S.sum(S.sin(_of_numpy(MIXED[name])(data, others))))
+
+    options = {"shapes": {"data": (4, 6)}, "grad_req": "write"}
+    with mx.util.np_shape(True):
+        traced = trace(net(S.identity), realisation=realisation, **options)
+        right = trace(net(S.BlockGrad), **options)
+        values = random_values(traced)
+        executor = bound(traced, Schedule.unplanned(traced.graph), values)
+        _fill_free_memory()
+        assert not differences(stock_steps(right, values, 2), planned_steps(executor, 2))
+
+
 # What reads data and a parameter, whose gradient MXNet's executor does not write where that of the
 # data is not wanted, and their shapes.
 ALONE: dict[str, tuple[Callable[..., mx.sym.Symbol], tuple[int, ...], tuple[int, ...]]] = {
@@ -222,3 +256,44 @@ def test_the_last_of_a_sequence_without_lengths_is_refused(realisation: str) -> 
     requests = {"data": "null", "weight": "write", "lengths": "null"}
     options = {"shapes": {}, "realisation": realisation, "grad_req": requests}
     trace(mx.sym.MakeLoss(with_lengths), **options)
+
+
+def _compressed(x: mx.sym.Symbol) -> mx.sym.Symbol:
+    return S.cast_storage(x, stype="csr")
+
+
+def _network(call: Callable[[mx.sym.Symbol], mx.sym.Symbol]) -> mx.sym.Symbol:
+    return S.MakeLoss(S.sum(S.sin(call(S.tanh(V("data"))))))
+
+
+_OPTIONS = {"shapes": {"data": (4, 4), "weight": (4, 4)}, "grad_req": "write"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: S.dot(_compressed(x), V("weight")),
+        lambda x: S.dot(V("weight"), _compressed(x)),
+        lambda x: S.dot(S.square(_compressed(x)), V("weight")),
+        lambda x: S.dot(S.dot(S.sin(x), _compressed(S.BlockGrad(x))), V("weight")),
+    ],
+)
+def test_the_gradient_of_a_csr_array_by_a_dot_is_refused(call: Any) -> None:
+    with pytest.raises(TraceError, match=r"\(dot\) reads .* csr .*stype='default'"):
+        trace(_network(call), realisation="explicit", **_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: S.dot(S.cast_storage(_compressed(x), stype="default"), V("weight")),
+        lambda x: S.dot(S.BlockGrad(_compressed(x)), V("weight")) + S.cos(x),
+        lambda x: S.dot(S.dot(_compressed(S.BlockGrad(x)), S.sin(x)), V("weight")),
+    ],
+)
+def test_dots_of_csr_arrays_without_a_gradient(call: Any) -> None:
+    traced = trace(_network(call), realisation="explicit", **_OPTIONS)
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    _fill_free_memory()
+    assert not differences(stock_steps(traced, values, 2), planned_steps(executor, 2))

@@ -24,6 +24,7 @@ from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
+    check_sparse_products,
     check_written,
     explicit_order,
     keep_order,
@@ -85,6 +86,7 @@ class Explicit(Form):
         order = depth_first(heads)
         nreaders = Counter(entry for node in order for entry in node.inputs)
         nreaders.update(heads)
+        check_sparse_products(order, nreaders)
         for node in order:
             forward = node.forward
             check_written(node, nreaders, by_onednn=by_onednn)
@@ -174,11 +176,21 @@ def in_order(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
 
 
 def _check_lives(order: Sequence[Node]) -> None:
-    """TraceError where no backward op reads what an op must not write over, so that it may die."""
+    """TraceError where no backward op reads what an op must not write over, so that it may die.
+
+    That of an np.diff reads nothing but its output's gradient.
+    """
     differentiated = {node.forward for node in order}
     for node in order:
-        may_die = node not in differentiated and must_not_be_in_place(node)
-        if may_die and not node.inputs[0][0].is_variable:
+        if not must_not_be_in_place(node) or node.inputs[0][0].is_variable:
+            continue
+        if node.op == "_npi_diff":
+            raise TraceError(
+                f"op {node.name!r} (np.diff with n=0) cannot be run by an explicit plan: MXNet's "
+                f"executor may write zeros over what it reads. Leave it out, as it changes "
+                f"nothing, or use realisation='packed'"
+            )
+        if node not in differentiated:
             raise TraceError(
                 f"op {node.name!r} (np.ediff1d with to_begin or to_end) has no gradient here, and "
                 f"MXNet's executor then may write its output over what it reads before all is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
@@ -37,6 +37,16 @@ _UNWRITTEN: dict[str, tuple[int, ...]] = {
     "_backward_ctc_loss": (1, 2, 3),
     "_contrib_backward_hawkesll": (3,),
 }
+
+# Those of sums, products and the like of mx.np: where one operand is a float and the other is none,
+# they leave the gradient of the latter alone (NumpyBinaryBackwardUseIn of MXNet's
+# numpy/np_elemwise_broadcast_op.h).
+_MIXED = frozenset(
+    f"_backward_npi_broadcast_{name}" for name in ("add", "sub", "mul", "mod", "power", "div")
+)
+
+# The storage type of a variable that is a csr array, in its attributes (include/mxnet/ndarray.h).
+_CSR = "2"
 
 # Backward operators that write some gradients only where one other is asked for: that one's place,
 # and theirs. Their kernels return early without it (FullyConnected: oneDNN's).
@@ -91,7 +101,15 @@ def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
     """The gradients that ``backward`` leaves alone: an RNN that of the lengths, its last input."""
     if backward.op == "_backward_RNN" and is_true(forward.attrs.get("use_sequence_length")):
         return (len(forward.inputs) - 1,)
+    if backward.op in _MIXED:
+        return _beside_floats(forward)
     return _UNWRITTEN.get(backward.op, ())
+
+
+def _beside_floats(forward: Node) -> tuple[int, ...]:
+    """The inputs that are no floats, if another is one."""
+    are_floats = [info is None or info.dtype.startswith("float") for info in forward.infos.inputs]
+    return tuple(k for k, is_float in enumerate(are_floats) if not is_float and any(are_floats))
 
 
 def _taken_for_zeros(backward: Node, forward: Node) -> tuple[int, ...]:
@@ -133,6 +151,43 @@ def _check_places(forward: Node) -> None:
             f"that depends on what other ops left in memory; write slice_axis(x, axis=0, begin=-1, "
             f"end=None) and reshape that, or give it the lengths"
         )
+
+
+def check_sparse_products(order: Sequence[Node], nreaders: Mapping[Entry, int]) -> None:
+    """TraceError for the gradient of an operand of a dot that may be a csr array.
+
+    MXNet's kernel for such does not write it (DotBackwardEx of tensor/dot-inl.h). Its own executor
+    calls the one for dense arrays instead where the weight has a dense gradient.
+    """
+    compressed: set[Node] = set()
+    for node in order:
+        if node.forward is None:
+            if _may_be_csr(node, compressed):
+                compressed.add(node)
+        elif node.op == "_backward_dot":
+            for place, (source, _) in enumerate(node.forward.inputs):
+                if source in compressed and nreaders.get((node, place)):
+                    raise TraceError(
+                        f"op {node.forward.name!r} (dot) reads {source.name!r}, which may be a csr "
+                        f"array, and MXNet does not write the gradient of one; take it as a dense "
+                        f"array, by cast_storage(..., stype='default')"
+                    )
+
+
+def _may_be_csr(node: Node, compressed: Set[Node]) -> bool:
+    """May ``node`` of the forward pass be a csr array, if those ``compressed`` may?
+
+    What reads one may be one, too, but a dot is only of a dense array and a csr one, on a CPU.
+    """
+    if node.is_variable:
+        return node.attrs.get("__storage_type__") == _CSR
+    if node.op == "cast_storage":
+        return node.attrs["stype"] == "csr"
+    are_csr = [source in compressed for source, _ in node.inputs]
+    if node.op == "dot":
+        kind = node.attrs.get("forward_stype", "None")
+        return kind == "csr" or (kind == "None" and are_csr == [False, True])
+    return any(are_csr)
 
 
 def check_written(node: Node, nreaders: Mapping[Entry, int], *, by_onednn: bool) -> None:

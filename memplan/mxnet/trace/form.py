@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import mxnet as mx
 
-from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     may_be_mirrored,
     may_run_on_cudnn,
@@ -32,11 +32,17 @@ def run_once_by_executor(order: Sequence[Node]) -> set[Node]:
 
     It lets an op that must not do so where that input dies. So the input must live until the
     backward op, which reads it: it is computed once, and the op does not come again after that.
+
+    The backward op of an np.diff reads nothing of the forward pass. So nothing before the np.diff
+    is computed again: then what lives for other readers, in one storage with the input after a
+    Reshape, does so as without a plan.
     """
     result = set()
     for node in order:
         if must_not_be_in_place(node):
             result |= {node, node.inputs[0][0]}
+            if node.op == "_npi_diff":
+                result.update(depth_first([(node, 0)]))
     return result
 
 

@@ -161,10 +161,11 @@ def must_be_in_place(node: Node) -> bool:
 def must_not_be_in_place(node: Node) -> bool:
     """Does ``node`` compute garbage where it writes over what it reads, as MXNet lets it?
 
-    An np.ediff1d does, which may where it writes as many numbers as it reads, so that one is put
-    before or behind the differences: it reads what it has written (numpy/np_ediff1d_op-inl.h).
+    Two do, which may where they write as many numbers as they read. An np.ediff1d that puts one
+    before or behind the differences reads what it has written (numpy/np_ediff1d_op-inl.h). An
+    np.diff with n=0 writes zeros before it reads (numpy/np_diff-inl.h).
     """
-    if node.op != "_npi_ediff1d":
+    if node.op not in ("_npi_ediff1d", "_npi_diff"):
         return False
     source, result = node.infos.inputs[0], node.infos.outputs[0]
     return source is not None and result is not None and source.nelements == result.nelements
