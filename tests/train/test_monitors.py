@@ -12,9 +12,15 @@ import pytest
 import memplan
 import memplan.mxnet
 from helpers.fitting import CLASSES, NETWORKS, batches, fit, planned
+from helpers.networks import residual_net
+from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+
+# Gradients of data and labels are not wanted: what lies there is not computed, and packed steps do
+# not show it.
+UNLIKE = {"first_backward_output0", "softmax_backward_output1"}
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])
@@ -31,10 +37,7 @@ def test_monitors(sizes: tuple[int, ...], realisation: str) -> None:
     for make in (mx.mod.Module, functools.partial(planned, realisation=realisation)):
         seen.append([])
         fit(make, network, *sizes, monitor=Monitor(1))
-    # Gradients of data and labels are not wanted: what lies there is not computed, and packed steps
-    # do not show it.
-    unlike = {"first_backward_output0", "softmax_backward_output1"}
-    stock, ours = (sorted(row for row in rows if row[1] not in unlike) for rows in seen)
+    stock, ours = (sorted(row for row in rows if row[1] not in UNLIKE) for rows in seen)
     assert [row[:2] for row in stock] == [row[:2] for row in ours]
     assert any(name.endswith("relu_output") for _, name, _ in stock)
     assert any("bn_backward_output" in name for _, name, _ in stock)
@@ -70,3 +73,41 @@ def test_monitors_of_anchors() -> None:
     monitor.tic()
     module.forward_backward(batches((net, {"data": (8, 12)})).next())
     assert set(dtypes) == {np.float32}
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_monitors_of_an_executor(realisation: str) -> None:
+    """In a step and in inference they see what they see in MXNet's executor."""
+    net, shapes = residual_net(batch=64)
+    plan = memplan.plan(net, realisation=realisation, strategy="chen_sqrt", **shapes)
+    assert plan.schedule.recomputed
+    options = {"match_range": plan.match_range, "packing": plan.packing}
+    seen = []
+    for executor in (
+        net.simple_bind(mx.cpu(), grad_req=dict(plan.trace.grad_req), **shapes),
+        TrainExecutor(plan.trace, plan.schedule, ctx=mx.cpu(), **options),
+    ):
+        random = np.random.default_rng(0)
+        for name, array in executor.arg_dict.items():
+            array[:] = 0 if name == "softmax_label" else random.normal(size=array.shape)
+        monitor = mx.mon.Monitor(1, sort=True)
+        monitor.install(executor)
+        for is_train in (True, False):
+            monitor.tic()
+            executor.forward(is_train=is_train)
+            if is_train:
+                executor.backward()
+            seen.append([row[1:] for row in monitor.toc() if row[1] not in UNLIKE])
+    assert len(seen[0]) > len(seen[1])
+    assert seen[:2] == seen[2:]
+
+
+def test_an_executor_says_which_arguments_have_no_gradient() -> None:
+    net, shapes = residual_net()
+    plan = memplan.plan(net, realisation="packed", strategy="store_all", **shapes)
+    executor = TrainExecutor(plan.trace, plan.schedule)
+    stock = net.simple_bind(mx.cpu(), grad_req=dict(plan.trace.grad_req), **shapes)
+    missing = [name for name in stock.arg_dict if stock.grad_dict[name] is None]
+    assert missing == ["data", "softmax_label"]
+    assert [name for name in executor.arg_dict if executor.grad_dict[name] is None] == missing
+    assert [*executor.grad_dict] == [name for name in stock.arg_dict if name not in missing]

@@ -7,53 +7,63 @@ gradient what goes through the block, and say nothing where a loss also reads th
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
-from weakref import WeakSet
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 
 from memplan.errors import UsageError
+from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import leaves
+from memplan.mxnet.train.read_by_loss import ReadByLoss, name_of
+
+if TYPE_CHECKING:
+    from memplan.mxnet.train.first_half import FirstHalf
+
+Block = Any
+NDArray = Any
+
+#: The steps of which the first half has run, with the blocks: finished ones, too, whose graphs may
+#: have been retained.
+_HALVES: WeakKeyDictionary[FirstHalf, weakref.ref[Block]] = WeakKeyDictionary()
 
 
-class Step(Protocol):
-    """What trains ``block`` in halves; ``unfinished`` are the steps of which one has run."""
-
-    block: Any
-    unfinished: dict[mx.Context, Any]
-
-
-_ALL: WeakSet[Step] = WeakSet()
-
-
-def refuse_grad(step: Step) -> None:
-    """From now on ``autograd.grad`` asks ``step`` first."""
-    _ALL.add(step)
+def refuse_grad(half: FirstHalf, block: Block) -> None:
+    """From now on ``autograd.grad`` of a loss refuses the parameters of ``block`` through it."""
+    _HALVES[half] = weakref.ref(block)
     _wrap()
 
 
 @functools.cache
 def _wrap() -> None:
     """Wrap MXNet's function, the first time."""
-    grad = mx.autograd.grad
+    wrap(mx.autograd, "grad", _refusing)
 
+
+def _refusing(grad: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(grad)
-    def reaching(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
-        for step in list(_ALL):
-            if step.unfinished:
-                _check(step.block, list(leaves(variables)))
+    def refusing(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
+        read = ReadByLoss(leaves(heads))
+        for half in [reference() for reference in _HALVES.keyrefs()]:
+            if half is not None and half.is_read(read):
+                _check(half, list(leaves(variables)))
         return grad(heads, variables, *args, **options)
 
-    mx.autograd.grad = reaching
+    return refusing
 
 
-def _check(block: Any, variables: list[Any]) -> None:
-    """UsageError if one of these is a parameter: it was read in a step that is open."""
-    for name, parameter in named_parameters(block).items():
-        if any(array is other for array in parameter._data or () for other in variables):
+def _check(half: FirstHalf, variables: list[NDArray]) -> None:
+    """UsageError if one of these is a parameter, through whatever handle: the step has read it."""
+    block: Block = _HALVES[half]()
+    asked = {name_of(array) for array in variables} - {None}
+    for name, parameter in {} if block is None else named_parameters(block).items():
+        if any(name_of(array) in asked for array in parameter._data or ()):
             raise UsageError(
                 f"mx.autograd.grad does not reach parameter {name!r} through a planned step of "
                 f"block {block.name!r}: call backward() on the loss and read the parameter's "
                 f"grad(), or train it unplanned"
             )
+    half.bound.gradients.check(ReadByLoss(variables))  # handles of before the step

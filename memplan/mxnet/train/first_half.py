@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NDArray = Any
 
 
-@dataclass
+@dataclass(eq=False)
 class FirstHalf:
     """A step whose first half has run.
 

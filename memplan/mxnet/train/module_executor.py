@@ -14,7 +14,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.kept_operators import KeptOperators
-from memplan.mxnet.realise.monitor import check_monitor, without_copies
+from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.input_memory import InputMemory, view
 from memplan.mxnet.train.module_gradients import Key, ModuleGradients, key_of
@@ -361,9 +361,7 @@ class Executor(BoundArrays):
             return
         callback, monitor_all = self._monitor
         if self._training is not None:
-            plan = self._plans.find(self._request)
-            without = without_copies(callback, plan.trace, plan.schedule)
-            self._training.set_monitor_callback(without, monitor_all)
+            self._training.set_monitor_callback(callback, monitor_all)
         if self._inference is not None:
             self._inference.set_monitor_callback(callback, monitor_all)
 

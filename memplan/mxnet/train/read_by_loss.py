@@ -67,10 +67,15 @@ def _inputs(head: NDArray) -> list[str]:
 
 def is_read(array: NDArray, read: ReadByLoss) -> bool:
     """Is the array, one that a recorded operator may have read or not, what a loss begins with?"""
+    return name_of(array) in read.names
+
+
+def name_of(array: NDArray) -> str | None:
+    """By which autograd knows an array, whatever handle this is; None if it does not."""
     try:
-        return autograd.get_symbol(array).name in read.names
-    except mx.MXNetError:  # autograd does not know it
-        return False
+        return str(autograd.get_symbol(array).name)
+    except (mx.MXNetError, AssertionError):
+        return None
 
 
 def number_of(array: NDArray) -> int:

@@ -20,6 +20,7 @@ from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.monitor import without_copies
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
@@ -79,6 +80,13 @@ class BoundArrays:
             self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
 
 
+class _Gradients(dict[str, NDArray]):
+    """Those that there are, for a loop; MXNet's executor has None for other arguments."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
 # in layouts that the first has left.
 FIRST_STEPS = 2
@@ -88,7 +96,8 @@ class TrainExecutor(BoundArrays):
     """Runs training steps by a schedule; used like ``mx.executor.Executor``.
 
     ``forward(is_train=True)`` computes outputs and gradients; ``backward()`` has nothing left to
-    do. ``forward()`` alone is MXNet's ordinary inference on the same arrays.
+    do. ``forward()`` alone is MXNet's ordinary inference on the same arrays. A plan is for the
+    shapes for which it was made, so there is no ``reshape``.
 
     A gradient with ``grad_req`` "write" is an output of the graph: ``grad_dict`` holds that very
     array, unless ``args_grad`` names another, into which it is copied after every step. With
@@ -128,6 +137,7 @@ class TrainExecutor(BoundArrays):
     ) -> None:
         _check_semantics(trace)
         self.trace, self.schedule = trace, schedule
+        self._symbol = trace.symbol  # which MXNet's Monitor asks for names
         self.ctx = mx.context.current_context() if ctx is None else ctx
         self._arguments = trace.symbol.list_arguments()
         self.arg_dict = self._arrays("args", self._arguments, args)
@@ -161,11 +171,12 @@ class TrainExecutor(BoundArrays):
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
         self._inference: mx.executor.Executor | None = None
+        self._monitor: tuple[Callable[..., Any], bool] | None = None
         self._noutputs = len(trace.symbol.list_outputs())
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
         self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
         self._copied = self._apart()
-        self.grad_dict = {**self._computed, **self._own_grads}
+        self.grad_dict = _Gradients({**self._computed, **self._own_grads})
 
     def _warn_of_late_sums(self) -> None:
         """A warning where the step cannot add gradients as MXNet does."""
@@ -291,6 +302,7 @@ class TrainExecutor(BoundArrays):
                 self._inference = bind_inference(
                     self.trace.symbol, self.ctx, *arrays, operators=self._operators
                 )
+                self._watch_inference()
             self.outputs = self._inference.forward(is_train=False)
         return self.outputs
 
@@ -361,8 +373,18 @@ class TrainExecutor(BoundArrays):
             )
 
     def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
-        """Call ``callback`` with every output of every op of a training step."""
-        self._training.set_monitor_callback(callback, monitor_all)
+        """Call ``callback`` with the outputs of all ops of the network, as MXNet's executor does.
+
+        UsageError for ``monitor_all`` in packed memory.
+        """
+        without = without_copies(callback, self.trace, self.schedule)
+        self._training.set_monitor_callback(without, monitor_all)
+        self._monitor = callback, monitor_all
+        self._watch_inference()
+
+    def _watch_inference(self) -> None:
+        if self._monitor is not None and self._inference is not None:
+            self._inference.set_monitor_callback(*self._monitor)
 
     def debug_str(self) -> str:
         """MXNet's description of the training step: its ops in order, and what it allocates."""

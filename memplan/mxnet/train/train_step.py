@@ -154,7 +154,6 @@ class TrainStep:
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
         self._given = GivenArrays(self._blocks)
-        refuse_grad(self)
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
@@ -244,6 +243,7 @@ class TrainStep:
         with autograd.pause():
             bound = self._ready((inputs, None), in_halves=True)
             outputs, half = bound.first_half((inputs, None), self.block)
+        refuse_grad(half, self.block)
         self.unfinished[bound.executor.ctx] = half
         return outputs
 

@@ -1,0 +1,111 @@
+"""autograd.grad beside planned steps: of parameters through a step refused, else as MXNet's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.autograd import grad  # as a script binds it, before the first planned block
+from mxnet.gluon import nn
+
+from helpers.blocks import SOFTMAX
+from memplan.errors import UsageError
+from memplan.mxnet.gluon import planned
+
+X = mx.nd.random.normal(shape=(4, 6))
+Y = mx.nd.array([0, 1, 2, 0])
+REFUSED = r"does not reach parameter 'net_dense0_weight'"
+
+
+def dense(plan: bool) -> nn.HybridSequential:
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return planned(net, strategy="chen_sqrt", realisation="packed") if plan else net
+
+
+def loss_of(net: Any, **mode: bool) -> Any:
+    """A loss that reads the weight besides: gradients of that alone would look like all."""
+    with autograd.record(**mode):
+        return SOFTMAX(net(X), Y).sum() + (net[0].weight.data() ** 2).sum()
+
+
+def test_a_name_for_it_that_a_script_has_is_of_no_avail() -> None:
+    net = dense(plan=True)
+    with pytest.raises(UsageError, match=REFUSED):
+        grad(loss_of(net), [net[0].weight.data()])
+
+
+HANDLES: dict[str, Callable[[Any], Any]] = {
+    "of mx.np": lambda array: array.as_np_ndarray(),
+    "of both": lambda array: array.as_np_ndarray().as_nd_ndarray(),
+}
+
+
+@pytest.mark.parametrize("kind", HANDLES)
+def test_other_handles_of_a_parameter_are_known(kind: str) -> None:
+    net = dense(plan=True)
+    loss = loss_of(net)
+    with pytest.raises(UsageError, match=REFUSED):
+        autograd.grad(loss, [HANDLES[kind](net[0].weight.data())])
+
+
+def test_handles_of_before_the_step_are_known() -> None:
+    net = dense(plan=True)
+    other = net[0].weight.data().as_np_ndarray()
+    with autograd.record():
+        loss = SOFTMAX(net(X), Y).sum() + (other.as_nd_ndarray() ** 2).sum()
+    with pytest.raises(UsageError, match="before the block was called"):
+        autograd.grad(loss, [other])
+
+
+def test_a_step_that_is_finished_is_refused_where_its_graph_was_retained() -> None:
+    net = dense(plan=True)
+    loss = loss_of(net)
+    loss.backward(retain_graph=True)
+    with pytest.raises(UsageError, match=REFUSED):
+        autograd.grad(loss, [net[0].weight.data()])
+
+
+def penalty(net: Any, weight: Any) -> Any:
+    with autograd.record():
+        loss = (weight**3).sum()
+    return autograd.grad(loss, weight)
+
+
+def inference(net: Any, weight: Any) -> Any:
+    loss = loss_of(net, train_mode=False)
+    # MXNet itself forgets the weights with the graph, and loses the open step.
+    return autograd.grad(loss, [weight], retain_graph=True, train_mode=False)
+
+
+def behind_the_block(net: Any, weight: Any) -> Any:
+    factor = mx.nd.ones((4, 3))
+    factor.attach_grad()
+    with autograd.record():
+        loss = (net(X) * factor).sum()
+    return autograd.grad(loss, [factor], retain_graph=True)
+
+
+@pytest.mark.parametrize("asked", [penalty, inference, behind_the_block])
+def test_what_does_not_go_through_the_open_step_is_as_mxnets(
+    asked: Callable[[Any, Any], list[Any]],
+) -> None:
+    results = []
+    for plan in (False, True):
+        net = dense(plan)
+        loss = loss_of(net)
+        found = asked(net, net[0].weight.data())
+        if asked is not behind_the_block:  # where another step has begun
+            loss.backward()
+            found += [net[0].weight.grad()]
+        results.append([array.asnumpy() for array in found])
+    assert all(map(np.array_equal, *results))
+    assert all(array.any() for array in results[0])
