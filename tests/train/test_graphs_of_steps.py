@@ -205,15 +205,16 @@ def test_layers_that_are_replaced_go() -> None:
 
 
 class Scales(gluon.HybridBlock):
-    """Scales what a layer returns, with a number of NumPy's if it ``draws`` that."""
+    """Scales what a layer returns, by a number of NumPy's if it ``draws``; counts its calls."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.scale, self.draws = 1.0, kind == "draws"
+        self.ncalls, self.scale, self.draws = 0, 1.0, kind == "draws"
         with self.name_scope():
             self.layer = Unrolled() if kind == "has cells" else nn.Dense(6, in_units=6)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.ncalls += 1
         return self.layer(x) * (self.scale + np.random.rand() if self.draws else self.scale)
 
 
@@ -286,6 +287,7 @@ def test_the_graph_of_a_child_is_of_its_first_call_by_itself(
             trainer.step(4, ignore_stale_grad=True)
             found += [loss.asnumpy().tobytes(), np.random.get_state()[2]]
         if kind != "has cells":  # of which a step makes no graph
+            found.append(net.inner.ncalls)
             net.inner.export(str(tmp_path / "inner"))
             for name, array in mx.nd.load(str(tmp_path / "inner-0000.params")).items():
                 found += [name, array.asnumpy().tobytes()]

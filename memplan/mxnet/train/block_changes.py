@@ -224,6 +224,8 @@ class BlockChanges:
             self._called[kind] = WeakKeyDictionary()
         with _having(self._outside):
             yield functools.partial(self._call, self._called[kind])
+            for attributes, values in self._outside:  # what the blocks have written stays
+                values.update({n: attributes[n] for n in values if n in attributes})
 
     @contextlib.contextmanager
     def _call(self, called: WeakKeyDictionary[Any, None], block: Any) -> Iterator[None]:
