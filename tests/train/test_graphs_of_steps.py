@@ -202,3 +202,151 @@ def test_layers_that_are_replaced_go() -> None:
     mx.nd.waitall()
     gc.collect()
     assert sum(head() is not None for head in heads) <= 1  # one may be in what Python keeps
+
+
+class Scales(gluon.HybridBlock):
+    """Scales what a layer returns, by a number of NumPy's if it ``draws``; counts its calls."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.ncalls, self.scale, self.draws = 0, 1.0, kind == "draws"
+        with self.name_scope():
+            self.layer = Unrolled() if kind == "has cells" else nn.Dense(6, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.ncalls += 1
+        return self.layer(x) * (self.scale + np.random.rand() if self.draws else self.scale)
+
+
+class Holds(gluon.HybridBlock):
+    """Calls another block with what it computes."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Dense(6, in_units=6)
+        self.inner = inner
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.inner(F.tanh(self.first(x)))
+
+
+class Uses(gluon.HybridBlock):
+    """Calls its hybridized children, one of which is within the other, too, as a script says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(prefix="uses_")
+        self.kind, self.used = kind, ""
+        with self.name_scope():
+            self.head, self.inner = nn.Dense(6, in_units=6), Scales(kind)
+            self.outer = Holds(self.inner)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.head(x)
+        if self.used == "layer":
+            return self.inner.layer(x)
+        if "inner" in self.used:
+            x = x + self.inner(x) * (self.inner.scale if self.kind == "is read" else 1)
+        return x + self.outer(x) if "outer" in self.used else x
+
+
+# What is used in each step, and the scale then.
+Steps = list[tuple[str, float]]
+
+LATER: Steps = [("", 1), ("", 3), ("inner", 3), ("inner", 2), ("", 4), ("inner", 5)]
+BOTH: Steps = [("inner", 1), ("inner, outer", 3), ("inner, outer", 2), ("outer", 2)]
+OUTER_FIRST: Steps = [("outer", 1), ("inner, outer", 3), ("inner, outer", 2)]
+LAYER_FIRST: Steps = [("layer", 1), ("inner", 3), ("inner", 2)]
+
+
+@pytest.mark.parametrize("steps", [LATER, BOTH, OUTER_FIRST, LAYER_FIRST])
+@pytest.mark.parametrize("kind", ["plain", "draws", "has cells", "is read"])
+@pytest.mark.parametrize("way", ["planned", "step"])
+def test_the_graph_of_a_child_is_of_its_first_call_by_itself(
+    way: str, kind: str, steps: Steps, tmp_path: Path
+) -> None:
+    """Until then its attributes may change, and within another graph MXNet composes it anew."""
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        np.random.seed(1)
+        net = Uses(kind)
+        net.initialize(mx.init.Xavier())
+        net.inner.hybridize()
+        net.outer.hybridize()
+        step = TrainStep(net, SOFTMAX, **OPTIONS) if plan and way == "step" else None
+        if plan and way == "planned":
+            planned(net, **OPTIONS)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        found = []
+        for net.used, net.inner.scale in steps:
+            with autograd.record():
+                loss = step(X, Y) if step else SOFTMAX(net(X), Y)
+            if step is None:
+                loss.backward()
+            trainer.step(4, ignore_stale_grad=True)
+            found += [loss.asnumpy().tobytes(), np.random.get_state()[2]]
+        if kind != "has cells":  # of which a step makes no graph
+            found.append(net.inner.ncalls)
+            net.inner.export(str(tmp_path / "inner"))
+            for name, array in mx.nd.load(str(tmp_path / "inner-0000.params")).items():
+                found += [name, array.asnumpy().tobytes()]
+        results.append(found)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("make", [Draws, Outer])
+def test_two_steps_train_by_one_graph(make: Any) -> None:
+    """That of the first; and by a new one, whichever of them made it, after ``hybridize()``."""
+    losses = [SOFTMAX, gluon.loss.L2Loss()]
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        np.random.seed(1)
+        net = make()
+        inner = net if make is Draws else net.inner
+        net.initialize(mx.init.Xavier())
+        net(X)  # else random numbers would be drawn between those for the parameters
+        inner.hybridize()
+        steps = [TrainStep(net, loss, **OPTIONS) for loss in losses] if plan else []
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        found = []
+        for number, turn in enumerate([0, 1, 0, 1, 1, 0]):
+            y = mx.nd.one_hot(Y, 3) if turn else Y
+            with autograd.record():
+                loss = steps[turn](X, y) if plan else losses[turn](net(X), y)
+            if not plan:
+                loss.backward()
+            trainer.step(4)
+            inner.slope += 1
+            found += [loss, net(X), *of_numpys(inner, number)]
+            if number == 2:
+                inner.hybridize()
+        results.append([array.asnumpy().tobytes() for array in found])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("make", [Draws, Outer])
+@pytest.mark.parametrize("way", ["planned", "step"])
+def test_it_stays_where_the_current_context_is_another(way: str, make: Any, tmp_path: Path) -> None:
+    options = {**OPTIONS, "realisation": "explicit"}
+    contexts = [mx.cpu(1), mx.cpu(2)]
+    xs, ys = (gluon.utils.split_and_load(array, contexts) for array in (X, Y))
+    net = make()
+    inner = net if make is Draws else net.inner
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    net(xs[0])
+    inner.hybridize()
+    if way == "step":
+        TrainStep(net, SOFTMAX, **options)(xs, ys)
+    else:
+        planned(net, **options)
+        with autograd.record():
+            losses = [SOFTMAX(net(x), y) for x, y in zip(xs, ys, strict=True)]
+        autograd.backward(losses)
+    inner.export(str(tmp_path / "net"))
+    saved = mx.nd.load(str(tmp_path / "net-0000.params"))
+    assert len(saved) == len(inner.collect_params().values())
+    ncalls = inner.ncalls
+    net(xs[0])
+    assert inner.ncalls == ncalls

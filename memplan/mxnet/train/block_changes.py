@@ -8,6 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 
@@ -49,6 +50,10 @@ class BlockChanges:
         # Of every hybridized block that has run, what its graph is called with, and the attributes
         # of which the graph was made.
         self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
+        # The hybridized blocks that are called, in no other's graph, for each kind of inputs.
+        self._called: dict[Hashable, WeakKeyDictionary[Any, None]] = {}
+        # Where blocks have the attributes of their graphs, those that they have without.
+        self._outside: list[Values] = []
         self._nasked = self._nfound = 0
         # Kinds of inputs of which it is not known what is computed since the last change.
         self._due: set[Hashable] = set()
@@ -159,43 +164,74 @@ class BlockChanges:
                 names += [n for n in values if not are_set(found, {n: values[n]})]
         return names
 
-    def is_graph_new(self) -> bool:
-        """Is there a hybridized block that has not run, of which MXNet makes the graph then?"""
-        return not all(map(self._has_run, hybridized(self._blocks)))
+    def is_graph_new(self, kind: Hashable) -> bool:
+        """Does a step of this ``kind`` call a hybridized block that has not run?
 
-    def run(self) -> None:
-        """The blocks run as they are now: here MXNet makes graphs of those that are hybridized."""
-        if not self.is_graph_new():
+        MXNet makes the graph of such a block in that call.
+        """
+        return bool(self._called_first(kind))
+
+    def run(self, kind: Hashable, ctx: mx.Context) -> None:
+        """A step of this ``kind`` runs on ``ctx``, with the blocks as they are now.
+
+        Here MXNet makes graphs of those that are hybridized, and are called. One that no step has
+        called has no graph, and its attributes may change until it has.
+        """
+        new = self._called_first(kind)
+        if not new:
             return
-        blocks = list(hybridized(self._blocks))
-        for block in blocks:
-            _finish_graph(block)
+        with ctx:  # on which MXNet finds the arrays of the parameters
+            for block in new:
+                _finish_graph(block)
         self._graphs_of = {
             block: self._graphs_of[block]
+            for block in filter(is_graph, with_children(self._blocks))
             if self._has_run(block)
-            else (block._cached_op_args, [*map(_all_of, with_children([block]))])
-            for block in blocks
         }
+        for block in new:
+            values = [*map(_all_of, with_children([block]))]
+            self._graphs_of[block] = block._cached_op_args, values
         self.look()
+
+    def _called_first(self, kind: Hashable) -> list[Any]:
+        """The hybridized blocks that a step of this ``kind`` calls, and that have not run."""
+        called = dict.fromkeys((*self._blocks, *self._called.get(kind, ())))
+        return [block for block in called if is_graph(block) and not self._has_run(block)]
 
     @contextlib.contextmanager
     def as_in_graphs(self, *, only_losses: bool = False) -> Iterator[None]:
         """Within it hybridized blocks that have run have the attributes and layers of then."""
-        others = [
-            (attributes, dict(attributes), values)
-            for block in hybridized(self._blocks[1:] if only_losses else self._blocks)
-            for attributes, values in (self._graphs_of[block][1] if self._has_run(block) else [])
-            if not are_set(attributes, values)
-        ]
-        for attributes, _, values in others:
-            attributes.update(values)
+        blocks = with_children(self._blocks[1:] if only_losses else self._blocks)
+        run = (b for b in dict.fromkeys(filter(is_graph, blocks)) if self._has_run(b))
         try:
-            yield
+            with _having([pair for b in run for pair in self._graphs_of[b][1]]) as self._outside:
+                yield
         finally:
-            for attributes, before, values in others:
-                for name in values.keys() - before.keys():
-                    del attributes[name]
-                attributes.update({name: before[name] for name in values.keys() & before.keys()})
+            self._outside = []
+
+    @contextlib.contextmanager
+    def calls(
+        self, kind: Hashable, *, are_known: bool
+    ) -> Iterator[Callable[[Any], contextlib.AbstractContextManager[None]]]:
+        """Within it, and :meth:`as_in_graphs`, blocks are called for a network of this ``kind``.
+
+        They have the attributes of now. What is yielded gives what is around the call of a block
+        that has a graph of its own: there it and the blocks within it have those of which that is
+        made, others than in another graph in which they are, too.
+        The calls ``are_known`` where the network is composed of what the blocks have returned.
+        """
+        if not are_known:
+            self._called[kind] = WeakKeyDictionary()
+        with _having(self._outside):
+            yield functools.partial(self._call, self._called[kind])
+            for attributes, values in self._outside:  # what the blocks have written stays
+                values.update({n: attributes[n] for n in values if n in attributes})
+
+    @contextlib.contextmanager
+    def _call(self, called: WeakKeyDictionary[Any, None], block: Any) -> Iterator[None]:
+        called[block] = None
+        with _having(self._graphs_of[block][1] if self._has_run(block) else []):
+            yield
 
     def parameters(self) -> list[tuple[str, Any]]:
         """Those of the blocks, by name, those of layers that are only in graphs by now included."""
@@ -305,6 +341,28 @@ def _all_of(block: Any) -> Values:
     layers = {n: layer for n, layer in attributes.items() if isinstance(layer, mx.gluon.Block)}
     replaced = {name: attributes[name].copy() for name in _REPLACED}
     return attributes, {**values, **layers, **replaced}
+
+
+@contextlib.contextmanager
+def _having(pairs: Iterable[Values]) -> Iterator[list[Values]]:
+    """Within it blocks have these values of attributes; those that they replace, which come back.
+
+    A block may be there twice, if it is in two graphs.
+    """
+    others = [
+        (attributes, values, {name: attributes[name] for name in values if name in attributes})
+        for attributes, values in pairs
+        if not are_set(attributes, values)
+    ]
+    for attributes, values, _ in others:
+        attributes.update(values)
+    try:
+        yield [(attributes, before) for attributes, _, before in others]
+    finally:
+        for attributes, values, before in others:
+            for name in values.keys() - before.keys():
+                attributes.pop(name, None)
+            attributes.update(before)
 
 
 def _layers(attributes: dict[str, Any]) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ def compose(
 
     ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
     be one of the user's, has made these inputs of others, and is not to run again.
-    ``by_graphs`` is around its run: within, hybridized blocks compute what their graphs do.
+    ``by_graphs`` is around the run: within, hybridized blocks compute what their graphs do.
     With ``keep_outputs`` the block's outputs are outputs, too.
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
@@ -97,8 +97,8 @@ def compose(
         _without_hooks(block),
         cells_begin_anew(block),
         noting_calls(block, params) as noted,
-        with_lists_of_graphs(blocks),
-        by_graphs(block, params),
+        with_lists_of_graphs(blocks) as running,
+        by_graphs(blocks, params, running),
     ):
         run = run or (_as_called(block, inputs) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None

@@ -8,8 +8,9 @@ and are edited.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,16 +19,22 @@ from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
-from memplan.mxnet.train.block_changes import hybridized
-from memplan.mxnet.train.composing_thread import called_in_it
+from memplan.mxnet.train.block_changes import hybridized, is_graph, with_children
+from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.kept_by_cells import has_cells
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Block = Any
 Parameter = Any
 
+# Gives what is around a call of a block.
+Around = Callable[[Block], AbstractContextManager[None]]
+
 # The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
 LOOP = "__subgraph_name__"
+
+#: The last graph of each block that a step has made. MXNet has one, whichever step trains by it.
+_MADE: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
 
 
 def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
@@ -91,13 +98,12 @@ class KeptGraphs:
     """MXNet's graphs of hybridized blocks, which a step trains as MXNet does, and makes.
 
     A planned block trains whatever graph there is. A TrainStep trains what blocks compute in
-    training: graphs that it has made, and none that may be of inference.
+    training: graphs that a step has made, and none that may be of inference.
     """
 
     def __init__(self) -> None:
         #: Is it a step of a planned block, which has been called when the step begins?
         self.of_calls = False
-        self._made_here: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
 
     def is_kept(self, root: Block) -> bool:
         """Does a step of a block that holds hybridized ``root``, or is it, train its graph?
@@ -108,28 +114,44 @@ class KeptGraphs:
         if not is_usual or "forward" in vars(root) or root._backend or has_cells(root):
             return False
         graph = root._cached_graph
-        return self.of_calls or not graph or self._made_here.get(root) is graph
+        return self.of_calls or not graph or _MADE.get(root) is graph
 
     @contextmanager
     def in_network(
-        self, block: Block, params: Mapping[str, Parameter], *, are_made: bool
+        self,
+        calls: Callable[[], AbstractContextManager[Around]],
+        blocks: Sequence[Block],
+        params: Mapping[str, Parameter],
+        running: Sequence[object],
+        *,
+        are_made: bool,
     ) -> Iterator[None]:
-        """Within, hybridized blocks, ``block`` or some in it, compute what their graphs do.
+        """Within, the first of ``blocks`` computes what MXNet's graphs of it, or in it, do.
 
-        ``params`` are those of ``block``, by name. Graphs that MXNet does not have yet ``are_made``
-        where a step runs, as MXNet makes them in the first call.
+        The others are losses, of which no step has graphs. Within ``calls`` all are called; it
+        gives what is around a call of a hybridized block, of a loss, too, while nothing is
+        ``running``: within the graph of another block it has none of its own.
+        ``params`` are those of the blocks, by name. Graphs that MXNet does not have yet
+        ``are_made`` where a step runs, as MXNet makes them in the first call.
         """
-        # A block may have a child twice.
-        roots = [root for root in dict.fromkeys(hybridized([block])) if self.is_kept(root)]
+        kept = {root for root in hybridized(blocks[:1]) if self.is_kept(root)}
+        # A script may call layers of a hybridized block by themselves, and have a child twice.
+        called = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
+        before = [{"forward": vars(b)["forward"]} if "forward" in vars(b) else {} for b in called]
+        is_here = is_it()
         try:
-            for root in roots:
-                by_graph = functools.partial(self._forward, root, params, are_made)
-                usual = functools.partial(type(root).forward, root)
-                root.__dict__["forward"] = called_in_it(by_graph, usual)
-            yield
+            with calls() as around:
+                for block in called:
+                    usual = by_graph = block.forward
+                    if block in kept:
+                        by_graph = functools.partial(self._forward, block, params, are_made)
+                    given = functools.partial(around, block)
+                    block.__dict__["forward"] = _Outermost(by_graph, usual, given, running, is_here)
+                yield
         finally:
-            for root in roots:
-                root.__dict__.pop("forward", None)
+            for block, own in zip(called, before, strict=True):
+                block.__dict__.pop("forward", None)
+                block.__dict__.update(own)
 
     def _forward(
         self, root: Block, params: Mapping[str, Parameter], is_made: bool, *args: Any
@@ -140,7 +162,7 @@ class KeptGraphs:
         """
         if is_made and not root._cached_graph:
             with _out_of_scopes():
-                self._made_here[root] = root._get_graph(*_stand_ins(args))
+                _MADE[root] = root._get_graph(*_stand_ins(args))
         if not root._cached_graph or not _takes(root, args):
             return type(root).forward(root, *args)
         variables, graph = root._cached_graph
@@ -150,6 +172,29 @@ class KeptGraphs:
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
         return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+
+
+@dataclass(frozen=True)
+class _Outermost:
+    """The ``forward`` of a hybridized block, ``by_graph``, unless a ``running`` block calls it.
+
+    MXNet runs the ``usual`` one then, which writes the ops of the block into the graph of that
+    other block. Another thread runs that, too: ``is_here`` says where it is not this one.
+
+    It is no function, so that it is not taken for one that a script gave the block.
+    """
+
+    by_graph: Callable[..., Any]
+    usual: Callable[..., Any]
+    around: Callable[[], AbstractContextManager[None]]
+    running: Sequence[object]
+    is_here: Callable[[], bool]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.running or not self.is_here():
+            return self.usual(*args, **options)
+        with self.around():
+            return self.by_graph(*args, **options)
 
 
 @contextmanager

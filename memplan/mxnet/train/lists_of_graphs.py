@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,11 @@ Block = Any
 
 
 @contextmanager
-def with_lists_of_graphs(blocks: Iterable[Block]) -> Iterator[None]:
+def with_lists_of_graphs(blocks: Iterable[Block]) -> Iterator[Sequence[object]]:
     """Within, hybridized blocks among ``blocks`` and in them get and return lists with Symbols.
 
     MXNet calls their graphs with arrays one by one, and makes lists of what these return. Within
-    a graph nothing is made a list of.
+    a graph nothing is made a list of: it is within one while there is anything in what is yielded.
     """
     roots = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
     before = [{"hybrid_forward": vars(r)["hybrid_forward"]} if _is_own(r) else {} for r in roots]
@@ -31,7 +31,7 @@ def with_lists_of_graphs(blocks: Iterable[Block]) -> Iterator[None]:
     try:
         for root in roots:
             root.__dict__["hybrid_forward"] = _AsGraph(root.hybrid_forward, graphs, is_here)
-        yield
+        yield graphs
     finally:
         for root, own in zip(roots, before, strict=True):
             root.__dict__.pop("hybrid_forward", None)

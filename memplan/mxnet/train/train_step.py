@@ -309,7 +309,7 @@ class TrainStep:
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
         self._pools[ctx].serve(bound.gradients)
-        self.changes.run()
+        self.changes.run(kind, ctx)
         return bound
 
     def _bind(
@@ -375,18 +375,18 @@ class TrainStep:
     def _compose(
         self, params: Params, to_run: bool, kind: Kind, *, known: BlockNetwork | None = None
     ) -> BlockNetwork:
-        specs, in_halves = kind
         modes = self._loss_calls.of_network(kind)
-        modes |= {"in_halves": in_halves, "has_been_called": self.graphs.of_calls}
-        modes["by_graphs"] = functools.partial(self.graphs.in_network, are_made=to_run)
-        modes["keep_outputs"] = self.keep_outputs and not in_halves
+        modes |= {"in_halves": kind[1], "has_been_called": self.graphs.of_calls}
+        calls = functools.partial(self.changes.calls, kind, are_known=modes["run"] is not None)
+        modes["by_graphs"] = functools.partial(self.graphs.in_network, calls, are_made=to_run)
+        modes["keep_outputs"] = self.keep_outputs and not kind[1]
         with self.changes.as_in_graphs():
-            return compose(self.block, self.loss, specs, params, **modes, known=known)
+            return compose(self.block, self.loss, kind[0], params, **modes, known=known)
 
     def _forget_changed(self, kind: Kind, *, to_run: bool) -> BlockNetwork | None:
         """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
         are_possible = self.changes.are_possible(kind, {key[0] for key in self._plans})
-        are_possible |= self.changes.are_unseen() or (to_run and self.changes.is_graph_new())
+        are_possible |= self.changes.are_unseen() or (to_run and self.changes.is_graph_new(kind))
         if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
             return None
         self.changes.begin(kind)
