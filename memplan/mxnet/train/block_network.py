@@ -31,6 +31,7 @@ from memplan.mxnet.train.initial_order import (
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.lists_of_graphs import with_lists_of_graphs
 from memplan.mxnet.train.loss_calls import losses_by
+from memplan.mxnet.train.named_parameters import refusing_others
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
@@ -84,18 +85,18 @@ def compose(
     does, of ``params``, what is noted of calls, the block's outputs and the labels.
     If it is the network that is ``known``, of equal ``params``, that is returned itself.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
-    that are no parameters.
+    that are none of ``params``.
     """
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
     asked: list[str] = []
-    # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
-    # YOLOv3. This is the mode of the loop that the step stands for.
+    # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
+        refusing_others(blocks, params),
         noting_calls(block, params) as noted,
         with_lists_of_graphs(blocks),
         by_graphs(block, params),
