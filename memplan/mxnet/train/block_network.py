@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mxnet as mx
@@ -83,7 +83,7 @@ def compose(
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
     does, of ``params``, what is noted of calls, the block's outputs and the labels.
-    If it is the network that is ``known``, of equal ``params``, that is returned itself.
+    If it is the network that is ``known``, of equal ``params``, that is returned.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
     that are none of ``params``.
     """
@@ -116,7 +116,7 @@ def compose(
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return known
+        return replace(known, form=form)  # of named tuples whose classes may be others
     warn_of_symbols(blocks, loss, asked)
     whole = marked_apart(mx.sym.Group(symbols), apart)
     symbol = _with_one_variable_each(_without_repeats(whole), params)

@@ -43,7 +43,10 @@ Parameter = Any
 
 
 class BoundStep:
-    """A plan bound to the parameters of a block on one context."""
+    """A plan bound to the parameters of a block on one context.
+
+    ``form`` is how what a step returns is nested: as in the network, in tuples of classes of now.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class BoundStep:
 
         ``updates`` are for a plan that updates the parameters within the step.
         """
-        self.network, self.is_outdated = network, False
+        self.network, self.form, self.is_outdated = network, network.form, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace = plan.trace
@@ -173,7 +176,7 @@ class BoundStep:
         self._pass_on()
         # The next step writes into the executor's arrays.
         copies = [of_semantics(array.copy()) for array in arrays]
-        losses, outputs = regrouped(self.network.form, iter(copies))
+        losses, outputs = regrouped(self.form, iter(copies))
         return losses, outputs
 
     def first_half(self, batch: Arrays, block: Any) -> tuple[Arrays, FirstHalf]:
@@ -200,7 +203,7 @@ class BoundStep:
             mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
         handles = (of_semantics(other_handle(array)) for array in arrays)
-        outputs, _ = regrouped(self.network.form, handles)
+        outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
         return outputs, FirstHalf(self, pairs, losses, constants, as_graph, inputs)
