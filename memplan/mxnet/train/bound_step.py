@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -65,8 +65,7 @@ class BoundStep:
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace = plan.trace
-        parameters = [params[name] for name in network.inputs if name in params]
-        _initialise(parameters, trace.shapes)
+        parameters = _initialised(network, params, trace.shapes)
         #: The parameters that may have gradients.
         self.arguments = arguments_of(network, params)
         self._derived = [p for p in parameters if is_derived(p)]
@@ -287,13 +286,21 @@ def gradient_request(parameter: Parameter) -> str:
     return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
 
 
-def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Finish deferred initialisation, in the order of a hybridized block: the same numbers."""
-    for parameter in params:
+def _initialised(
+    network: BlockNetwork, params: Mapping[str, Parameter], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Parameter]:
+    """Those that the ``network`` reads, behind deferred initialisation.
+
+    That is done in the order of a hybridized block: the same numbers.
+    """
+    parameters = [params[name] for name in network.inputs if name in params]
+    shapes = {**network.unread, **shapes}
+    for parameter in parameters:
         if parameter._deferred_init:
             parameter.shape = shapes[parameter.name]
-    for parameter in params:
+    for parameter in parameters:
         parameter._finish_deferred_init()
+    return [p for p in parameters if p.name not in network.unread]
 
 
 def place_of(parameter: Parameter, ctx: mx.Context) -> int:
