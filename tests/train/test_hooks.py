@@ -97,6 +97,33 @@ def test_hooks_of_a_layer_are_called_in_every_step(way: str, hybridized: bool) -
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("way", ["planned", "whole", "halves"])
+def test_a_hook_that_a_block_registers_as_it_runs_is_detached(way: str, hybridized: bool) -> None:
+    class Registering(nn.HybridSequential):
+        """Has a hook from its first run on, to the second call of it."""
+
+        handle: Any = None
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            self.handle = self.handle or self.register_forward_hook(self.count)
+            return super().hybrid_forward(F, x)
+
+        def count(self, *_: Any) -> None:
+            self.ncalls = getattr(self, "ncalls", 0) + 1
+            if self.ncalls == 2:
+                self.handle.detach()
+
+    counts = []
+    for how in ("autograd", way):
+        net = network()
+        net.__class__ = Registering
+        net.hybridize(hybridized)
+        trained(net, how)
+        counts.append((net.ncalls, len(net._forward_hooks)))
+    assert counts == [(2, 0)] * 2
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
 def test_hooks_of_a_loss_are_called_in_every_step(hybridized: bool) -> None:
     loss, seen = gluon.loss.L2Loss(prefix="loss_"), []
     loss.hybridize(hybridized)

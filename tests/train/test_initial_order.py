@@ -32,10 +32,10 @@ class Gated(gluon.HybridBlock):
         return self.scores(F.broadcast_mul(F.tanh(self.last(x)), gate))
 
 
-def left_by(loop: str, hybridized: str) -> list[Any]:
+def left_by(loop: str, hybridized: str, make: Any = lambda: Gated(Gated())) -> list[Any]:
     """Parameters and the loss of a first step, in whose forward pass they get their shapes."""
     mx.random.seed(3)
-    net = Gated(Gated())
+    net = make()
     net.initialize(mx.init.Xavier(), ctx=CPU)
     if hybridized:
         (net if hybridized == "all" else net.first).hybridize()
@@ -53,6 +53,34 @@ def test_a_seed_initialises_what_it_does_without_a_plan(loop: str, hybridized: s
     expected, found = left_by("autograd", hybridized), left_by(loop, hybridized)
     for values in (*expected, *found):
         values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
+    assert not differences(expected, found)
+
+
+class Returning(Gated):
+    """Returns what each of its layers computes."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.first(x), self.last(x), self.scores(F.concat(x, x))
+
+
+class TakingOne(Gated):
+    """Uses one output of the first layer, which is one that has several."""
+
+    def hybrid_forward(self, _: Any, x: Any) -> Any:
+        return self.scores(self.last(self.first(x)[1]))
+
+
+@pytest.mark.parametrize("hybridized", ["", "a child"])
+@pytest.mark.parametrize("loop", ["planned", "TrainStep"])
+def test_so_it_does_for_layers_of_which_nothing_uses_what_they_compute(
+    loop: str, hybridized: str
+) -> None:
+    expected, found = (
+        left_by(how, hybridized, lambda: TakingOne(Returning())) for how in ("autograd", loop)
+    )
+    for values in (*expected, *found):
+        values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
+    assert len(found[0]) == 11
     assert not differences(expected, found)
 
 

@@ -5,7 +5,8 @@ how later sums are rounded. So what is read is what MXNet's object itself has: t
 memory that it shares with its views, how many objects share it, and the bytes before its first
 element there (``ptr_``, a pointer that is counted, and ``byte_offset_`` of ``NDArray`` in
 include/mxnet/ndarray.h). So does what autograd knows the array by, which operators that have read
-it share (``autograd_entry_.node``).
+it share (``autograd_entry_.node``). The memory begins with where its elements are, once there is
+room for them (``shandle.dptr`` of ``Chunk``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.autograd import mark_variables
+from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.mxnet.train.withheld import handle_of
 
@@ -76,6 +78,17 @@ def is_written_by_graphs(gradient: NDArray) -> bool:
     return _are_objects_known() and _nholders(gradient) > 2
 
 
+def is_unused(gradient: NDArray) -> bool:
+    """Has nobody written into ``gradient``, in whose place another was marked, nor can?
+
+    It was made without memory. False for a sparse one, and where this MXNet's objects are others.
+    """
+    if gradient.stype != "default" or not _is_memory_known():
+        return False
+    # In this order, for the engine has what it is to write into until it has memory.
+    return not is_written_by_graphs(gradient) and not _elements(gradient)
+
+
 def is_recorded_elsewhere(array: NDArray) -> bool:
     """May anything else than this object have what autograd knows ``array`` by?
 
@@ -126,6 +139,25 @@ def _are_objects_known() -> bool:
     if not (chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0]):
         return False  # what stands for the address of the count may be none
     return [_nholders_at_rest(one) for one in (array, other)] == [2, 1]
+
+
+def _elements(array: NDArray) -> int:
+    """Where the elements of ``array`` are; 0 where there is no memory for them yet."""
+    return ctypes.c_uint64.from_address(_number(array, _CHUNK)).value
+
+
+@functools.cache
+def _is_memory_known() -> bool:
+    """Is it where it is expected whether an array has memory?"""
+    if not _are_objects_known():
+        return False
+    array = mx.nd.NDArray(_new_alloc_handle((2,), mx.cpu(), True, "float32"))
+    before = _elements(array)
+    with autograd.pause():
+        array[:] = 1
+    array.wait_to_read()
+    after = _elements(array)
+    return before == 0 != after and ctypes.c_float.from_address(after).value == 1
 
 
 @functools.cache

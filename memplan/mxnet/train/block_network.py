@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mxnet as mx
@@ -17,11 +17,12 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.trace.nnvm import VARIABLE, output_of
+from memplan.mxnet.trace.nnvm import VARIABLE, output_of, shape_is_known
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
+    Calls,
     as_initialised,
     noting_calls,
     warn_of_loops,
@@ -31,6 +32,7 @@ from memplan.mxnet.train.initial_order import (
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.lists_of_graphs import with_lists_of_graphs
 from memplan.mxnet.train.loss_calls import losses_by
+from memplan.mxnet.train.named_parameters import refusing_others
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
@@ -49,7 +51,8 @@ class BlockNetwork:
     ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
     ``structure`` is the same for every network of these ops and variables, whatever the ops are
     named. ``inputs`` are the names of its variables, in the order in which MXNet initialises
-    parameters: first those of the block.
+    parameters: first those of the block. Those that are ``unread``, with their shapes, are among
+    them: parameters of which the block computes what nothing uses.
     """
 
     symbol: mx.sym.Symbol
@@ -57,6 +60,7 @@ class BlockNetwork:
     form: Any
     structure: str
     inputs: tuple[str, ...]
+    unread: Mapping[str, tuple[int, ...]]
 
 
 def compose(
@@ -82,20 +86,20 @@ def compose(
     ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
     ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
     does, of ``params``, what is noted of calls, the block's outputs and the labels.
-    If it is the network that is ``known``, of equal ``params``, that is returned itself.
+    If it is the network that is ``known``, of equal ``params``, that is returned.
     Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
-    that are no parameters.
+    that are none of ``params``.
     """
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
     asked: list[str] = []
-    # Blocks may ask which mode they are in, and compute something else in each: DropBlock, SSD,
-    # YOLOv3. This is the mode of the loop that the step stands for.
+    # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
+        refusing_others(blocks, params),
         noting_calls(block, params) as noted,
         with_lists_of_graphs(blocks) as running,
         by_graphs(blocks, params, running),
@@ -115,26 +119,26 @@ def compose(
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return known
+        return replace(known, form=form)  # of named tuples whose classes may be others
     warn_of_symbols(blocks, loss, asked)
     whole = marked_apart(mx.sym.Group(symbols), apart)
     symbol = _with_one_variable_each(_without_repeats(whole), params)
     names = [variable.name for variable in given]
     inputs = symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
-    waiting = [name for name in inputs if name in params and params[name]._deferred_init]
+    unread = _unread(noted, params, inputs)
+    waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     graph = symbol_json.parse(symbol)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
-    trained = [name for name in inputs if name in params and params[name].grad_req != "null"]
-    warn_of_pause(block, noted, graph, trained)
-    ordered = dict.fromkeys((*_inputs(outputs), *inputs))
+    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
     return BlockNetwork(
         _declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(as_initialised(block, noted, (name for name in ordered if name in inputs))),
+        tuple(as_initialised(block, noted, _in_order(noted, outputs, (*inputs, *unread)))),
+        unread,
     )
 
 
@@ -239,6 +243,39 @@ def _inputs(outputs: Any) -> list[str]:
     """What the block's outputs are computed from, in MXNet's order."""
     symbols = [output for output in leaves(outputs) if isinstance(output, mx.sym.Symbol)]
     return mx.sym.Group(symbols).list_inputs() if symbols else []
+
+
+def _outputs(noted: Calls) -> list[mx.sym.Symbol]:
+    """What all operators and graphs have computed that were called."""
+    return [output for call in noted.calls for output in call.outputs]
+
+
+def _in_order(noted: Calls, outputs: Any, names: Collection[str]) -> list[str]:
+    """These ``names`` in the order of graphs that were called, and of the block's ``outputs``."""
+    ordered = dict.fromkeys((*_inputs(_outputs(noted)), *_inputs(outputs), *names))
+    return [name for name in ordered if name in names]
+
+
+def _unread(
+    noted: Calls, params: Mapping[str, Parameter], inputs: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of those of ``params`` that calls have read, but not the network of these ``inputs``.
+
+    MXNet initialises them where it calls what reads them, whether or not the result is used.
+    """
+    names = {n for n in noted if n in params and n not in inputs and _is_waiting(params[n])}
+    if not names:
+        return {}
+    whole = _declared(mx.sym.Group(_outputs(noted)), params, in_halves=False)
+    arguments, _, states = whole.infer_shape_partial()
+    pairs = [*zip(whole.list_arguments(), arguments, strict=True)]
+    pairs += zip(whole.list_auxiliary_states(), states, strict=True)
+    return {n: tuple(shape) for n, shape in pairs if n in names and shape_is_known(shape)}
+
+
+def _is_waiting(parameter: Parameter) -> bool:
+    """Is it to be initialised where its shape is known?"""
+    return bool(parameter._deferred_init)
 
 
 def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

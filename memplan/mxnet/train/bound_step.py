@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -43,7 +43,10 @@ Parameter = Any
 
 
 class BoundStep:
-    """A plan bound to the parameters of a block on one context."""
+    """A plan bound to the parameters of a block on one context.
+
+    ``form`` is how what a step returns is nested: as in the network, in tuples of classes of now.
+    """
 
     def __init__(
         self,
@@ -58,12 +61,11 @@ class BoundStep:
 
         ``updates`` are for a plan that updates the parameters within the step.
         """
-        self.network, self.is_outdated = network, False
+        self.network, self.form, self.is_outdated = network, network.form, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace = plan.trace
-        parameters = [params[name] for name in network.inputs if name in params]
-        _initialise(parameters, trace.shapes)
+        parameters = _initialised(network, params, trace.shapes)
         #: The parameters that may have gradients.
         self.arguments = arguments_of(network, params)
         self._derived = [p for p in parameters if is_derived(p)]
@@ -173,7 +175,7 @@ class BoundStep:
         self._pass_on()
         # The next step writes into the executor's arrays.
         copies = [of_semantics(array.copy()) for array in arrays]
-        losses, outputs = regrouped(self.network.form, iter(copies))
+        losses, outputs = regrouped(self.form, iter(copies))
         return losses, outputs
 
     def first_half(self, batch: Arrays, block: Any) -> tuple[Arrays, FirstHalf]:
@@ -200,7 +202,7 @@ class BoundStep:
             mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
         handles = (of_semantics(other_handle(array)) for array in arrays)
-        outputs, _ = regrouped(self.network.form, handles)
+        outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
         return outputs, FirstHalf(self, pairs, losses, constants, as_graph, inputs)
@@ -284,13 +286,21 @@ def gradient_request(parameter: Parameter) -> str:
     return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
 
 
-def _initialise(params: Sequence[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Finish deferred initialisation, in the order of a hybridized block: the same numbers."""
-    for parameter in params:
+def _initialised(
+    network: BlockNetwork, params: Mapping[str, Parameter], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Parameter]:
+    """Those that the ``network`` reads, behind deferred initialisation.
+
+    That is done in the order of a hybridized block: the same numbers.
+    """
+    parameters = [params[name] for name in network.inputs if name in params]
+    shapes = {**network.unread, **shapes}
+    for parameter in parameters:
         if parameter._deferred_init:
             parameter.shape = shapes[parameter.name]
-    for parameter in params:
+    for parameter in parameters:
         parameter._finish_deferred_init()
+    return [p for p in parameters if p.name not in network.unread]
 
 
 def place_of(parameter: Parameter, ctx: mx.Context) -> int:

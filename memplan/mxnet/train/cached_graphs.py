@@ -22,6 +22,7 @@ from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.block_changes import hybridized, is_graph, with_children
 from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.kept_by_cells import has_cells
+from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Block = Any
@@ -167,7 +168,8 @@ class KeptGraphs:
             return type(root).forward(root, *args)
         variables, graph = root._cached_graph
         names = graph.list_inputs()
-        read = {name: params[name].var() for name in names if name in params}
+        known = {**params, **named_parameters(root)}  # the block may have others of these names
+        read = {name: known[name].var() for name in names if name in params}
         given = zip(variables, leaves(args), strict=True)
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}

@@ -6,10 +6,13 @@ takes no turns. These find what is there without a plan.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from mxnet.gluon.utils import HookHandle
 
 Hook = Callable[..., Any]
 
@@ -36,6 +39,7 @@ class Hooks(OrderedDict[int, Hook]):
         super().__init__()
         self._others, self._own, self._keeps = others, tuple(own), keeps
         self._is_here = is_it()
+        _attach_to_others()
 
     def values(self) -> Any:
         if not self._is_here():
@@ -47,3 +51,20 @@ class Hooks(OrderedDict[int, Hook]):
 
     def __setitem__(self, key: int, hook: Hook) -> None:
         self._others[key] = hook
+
+
+@functools.cache
+def _attach_to_others() -> None:
+    """From now on what detaches a hook knows the dict that stays, not the :class:`Hooks` before it.
+
+    It has a weak reference, which is dead when these are gone, and would then detach nothing.
+    """
+    attach = HookHandle.attach
+
+    @functools.wraps(attach)
+    def attach_there(handle: HookHandle, hooks: OrderedDict[int, Hook], hook: Hook) -> None:
+        while isinstance(hooks, Hooks):
+            hooks = hooks._others
+        attach(handle, hooks, hook)
+
+    HookHandle.attach = attach_there

@@ -21,7 +21,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.array_memory import chunk_of, is_written_by_graphs
+from memplan.mxnet.train.array_memory import chunk_of, is_unused, is_written_by_graphs
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
 from memplan.mxnet.train.withheld import Kind, handle_of, is_computed, note, shown, withhold
@@ -54,12 +54,22 @@ class Held:
     withheld: Kind | None = None
     #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
     lent: Any = None
+    #: The array that it was lent in the step before, if nobody had used that when the step ended.
+    spare: NDArray | None = None
 
     @property
     def current(self) -> NDArray | None:
         """What the parameter's gradient is now; None if it has none in this place."""
         arrays = self.parameter._grad or ()
         return arrays[self.place] if self.place < len(arrays) else None
+
+    def to_lend(self) -> NDArray:
+        """An array for the gradient, without memory: that of the step before, if nobody used it.
+
+        Most of the time that lending takes MXNet would make another one, and free it.
+        """
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and is_unused(spare) else without_memory(self.array)
 
     def is_ours(self) -> bool:
         return self.current is not None and handle_of(self.current) is self.ours
@@ -95,14 +105,15 @@ class Held:
         if self.parameter._grad is None:  # it was given up, on the one context where it was
             self.parameter._grad = [None]
         current = self.parameter._grad[self.place]
-        if current is None or shown(current).stype != array.stype:
+        if current is None or not (self.is_ours() or shown(current).stype == array.stype):
             self.parameter._grad[self.place] = of_semantics(other)
             self.ours = self.parameter._grad[self.place].handle
             self._is_given()
             return current
         self.ours = other.handle
         self._is_given()
-        current.handle, other.handle = other.handle, current.handle
+        handle = shown(current).handle
+        current.handle, other.handle = other.handle, handle
         return other
 
     def move_out(self) -> None:
@@ -184,7 +195,7 @@ class Gradients:
         foreign = [number_of(h.data) for h in self._written if not h.is_ours()]
         self._earlier += [self._lent, self._numbers, foreign]
         self._is_lent = True  # Ctrl-C may come within what follows
-        self._mark([without_memory(h.array) for h in self._written])
+        self._mark([h.to_lend() for h in self._written])
         self._lent = self._numbers
         self._numbers_added = [number_of(h.data) for h in self._added]
         for held in (*self._written, *self._added):
@@ -244,9 +255,13 @@ class Gradients:
             for held, array in zip(self._written, before, strict=True):
                 note(held.parameter, array)
         elif self._is_lent:
+            # What somebody has written is withheld no longer.
+            unused = [h.withheld and type(h.current) is h.withheld.type for h in self._written]
             # Backward of autograd, if it is used beside this step, must write there too.
             before = self._mark([h.array for h in self._written])
             late = Late(self._lent, list(zip(self._written, before, strict=True)))
+            for (held, array), is_spare in zip(late.before, unused, strict=True):
+                held.spare = array if is_spare else None
         self._is_lent = False
         return late
 

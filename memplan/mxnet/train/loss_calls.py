@@ -19,7 +19,7 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.initial_order import Calls
-from memplan.mxnet.train.nesting import alike, as_inputs, leaves, of_semantics
+from memplan.mxnet.train.nesting import alike, as_in, as_inputs, leaves, of_semantics
 from memplan.mxnet.train.random_order import Call
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows
@@ -67,7 +67,7 @@ class LossCalls:
         # What the loss computed in this step, if no network was composed of that yet.
         self._called: tuple[Hashable, Any] | None = None
 
-    def are_other(self, kind: Hashable, is_composed: bool) -> bool:
+    def are_other(self, kind: Any, is_composed: bool) -> bool:
         """Does the loss, called now, compute something else for inputs of this ``kind``?
 
         It may where it must be called with what the block returns. It is not called where the
@@ -80,6 +80,7 @@ class LossCalls:
         if known is None:
             return True
         before = known.computed
+        known.labels = as_in(kind[0].items[1], known.labels)
         with mx.name.NameManager() as names, self._changes.as_in_graphs(only_losses=True):
             names._counter = dict(known.counts)
             losses = recorded(lambda: refusing_rows(lambda: self._call(known)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.asked_gradients import every_parameter
+from memplan.mxnet.train.composing_thread import called_in_it
 
 Parameter = Any
 
@@ -16,16 +19,18 @@ Parameter = Any
 def named_parameters(block: mx.gluon.Block) -> dict[str, Parameter]:
     """Those of ``block`` and of all that is in it; ArgumentError for two of one name.
 
-    A ``collect_params`` of the user's may leave some out that the block reads, as frozen ones.
+    A ``collect_params`` of the user's may leave some out that the block reads, as frozen ones. It
+    may leave out others of the names that it has, as those of an averaged copy of the network:
+    these are left out here, too, and :func:`refusing_others` sees that no network reads them.
     """
-    every = [(parameter.name, parameter) for parameter in every_parameter(block)]
     try:
-        found = dict(block.collect_params().items())
+        parameters = dict(block.collect_params().items())
     except AssertionError:  # MXNet's, for two of one name
-        by_name(every)
+        by_name((parameter.name, parameter) for parameter in every_parameter(block))
         raise
-    collected = set(map(id, found.values()))
-    return by_name([*found.items(), *(pair for pair in every if id(pair[1]) not in collected)])
+    for parameter in every_parameter(block):
+        parameters.setdefault(parameter.name, parameter)
+    return parameters
 
 
 def by_name(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
@@ -33,9 +38,41 @@ def by_name(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
     parameters: dict[str, Parameter] = {}
     for name, parameter in pairs:
         if parameters.setdefault(name, parameter) is not parameter:
-            raise ArgumentError(
-                f"two different parameters are both named {name!r}, and a plan tells parameters "
-                f"apart by their names; make one of their layers with another prefix, or each of "
-                f"them under name_scope() of its block"
-            )
+            _refuse(name)
     return parameters
+
+
+@contextlib.contextmanager
+def refusing_others(
+    blocks: Iterable[mx.gluon.Block], parameters: Mapping[str, Parameter]
+) -> Iterator[None]:
+    """Within it ArgumentError where this thread reads others of the same names in ``blocks``.
+
+    A step would take for them those that are given here by their names.
+    """
+    parts: list[mx.gluon.Block] = []
+    for block in blocks:
+        block.apply(parts.append)
+    read: dict[Any, tuple[str, str]] = {}
+    for part in parts:
+        others = [p for p in part.params.values() if parameters.get(p.name, p) is not p]
+        read |= {other: ("var", other.name) for other in others}
+        if others and isinstance(part, mx.gluon.SymbolBlock):  # whose graph has their names
+            read[part] = "forward", others[0].name
+    for owner, (method, name) in read.items():
+        usual = functools.partial(getattr(type(owner), method), owner)
+        vars(owner)[method] = called_in_it(functools.partial(_refuse, name), usual)
+    try:
+        yield
+    finally:
+        for owner, (method, _) in read.items():
+            del vars(owner)[method]
+
+
+def _refuse(name: str, *_: Any) -> None:
+    raise ArgumentError(
+        f"two different parameters are both named {name!r}, and a plan tells parameters "
+        f"apart by their names; make one of their layers with another prefix, or each of "
+        f"them under name_scope() of its block. A deepcopy of a layer has its names: make "
+        f"another one in its place, and give that the values by set_data()"
+    )

@@ -40,10 +40,12 @@ class Container:
     """Specs of what a tuple or list has in it.
 
     Blocks and losses may ask which of them they get, and for fields of a named tuple. Tuples of
-    Specs would not do: a named one equals another that has the same in it.
+    Specs would not do: a named one equals another that has the same in it. A function of the
+    script's may make the class of a named one anew in every step, so its ``name`` tells it.
     """
 
-    kind: type
+    kind: type = field(compare=False)
+    name: tuple[Any, ...]
     items: tuple[Specs, ...]
 
 
@@ -67,7 +69,9 @@ def specs_of(value: Any) -> Specs:
     if _is_shape(value):
         return Spec(value, "float32")
     if isinstance(value, list | tuple):
-        return Container(type(value), tuple(map(specs_of, value)))
+        kind = type(value)
+        name = kind.__module__, kind.__qualname__, getattr(kind, "_fields", None)
+        return Container(kind, name, tuple(map(specs_of, value)))
     raise ArgumentError(
         f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "
         f"{type(value).__name__}"
@@ -152,6 +156,14 @@ def _of_kind(kind: type, items: Sequence[Any]) -> Any:
     if not issubclass(kind, tuple):
         return list(items)
     return kind._make(items) if hasattr(kind, "_make") else tuple(items)
+
+
+def as_in(specs: Specs, value: Any) -> Any:
+    """``value`` in tuples and lists of the classes that ``specs`` say, which nest as it does."""
+    if not isinstance(specs, Container):
+        return value
+    items = [as_in(part, item) for part, item in zip(specs.items, value, strict=True)]
+    return _of_kind(specs.kind, items)
 
 
 def regrouped(form: Any, arrays: Iterator[NDArray]) -> Any:

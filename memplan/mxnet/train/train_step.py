@@ -169,8 +169,7 @@ class TrainStep:
 
         With ``in_halves`` that by which :meth:`forward` and :meth:`backward` run.
         """
-        batches = per_context(x, y)
-        batch = (x, y) if batches is None else batches[0]
+        batch = (per_context(x, y) or [(x, y)])[0]
         params = trainable(self.changes.parameters())
         kind = specs_of((as_inputs(batch[0]), batch[1])), in_halves
         ctx = contexts_of_params(params.values())[0]
@@ -299,15 +298,16 @@ class TrainStep:
             raise UsageError(
                 "the step that forward() began is not finished: call backward(loss), or abandon()"
             )
-        network = self._forget_changed(kind, to_run=True)
+        composed = self._forget_changed(kind, to_run=True)
         bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_fit() or self._trainer.is_new_to(bound, in_halves):
             del bound  # whose memory may have to go before there is another
             params = trainable(self.changes.parameters())
             check_arrays(params.values())
-            plan, network = self._planned(kind, params, ctx, network, to_run=True)
+            plan, network = self._planned(kind, params, ctx, composed, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
+        bound.form = (composed or bound.network).form
         self._pools[ctx].serve(bound.gradients)
         self.changes.run(kind, ctx)
         return bound
@@ -391,7 +391,7 @@ class TrainStep:
             return None
         self.changes.begin(kind)
         params = trainable(self.changes.parameters())
-        networks = {key: made[1] for key, made in self._plans.items() if key[0] == kind}
+        networks = {(kind, *k[1:]): made[1] for k, made in self._plans.items() if k[0] == kind}
         found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
         gone = [self._plans.pop(key)[1] for key in found.gone(networks)]
         for bound in self._bound.values():
