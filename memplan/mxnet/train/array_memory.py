@@ -20,8 +20,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.autograd import mark_variables
 
+from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.withheld import handle_of
 
 NDArray = Any
