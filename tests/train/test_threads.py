@@ -6,6 +6,7 @@ import _thread
 import queue
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,9 @@ from helpers.block_runs import differences, gradients, train_step
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.planned import _with_plans
+from memplan.mxnet.train.taking_turns import is_mxnets_thread
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 STEPS = 4
@@ -119,6 +122,15 @@ def test_a_thread_that_another_library_has_started() -> None:
     expected = trained(net_on([CPU], adds=True), here, loops(one_by_one)["both"])
     net = planned(net_on([CPU], adds=True), strategy="chen_sqrt", realisation="packed")
     assert not differences(expected, trained(net, here, loops(in_bare_threads)["both"]))
+
+
+def test_a_thread_that_begins_in_a_wrapped_function_is_none_of_mxnets() -> None:
+    """Its first frame is in MXNet's module, as those are in which MXNet enters Python."""
+    module, seen = types.ModuleType("mxnet.autograd"), queue.Queue[bool]()
+    exec("def backward(): pass", vars(module))
+    wrap(module, "backward", lambda _: lambda: seen.put(is_mxnets_thread()))
+    _thread.start_new_thread(module.backward, ())
+    assert not seen.get()
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
+from mxnet.ndarray import to_dlpack_for_write  # before anything is planned
 
 from helpers.blocks import chain_net
 from memplan.errors import UsageError
@@ -129,8 +130,14 @@ def write_by_the_function_for_dlpack(net: Any, folder: Path) -> None:
         mx.nd.from_dlpack(mx.nd.to_dlpack_for_write(parameter.data()))[:] = 0.5
 
 
+def write_by_a_name_for_that_function(net: Any, folder: Path) -> None:
+    for parameter in net.collect_params().values():
+        mx.nd.from_dlpack(to_dlpack_for_write(parameter.data()))[:] = 0.5
+
+
 WRITES = [
     reset,
+    write_by_a_name_for_that_function,
     write_by_dlpack,
     write_by_the_function_for_dlpack,
     set_data,

@@ -11,10 +11,6 @@ from typing import Any, Protocol
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-
-# MXNet's own, whoever wraps the function of that module later.
-from mxnet.autograd import backward as backward_of_mxnet
-from mxnet.autograd import mark_variables
 from mxnet.base import (
     _LIB,
     NDArrayHandle,
@@ -38,6 +34,7 @@ from memplan.mxnet.realise.direct_call import (
     partial_call,
 )
 from memplan.mxnet.realise.engine import Handles, to_default_layout
+from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 
 NDArray = Any

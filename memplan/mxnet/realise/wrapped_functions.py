@@ -40,8 +40,13 @@ def wrap(owner: Any, name: str, wrapper_of: Callable[[Function], Function]) -> N
     function.__code__ = _call_wrapper.__code__
 
 
-def copy_of(function: types.FunctionType) -> types.FunctionType:
-    """Another function that does the same, whatever becomes of ``function``."""
+def copy_of(function: Function) -> Function:
+    """Another function that does the same, whatever becomes of ``function``.
+
+    It is that itself where it is none of Python's, into which nobody can put a wrapper.
+    """
+    if not isinstance(function, types.FunctionType):
+        return function
     copy = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -53,6 +58,11 @@ def copy_of(function: types.FunctionType) -> types.FunctionType:
     functools.update_wrapper(copy, function)
     del vars(copy)["__wrapped__"]
     return copy
+
+
+def is_of_wrapped(frame: types.FrameType) -> bool:
+    """Is it a function that is wrapped? MXNet's module is that of the frame, too."""
+    return frame.f_code is _call_wrapper.__code__
 
 
 def _call_wrapper(*args: Any, _wrapper: Function, **options: Any) -> Any:

@@ -21,9 +21,9 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.autograd import mark_variables
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
+from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.withheld import handle_of
 
 NDArray = Any

@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
 from memplan.mxnet.train.gradients import is_of_plan, is_stand_in
@@ -194,10 +195,10 @@ _NMARKED = [0]
 @functools.cache
 def _count_marks() -> None:
     for module in (autograd, mx.contrib.autograd):
-        module.mark_variables = _counted(module.mark_variables)
+        wrap(module, "mark_variables", _counted)
     for kind in (mx.nd.NDArray, mx.np.ndarray):
         if "attach_grad" in vars(kind):
-            kind.attach_grad = _counted(kind.attach_grad)
+            wrap(kind, "attach_grad", _counted)
 
 
 def _counted(mark: Callable[..., None]) -> Callable[..., None]:

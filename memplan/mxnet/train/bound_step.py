@@ -9,12 +9,9 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-# MXNet's own, whoever wraps the functions of that module later.
-from mxnet.autograd import backward as backward_of_mxnet
-from mxnet.autograd import mark_variables
-
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.imperative import Updates
+from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
-from mxnet.autograd import mark_variables  # MXNet's own, whoever counts calls of it later
 
+from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
 
 NDArray = Any

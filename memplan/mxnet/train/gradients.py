@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.autograd import mark_variables  # MXNet's own, whoever counts calls of it later
 from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
+from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.array_memory import chunk_of, is_unused, is_written_by_graphs
 from memplan.mxnet.train.nesting import of_semantics
 from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of

@@ -23,6 +23,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.block_network import check_block, is_trained
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.cached_graphs import make_graph
@@ -321,10 +322,9 @@ def _let_go(phase: str, _: Any) -> None:
 def _wrap() -> None:
     """Wrap MXNet's functions, the first time, and hear of Python's collections."""
     gc.callbacks.append(_let_go)
-    mx.nd.NDArray.backward = _with_plans(mx.nd.NDArray.backward)
-    mx.autograd.backward = _with_plans(mx.autograd.backward)
-    # That of scripts for MXNet 0.10; its compute_gradient calls it.
-    mx.contrib.autograd.backward = _with_plans(mx.contrib.autograd.backward)
+    # The last is that of scripts for MXNet 0.10; its compute_gradient calls it.
+    for owner in (mx.nd.NDArray, mx.autograd, mx.contrib.autograd):
+        wrap(owner, "backward", _with_plans)
 
 
 def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:

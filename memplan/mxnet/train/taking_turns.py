@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from memplan.mxnet.realise.wrapped_functions import is_of_wrapped
+
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -45,4 +47,5 @@ def is_mxnets_thread() -> bool:
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
-    return frame.f_globals.get("__name__") in _CALLED_BY_MXNET
+    is_scripts = is_of_wrapped(frame)  # which other libraries may call in threads of theirs
+    return not is_scripts and frame.f_globals.get("__name__") in _CALLED_BY_MXNET

@@ -24,6 +24,7 @@ import mxnet as mx
 from mxnet.base import _LIB, c_str, check_call
 from mxnet.ndarray import register
 
+from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.array_memory import Part, chunk_of, part_of
 from memplan.mxnet.train.nesting import leaves
 
@@ -169,9 +170,7 @@ def _noticed_pull(hand_out: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def _notice_capsules() -> None:
     """Have MXNet tell of every array that it hands to others by DLPack, to be written."""
-    # The method of arrays calls the function of the second module.
-    for module in (mx.nd, mx.nd.ndarray):
-        module.to_dlpack_for_write = _noticed_first(module.to_dlpack_for_write)
+    wrap(mx.nd, "to_dlpack_for_write", _noticed_first)  # which the method of arrays calls
 
 
 def _noticed_first(function: Callable[..., Any]) -> Callable[..., Any]:
