@@ -85,6 +85,20 @@ def test_an_input_that_is_recomputed_dies_where_it_is_written_over(
     assert not job.memory.excess(schedule, job.memory.nbytes(schedule))
 
 
+def test_fewer_copies_than_the_unplanned_steps_lower_no_promise() -> None:
+    """Bounds for all schedules count those of the unplanned step."""
+    relu = mx.sym.relu(convolved(pictures()), name="relu")
+    net = mx.sym.sin(relu) + mx.sym.cos(relu) + mx.sym.tan(relu)
+    job = Job.prepare(_loss(net), realisation="explicit", ctx=mx.cpu(), data=SHAPE)
+    unplanned, layouts = Schedule.unplanned(job.graph), job.beside.layouts
+    names, order = [op.name for op in job.graph.ops], list(range(len(job.graph.ops)))
+    order.insert(job.graph.nforward, names.index("relu"))  # its input lives on until then
+    schedule = Schedule.sequence(job.graph, order)
+    assert kept_nbytes(schedule, layouts) < kept_nbytes(unplanned, layouts)
+    nbytes = [job.realised(each).footprint.workspace_nbytes for each in (unplanned, schedule)]
+    assert nbytes[0] == nbytes[1]
+
+
 def test_a_network_of_onednns_operators_has_nothing_to_count() -> None:
     net = _loss(activated(_norm(convolved(activated(convolved(pictures()))))))
     for realisation in ("mirror", "explicit"):
