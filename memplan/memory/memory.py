@@ -124,7 +124,10 @@ class Packed(Memory):
 
 @dataclass(frozen=True)
 class WithRuns(Memory):
-    """``memory``, and what is kept beside it for more than the unplanned step: further_nbytes."""
+    """``memory``, and what a schedule keeps beside it that the unplanned step does not.
+
+    See :func:`further_nbytes`.
+    """
 
     memory: Memory
     nbytes_of_run: tuple[int, ...]
