@@ -12,9 +12,15 @@ from dataclasses import dataclass
 
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
+from memplan.memory.layouts import Rule, further_copies
 from memplan.memory.packing import Packing, nbytes_within, pack
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+
+# The bytes that the operators of a step take beside what they read and write, if each runs once;
+# those that they keep for each further run, op by op (none: nothing); and in which layouts they
+# leave arrays, op by op, where the schedule decides of which ones copies are kept (none: of none).
+Workspace = tuple[int, tuple[int, ...], tuple[Rule, ...]]
 
 
 class Memory:
@@ -118,10 +124,14 @@ class Packed(Memory):
 
 @dataclass(frozen=True)
 class WithRuns(Memory):
-    """``memory``, and ``nbytes_of_run`` that are kept for each further run of an op."""
+    """``memory``, and what a schedule keeps beside it that the unplanned step does not.
+
+    See :func:`further_nbytes`.
+    """
 
     memory: Memory
     nbytes_of_run: tuple[int, ...]
+    layouts: tuple[Rule, ...] = ()
 
     @property
     def match_ranges(self) -> tuple[int, ...]:
@@ -129,31 +139,41 @@ class WithRuns(Memory):
 
     @property
     def counts_runs(self) -> bool:
-        return any(self.nbytes_of_run)
+        return any(self.nbytes_of_run) or bool(self.layouts)
 
     def executed(self, schedule: Schedule) -> Schedule:
         return self.memory.executed(schedule)
 
     def nbytes(self, schedule: Schedule) -> int:
-        return self.memory.nbytes(schedule) + further_runs(schedule, self.nbytes_of_run)
+        return self.memory.nbytes(schedule) + self._further_nbytes(schedule)
 
     def at_least(self, schedule: Schedule) -> int:
-        return self.memory.at_least(schedule) + further_runs(schedule, self.nbytes_of_run)
+        return self.memory.at_least(schedule) + self._further_nbytes(schedule)
 
     def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
-        limit = budget_nbytes - further_runs(schedule, self.nbytes_of_run)
+        limit = budget_nbytes - self._further_nbytes(schedule)
         return self.memory.excess(schedule, limit, roughly=roughly)
 
     def packing(self, schedule: Schedule) -> Packing | None:
         return self.memory.packing(schedule)
 
+    def _further_nbytes(self, schedule: Schedule) -> int:
+        return further_nbytes(schedule, self.nbytes_of_run, self.layouts)
 
-def further_runs(schedule: Schedule, nbytes_of_run: Sequence[int]) -> int:
-    """The sum of ``nbytes_of_run`` of the ops that ``schedule`` runs again, each time."""
-    if not nbytes_of_run:
-        return 0
+
+def further_nbytes(
+    schedule: Schedule, nbytes_of_run: Sequence[int], layouts: Sequence[Rule]
+) -> int:
+    """What is kept for ``schedule`` beside its memory and is not for the unplanned step.
+
+    Those are ``nbytes_of_run`` of each op that runs again, each time, and copies of arrays in
+    other ``layouts`` (:mod:`memplan.memory.layouts`).
+    """
+    of_copies = further_copies(schedule, layouts)
+    if not any(nbytes_of_run):
+        return of_copies
     runs = Counter(schedule.ops)
-    return sum((times - 1) * nbytes_of_run[op] for op, times in runs.items())
+    return of_copies + sum((times - 1) * nbytes_of_run[op] for op, times in runs.items())
 
 
 def cheapest(

@@ -213,7 +213,8 @@ class Job:
     def memory(self) -> Memory:
         """What a schedule takes, with all that its realisation adds to it."""
         memory, of_run = self.realisation.memory(self.trace), self.beside.workspace_of_run
-        return WithRuns(memory, of_run) if any(of_run) else memory
+        layouts = self.beside.layouts
+        return WithRuns(memory, of_run, layouts) if any(of_run) or layouts else memory
 
     def problem(
         self,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from memplan.errors import UsageError
+from memplan.memory.layouts import Rule
 from memplan.planning.beside import Beside
 from memplan.planning.cache import digest
 from memplan.planning.job import Job
@@ -48,10 +51,7 @@ def from_json(text: str) -> Job:
                 costs=data["costs"],
                 on_gpu=data["trace"]["device_type"] == "gpu",
                 time_limit=data["time_limit"],
-                beside=Beside(
-                    **data["beside"]
-                    | {"workspace_of_run": tuple(data["beside"]["workspace_of_run"])}
-                ),
+                beside=_beside(data["beside"]),
                 max_overhead=data["max_overhead"],
                 effort=data["effort"],
             )
@@ -59,3 +59,8 @@ def from_json(text: str) -> Job:
         "a worker of the executor traces the network otherwise than the process that asks: both "
         "need the same memplan and the same MXNet"
     )
+
+
+def _beside(data: Mapping[str, Any]) -> Beside:
+    of_run, layouts = tuple(data["workspace_of_run"]), tuple(Rule(*r) for r in data["layouts"])
+    return Beside(**{**data, "workspace_of_run": of_run, "layouts": layouts})

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from memplan.errors import ArgumentError, CostError, TraceError
-from memplan.memory.memory import Memory
+from memplan.memory.memory import Memory, Workspace
 from memplan.memory.packing import Packing
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
@@ -39,9 +39,6 @@ Symbol = Any
 Context = Any
 Optimizer = Any
 Shape = Sequence[int]
-# The bytes that the operators of a step take beside what they read and write, if each runs once;
-# and those that they keep for each further run, op by op (none: nothing).
-Workspace = tuple[int, tuple[int, ...]]
 
 
 class Realisation(Protocol):

@@ -16,11 +16,12 @@ import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.memory.blocks import best_allocation
-from memplan.memory.memory import Blocks, Memory
+from memplan.memory.memory import Blocks, Memory, Workspace
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
+from memplan.mxnet.realise.layout_copies import rules
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
@@ -147,14 +148,15 @@ class Explicit(Form):
         """MXNet's blocks, at the match range that suits a schedule best."""
         return lowered_memory(trace, Blocks())
 
-    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
+    def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
         """An estimate for a CPU, of the executor that gets the step."""
         if device_type != "cpu" or not onednn_is_enabled():
             return None
         lowered = lower(trace, Schedule.unplanned(trace.graph))
         graph = lowered.schedule.graph
         nbytes, of_run = executor_nbytes(graph, lowered.nodes, leaves_holes=False)
-        return nbytes, tuple(of_run[lowered.index_of[node]] for node in trace.nodes)
+        of_run = tuple(of_run[lowered.index_of[node]] for node in trace.nodes)
+        return nbytes, of_run, rules(trace.graph, trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
 from memplan.mxnet.realise.onednn_kernels import kernels
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
@@ -21,6 +22,8 @@ from memplan.step.graph import TrainingGraph
 
 # The operator of oneDNN that writes over a term in the layout that this has.
 SUM = "elemwise_add"
+
+_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
 # of the data, into which the other gradient is brought, and that of an LRN that of the other
@@ -51,11 +54,11 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     if not onednn_is_enabled():
         nothing = (0,) * len(nodes)
         return Copies(nothing, nothing, (False,) * len(nodes))
-    layouts = _Layouts(graph, nodes, range(len(nodes)))
+    found = _Layouts(graph, nodes, range(len(nodes)))
     pairs, are_own = [], []
     for index, op in enumerate(graph.ops):
-        are_own.append(not layouts.own.isdisjoint(op.inputs))
-        pairs.append(layouts.run(index))
+        are_own.append(not found.own.isdisjoint(op.inputs))
+        pairs.append(found.run(index))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
     beside = frozenset(index for index, node in enumerate(nodes) if _falls_back(node))
     return Copies(kept, temporary, tuple(are_own), beside)
@@ -68,75 +71,126 @@ def own_inputs(
 
     As the ops are run in this ``order``.
     """
-    layouts = _Layouts(graph, nodes, order)
+    found = _Layouts(graph, nodes, order)
     result = [frozenset[int]()] * len(nodes)
     for index in order:
-        result[index] = frozenset(layouts.own.intersection(graph.ops[index].inputs))
-        layouts.run(index)
+        result[index] = frozenset(found.own.intersection(graph.ops[index].inputs))
+        found.run(index)
     return result
+
+
+def rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
+    """In which layouts the ops of ``graph``, which ``nodes`` are, leave what they write.
+
+    None where no schedule has an executor keep copies.
+    """
+    found = tuple(map(_rule, nodes))
+    return found if may_copy(graph, found) else ()
+
+
+def _rule(node: Node) -> Rule:
+    if not reads_any_layout(node):
+        return Rule(PLACE)
+    call = _call(node)
+    if call.op in _CONVOLUTIONS:
+        forward, of_data, _ = kernels(call)
+        is_own = forward.output if call is node else of_data.data
+        return Rule(OWN if is_own else USUAL)
+    if _takes_parts(node) or node.op not in KEEPS_LAYOUT or _falls_back(node):
+        return Rule(USUAL)
+    if _follows(node):
+        leader, _ = _leader_and_other(node)
+        place = _place_of_tensor(node, leader)
+        return Rule(USUAL) if place is None else Rule(INPUT, place)
+    if node.op == "add_n":  # uses oneDNN only for terms that all are in layouts of oneDNN's
+        return Rule(USUAL if any(source.is_variable for source, _ in node.inputs) else ALL)
+    if node.op == SUM:
+        return Rule(TAKEN)
+    return Rule(OWN if _is_turned(node) else ANY)
+
+
+def _call(node: Node) -> Node:
+    """The node itself, or the one whose gradient it computes."""
+    return node if node.forward is None else node.forward
+
+
+def _takes_parts(node: Node) -> bool:
+    """Is ``node`` the gradient of a Concat by oneDNN?"""
+    return node.op == "_backward_Concat" and not _falls_back(node)
+
+
+def _follows(node: Node) -> bool:
+    """Is ``node`` a gradient that has the layout of one array that it reads?"""
+    return node.op in _FOLLOW and not _is_of_whole_pictures(node)
+
+
+def _leader_and_other(node: Node) -> tuple[int, int]:
+    """The places of that array, and of the other one."""
+    data = next((n for n, entry in enumerate(node.inputs) if entry == _call(node).inputs[0]), 0)
+    return (0, data) if node.op == "_backward_LRN" else (data, 0)
+
+
+def _place_of_tensor(node: Node, place: int) -> int | None:
+    """Which input of its op the input of ``node`` at ``place`` is; None if it is no tensor."""
+    ignored = ignored_inputs(node)
+    is_tensor = [
+        not source.is_variable and n not in ignored for n, (source, _) in enumerate(node.inputs)
+    ]
+    return sum(is_tensor[:place]) if is_tensor[place] else None
 
 
 class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
     def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]) -> None:
-        self.graph, self.nodes = graph, nodes
+        self.graph, self.nodes, self.rules = graph, nodes, tuple(map(_rule, nodes))
         self.place_of = {index: place for place, index in enumerate(order)}
         self.own: set[int] = set()
 
     def run(self, index: int) -> tuple[int, int]:
         """Run an op: the bytes of the copies that are kept, and of those that are not."""
-        op, node = self.graph.ops[index], self.nodes[index]
+        op, rule = self.graph.ops[index], self.rules[index]
         own = [tensor for tensor in op.inputs if tensor in self.own]
-        if not reads_any_layout(node):
+        in_place = self._in_place(index)
+        if rule.leaves == PLACE:
             # What it writes where an array of such a layout lay is brought into that layout, too.
-            outputs = [o for o, i in self._in_place(index).items() if i in own]
+            outputs = [o for o, i in in_place.items() if i in own]
             self.own.update(outputs)
             return self._nbytes(own) + self._nbytes(outputs), 0
-        call = node if node.forward is None else node.forward
-        if call.op in ("Convolution", "Deconvolution"):
-            return 0, self._convolve(index, call)
-        if node.op == "_backward_Concat" and not _falls_back(node):
-            return 0, 0  # parts of the array are brought into the usual layout as they are written
-        if node.op in _FOLLOW and not _is_of_whole_pictures(node):
-            return 0, self._follow(index, call)
-        if node.op in KEEPS_LAYOUT and not _falls_back(node):
-            if self._is_usual_sum(index):
-                return 0, self._nbytes(own)
-            if own or _is_turned(node):
-                self.own.add(op.outputs[0])
-            if node.op == "_backward_BatchNorm" and _ndim(call) > 4:
-                # What it reads is brought into one layout, whatever that of the two arrays is.
-                return 0, 2 * self._size(op.outputs[0])
-            sizes = {self._size(tensor) for tensor in own}
-            unlike = [t for t in op.inputs if t not in own and self._size(t) in sizes]
-            return 0, 0 if node.forward is None else self._nbytes(unlike)
-        # A Reshape, or the like, converts the array that it shares.
-        self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
-        return 0, self._nbytes(own)
-
-    def _follow(self, index: int, call: Node) -> int:
-        """A gradient that has the layout of one array that it reads: the bytes of other copies."""
-        op, node = self.graph.ops[index], self.nodes[index]
-        are_own, sizes = self._are_own(index), _sizes(node)
-        data = next((place for place, e in enumerate(node.inputs) if e == call.inputs[0]), 0)
-        if node.op == "_backward_LRN":  # its own layout is that of the gradient; data is the usual
-            leader, other, is_unlike = 0, data, are_own[data]
-        else:
-            leader, other, is_unlike = data, 0, are_own[0] != are_own[data]
-        if are_own[leader]:
+        are_own = [tensor in self.own for tensor in op.inputs]
+        leaves_own = rule.leaves_own(are_own, [i in self.own for i in in_place.values()])
+        temporary = self._temporary(index, own, leaves_own=leaves_own)
+        if rule.leaves == USUAL:
+            # A Reshape, or the like, converts the array that it shares.
+            self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
+        if leaves_own:
             self.own.add(op.outputs[0])
-        return sizes[other] if is_unlike else 0
+        return 0, temporary
 
-    def _is_usual_sum(self, index: int) -> bool:
-        """Is an op a sum in the usual layout?
-
-        An add_n uses oneDNN only for terms that all are in layouts of oneDNN's.
-        """
-        kind = self.nodes[index].op
-        if kind == "add_n":
-            return not all(self._are_own(index))
-        return kind == SUM and not self.own.issuperset(self._in_place(index).values())
+    def _temporary(self, index: int, own: Sequence[int], *, leaves_own: bool) -> int:
+        """The bytes of the copies of an op of oneDNN's, whose inputs ``own`` are in its layouts."""
+        op, node = self.graph.ops[index], self.nodes[index]
+        call = _call(node)
+        if call.op in _CONVOLUTIONS:
+            return self._convolve(index, call)
+        if _takes_parts(node):
+            return 0  # parts of the array are brought into the usual layout as they are written
+        if _follows(node):
+            leader, other = _leader_and_other(node)
+            are_own, sizes = self._are_own(index), _sizes(node)
+            # An LRN's own layout is that of the gradient, and its data is brought into the usual.
+            is_wanted_own = node.op != "_backward_LRN" and are_own[leader]
+            return sizes[other] if are_own[other] != is_wanted_own else 0
+        if node.op not in KEEPS_LAYOUT or _falls_back(node):
+            return self._nbytes(own)
+        if node.op in (SUM, "add_n") and not leaves_own:
+            return self._nbytes(own)
+        if node.op == "_backward_BatchNorm" and _ndim(call) > 4:
+            # What it reads is brought into one layout, whatever that of the two arrays is.
+            return 2 * self._size(op.outputs[0])
+        own_sizes = {self._size(tensor) for tensor in own}
+        unlike = [t for t in op.inputs if t not in own and self._size(t) in own_sizes]
+        return 0 if node.forward is None else self._nbytes(unlike)
 
     def _convolve(self, index: int, call: Node) -> int:
         """A convolution, or its gradients: the bytes of copies in the layouts that it wants."""
@@ -154,8 +208,6 @@ class _Layouts:
         temporary = sum(sizes[place] for place, is_own in wanted if is_own != are_own[place])
         if call is not node and of_weight.data:
             temporary += sizes[2]  # the gradient of the weight is written in that layout, too
-        if forward.output if call is node else of_data.data:
-            self.own.add(op.outputs[0])
         return temporary
 
     def _are_own(self, index: int) -> list[bool]:
@@ -191,7 +243,7 @@ def _falls_back(node: Node) -> bool:
     Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
     (SupportMKLDNNConcat of src/operator/nn/concat.cc).
     """
-    call = node if node.forward is None else node.forward
+    call = _call(node)
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 

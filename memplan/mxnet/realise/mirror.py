@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import mxnet as mx
 
 from memplan.memory.blocks import allocate
-from memplan.memory.memory import Blocks
+from memplan.memory.memory import Blocks, Workspace
 from memplan.memory.packing import Packing
+from memplan.mxnet.realise.layout_copies import rules
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
 from memplan.mxnet.realise.varying_layouts import with_layouts_of_unmirrored
@@ -68,11 +69,12 @@ class Mirror(Form):
         """MXNet's blocks, at the match range under which the network was traced."""
         return Blocks((trace.graph.match_range,))
 
-    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
+    def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
         """An estimate for a CPU, of its executor."""
         if device_type != "cpu" or not onednn_is_enabled():
             return None
-        return executor_nbytes(trace.graph, trace.nodes, leaves_holes=True)
+        nbytes, of_run = executor_nbytes(trace.graph, trace.nodes, leaves_holes=True)
+        return nbytes, of_run, rules(trace.graph, trace.nodes)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""

@@ -111,11 +111,11 @@ class Packed(Explicit):
                 f"the Symbol that memplan.search_plan returns"
             )
 
-    def workspace(self, trace: Trace, device_type: str) -> tuple[int, tuple[int, ...]] | None:
+    def workspace(self, trace: Trace, device_type: str) -> memories.Workspace | None:
         """An estimate for a CPU, where all calls find one workspace."""
         if device_type != "cpu":
             return None
-        return packed_nbytes(trace.graph, trace.nodes), ()
+        return packed_nbytes(trace.graph, trace.nodes), (), ()
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

@@ -73,13 +73,13 @@ def executor_nbytes(
 ) -> tuple[int, tuple[int, ...]]:
     """The bytes beside an executor's blocks for a run of each op of ``graph``, which ``nodes`` are.
 
-    And, op by op, those for each further run: the copies that the executor keeps
-    (:mod:`memplan.mxnet.realise.layout_copies`), and what an explicit call takes. Beside these and
-    scratchpads it has one temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and
-    the C library keeps some of what comes and goes: some of every size, at least as much as one op
-    takes, and as much again where it ``leaves_holes``, because nobody tells it to give memory back,
-    and no copies that are kept fill them, which leave a quarter of that; of large arrays it keeps
-    nothing.
+    And, op by op, what an explicit call takes for each further run. Of the copies that the executor
+    keeps those of the base order are counted (:mod:`memplan.mxnet.realise.layout_copies`); other
+    schedules keep others (:mod:`memplan.memory.layouts`). Beside these and scratchpads it has one
+    temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some
+    of what comes and goes: some of every size, at least as much as one op takes, and as much again
+    where it ``leaves_holes``, because nobody tells it to give memory back, and no copies that are
+    kept fill them, which leave a quarter of that; of large arrays it keeps nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of
     GluonCV's, at AVX-512, and the holes on 26 networks of benchmarks/, at AVX2, by what an
     unplanned step takes more than an explicit one that recomputes nothing, and on 35 further ones,
@@ -103,8 +103,7 @@ def executor_nbytes(
     kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
     # Mirrored steps were seen to take less than is counted for their calls, without further ones.
     further = further_calls(graph, 0 if leaves_holes else call_nbytes)
-    of_run = tuple(map(operator.add, kept, further))
-    return sum(kept) + nbytes + kept_behind, of_run
+    return sum(kept) + nbytes + kept_behind, tuple(further)
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
