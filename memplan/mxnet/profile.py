@@ -191,7 +191,7 @@ def _measure(
     if traced.form.spells_out_backward:
         arguments, states = random_arrays(traced, ctx)
         executor = TrainExecutor(traced, schedule, ctx=ctx, args=arguments, aux_states=states)
-        head_gradients = None
+        head_gradients, watch = None, executor.watch
     else:
         Mirror().check_environment()
         symbol = annotate(traced, frozenset(schedule.recomputed), for_timing=True)
@@ -199,7 +199,8 @@ def _measure(
         with variable("MXNET_USE_FUSION", "0"):
             executor = bind(traced, symbol, ctx)
         head_gradients = [mx.nd.ones_like(output) for output in executor.outputs]
-    stopwatch = _Stopwatch(executor)
+        watch = executor.set_monitor_callback
+    stopwatch = _Stopwatch(watch)
     passes = []
     for number in range(warmup + repeats):
         tell(f"profiling, step {number + 1} of {warmup + repeats}")
@@ -241,12 +242,12 @@ def _first_steps(traced: Trace, schedule: Schedule) -> list[int | None]:
 class _Stopwatch:
     """Notes the time of every output that an executor computes, one op after the other."""
 
-    def __init__(self, executor: mx.executor.Executor | TrainExecutor) -> None:
+    def __init__(self, watch: Callable[[Callable[[bytes, int], None]], None]) -> None:
         self._names: list[str] = []
         self._seconds: list[float] = []
         self._start = 0.0
         self._error: BaseException | None = None
-        executor.set_monitor_callback(self._computed)
+        watch(self._computed)
 
     def _computed(self, name: bytes, handle: int) -> None:
         try:
@@ -336,7 +337,7 @@ def _callback_seconds(ctx: mx.Context) -> tuple[float, float]:
     data, gradient = mx.nd.zeros((1,), ctx), mx.nd.zeros((1,), ctx)
     executor = symbol.bind(ctx, {"data": data}, args_grad={"data": gradient})
     alone = _seconds_alone(lambda: executor.forward(is_train=True))
-    stopwatch = _Stopwatch(executor)
+    stopwatch = _Stopwatch(executor.set_monitor_callback)
     monitored = []
     for _ in range(REPEATS):
         with stopwatch.running():

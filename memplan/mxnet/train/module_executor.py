@@ -16,11 +16,12 @@ from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
+from memplan.mxnet.train.bound_arrays import BoundArrays
 from memplan.mxnet.train.input_memory import InputMemory, view
 from memplan.mxnet.train.module_gradients import Key, ModuleGradients, key_of
 from memplan.mxnet.train.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need
-from memplan.mxnet.train.train_executor import BoundArrays, TrainExecutor
+from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import may_pack
 

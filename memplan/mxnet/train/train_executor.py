@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,65 +27,10 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.train.bound_arrays import BoundArrays, Gradients
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
-
-
-class BoundArrays:
-    """The arrays of an executor for arguments and auxiliary states, as MXNet's executors have them.
-
-    Each in the order of ``list_arguments()`` or ``list_auxiliary_states()``.
-    """
-
-    arg_dict: dict[str, NDArray]
-    aux_dict: dict[str, NDArray]
-
-    @property
-    def arg_arrays(self) -> list[NDArray]:
-        """The arguments."""
-        return list(self.arg_dict.values())
-
-    @property
-    def aux_arrays(self) -> list[NDArray]:
-        """The auxiliary states."""
-        return list(self.aux_dict.values())
-
-    def copy_params_from(
-        self,
-        arg_params: Arrays,
-        aux_params: Arrays | None = None,
-        allow_extra_params: bool = False,
-    ) -> None:
-        """Copy values into the arguments and states of these names, as MXNet's executor does.
-
-        ArgumentError where there is none of a name, unless ``allow_extra_params``.
-        """
-        for values, arrays in ((arg_params, self.arg_dict), (aux_params or {}, self.aux_dict)):
-            for name, value in values.items():
-                if name in arrays:
-                    value.astype(arrays[name].dtype).copyto(arrays[name])
-                elif not allow_extra_params:
-                    raise ArgumentError(f"{name!r} is no argument or state of the network")
-
-    def _set(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if name not in self.arg_dict:
-                raise ArgumentError(f"{name!r} is no argument of the network")
-            shape, needed = tuple(np.shape(value)), self.arg_dict[name].shape
-            if shape != needed:  # or a batch of one would be copied to every place of a larger one
-                raise ArgumentError(f"{name!r} has the shape {shape}; it must be {needed}")
-            # Arrays of mx.np cannot be copied into others.
-            is_array = isinstance(value, mx.nd.NDArray)
-            self.arg_dict[name][:] = value.as_nd_ndarray() if is_array else value
-
-
-class _Gradients(dict[str, NDArray]):
-    """Those that there are, for a loop; MXNet's executor has None for other arguments."""
-
-    def __missing__(self, name: str) -> None:
-        return None
-
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
 # in layouts that the first has left.
@@ -176,7 +121,7 @@ class TrainExecutor(BoundArrays):
         self.outputs: list[NDArray] = self._training.outputs[: self._noutputs]
         self._computed = dict(zip(names, self._training.outputs[self._noutputs :], strict=True))
         self._copied = self._apart()
-        self.grad_dict = _Gradients({**self._computed, **self._own_grads})
+        self.grad_dict = Gradients({**self._computed, **self._own_grads})
 
     def _warn_of_late_sums(self) -> None:
         """A warning where the step cannot add gradients as MXNet does."""
@@ -377,10 +322,13 @@ class TrainExecutor(BoundArrays):
 
         UsageError for ``monitor_all`` in packed memory.
         """
-        without = without_copies(callback, self.trace, self.schedule)
-        self._training.set_monitor_callback(without, monitor_all)
+        self.watch(without_copies(callback, self.trace, self.schedule), monitor_all)
         self._monitor = callback, monitor_all
         self._watch_inference()
+
+    def watch(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
+        """Call ``callback`` with the outputs of all ops of a training step, the plan's own too."""
+        self._training.set_monitor_callback(callback, monitor_all)
 
     def _watch_inference(self) -> None:
         if self._monitor is not None and self._inference is not None:
