@@ -103,10 +103,11 @@ def test_what_another_library_put_in_its_place_stays(library: Any, is_before: bo
     if not is_before:
         library.scaled = noting(theirs)(scaled)
     assert (library.scaled(3), theirs, ours) == (6, [((3,), {})], [((3,), {})])
-    assert (scaled(3), len(theirs), len(ours)) == (6, 1, 2)
+    # What was put there before may do all of it without MXNet's function.
+    assert (scaled(3), len(theirs), len(ours)) == (6, 1, 1 if is_before else 2)
 
 
-def test_what_leads_to_no_function_is_replaced(library: Any) -> None:
+def test_what_is_no_function_is_replaced(library: Any) -> None:
     scaled, calls = library.scaled, []
     library.scaled = functools.partial(scaled, factor=5)
     wrap(library, "scaled", noting(calls))

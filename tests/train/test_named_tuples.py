@@ -30,6 +30,16 @@ class Handing(nn.HybridBlock):  # type: ignore[misc]
         return pair._replace(x=self.dense(pair.x) + pair.y)
 
 
+class Summing(nn.HybridBlock):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(prefix="sum_")
+        with self.name_scope():
+            self.dense = nn.Dense(6, in_units=6)
+
+    def hybrid_forward(self, F: Any, pair: Any) -> Any:  # noqa: N803
+        return self.dense(pair[0]) + pair[1]
+
+
 def network(kind: Any) -> Any:
     mx.random.seed(3)
     net = kind()
@@ -87,3 +97,15 @@ def test_a_loss_gets_labels_of_the_class_of_now() -> None:
         kinds.append(namedtuple("pair", "x y"))
         assert np.array_equal(step(x, kinds[-1](y, y)).asnumpy(), 2 * L2(net(x), y).asnumpy())
     assert len(step._plans) == 1
+
+
+def test_a_list_with_fields_is_no_named_tuple() -> None:
+    kind = type("Pair", (list,), {"_fields": ["x", "y"]})
+    net = planned(network(Summing), **QUICKLY)
+    outputs = []
+    for pair in ([mx.nd.ones((2, 6))] * 2, kind([mx.nd.ones((2, 6))] * 2)):
+        with autograd.record():
+            loss = net(pair).sum()
+        loss.backward()
+        outputs.append(loss)
+    assert outputs[0] == outputs[1]

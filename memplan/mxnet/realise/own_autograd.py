@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+
 from mxnet import autograd
 
 from memplan.mxnet.realise.wrapped_functions import copy_of
 
-backward_of_mxnet = copy_of(autograd.backward)
-mark_variables = copy_of(autograd.mark_variables)
+backward_of_mxnet = copy_of(inspect.unwrap(autograd.backward))
+mark_variables = copy_of(inspect.unwrap(autograd.mark_variables))

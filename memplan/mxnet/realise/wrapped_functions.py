@@ -10,7 +10,6 @@ others it is still MXNet's function: equal to itself, pickled by its name, and b
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,14 +22,12 @@ def wrap(owner: Any, name: str, wrapper_of: Callable[[Function], Function]) -> N
 
     ``wrapper_of`` makes it for a function that does what this one has done. Another library may
     have wrapped that before: in the same way, and its code is then called where MXNet's would be,
-    or by a function in its place, from which ``functools.wraps`` leads to MXNet's. Where nothing
-    leads there, the wrapper can only take the place of that other function, and names that scripts
-    have bound before go past both.
+    or by a function with a closure in its place, which nobody knows to call MXNet's. The wrapper
+    takes the place of such a function, and names that scripts have bound before go past both.
     """
-    outer = getattr(owner, name)
-    function = inspect.unwrap(outer)
+    function = getattr(owner, name)
     if not isinstance(function, types.FunctionType) or function.__closure__:
-        setattr(owner, name, wrapper_of(outer))
+        setattr(owner, name, wrapper_of(function))
         return
     own = copy_of(function)
     # The code comes last: other threads call the function meanwhile, and the old code reads none of

@@ -19,7 +19,7 @@ from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
-from memplan.mxnet.train.block_changes import hybridized, is_graph, with_children
+from memplan.mxnet.train.block_changes import is_graph, with_children
 from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.kept_by_cells import has_cells
 from memplan.mxnet.train.named_parameters import named_parameters
@@ -49,6 +49,7 @@ def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
     try:
         with ctx:
             block._build_cache(*args)
+        _MADE[block] = block._cached_graph
     except Exception:  # the user's code raises whatever it likes
         block._clear_cached_op()
 
@@ -111,8 +112,11 @@ class KeptGraphs:
 
         A block with recurrent cells is left to itself: its cells begin anew.
         """
-        is_usual = type(root).forward is mx.gluon.HybridBlock.forward
-        if not is_usual or "forward" in vars(root) or root._backend or has_cells(root):
+        kind = getattr(root, "_memplan_unplanned", type(root))
+        is_usual = kind.forward is mx.gluon.HybridBlock.forward
+        own = vars(root).get("forward")
+        is_replaced = own is not None and not isinstance(own, _Outermost)
+        if not is_usual or is_replaced or root._backend or has_cells(root):
             return False
         graph = root._cached_graph
         return self.of_calls or not graph or _MADE.get(root) is graph
@@ -135,7 +139,7 @@ class KeptGraphs:
         ``params`` are those of the blocks, by name. Graphs that MXNet does not have yet
         ``are_made`` where a step runs, as MXNet makes them in the first call.
         """
-        kept = {root for root in hybridized(blocks[:1]) if self.is_kept(root)}
+        kept = {b for b in filter(is_graph, with_children(blocks[:1])) if self.is_kept(b)}
         # A script may call layers of a hybridized block by themselves, and have a child twice.
         called = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
         before = [{"forward": vars(b)["forward"]} if "forward" in vars(b) else {} for b in called]

@@ -70,7 +70,8 @@ def specs_of(value: Any) -> Specs:
         return Spec(value, "float32")
     if isinstance(value, list | tuple):
         kind = type(value)
-        name = kind.__module__, kind.__qualname__, getattr(kind, "_fields", None)
+        fields = tuple(getattr(kind, "_fields", ())) if hasattr(kind, "_make") else ()
+        name = kind.__module__, kind.__qualname__, fields
         return Container(kind, name, tuple(map(specs_of, value)))
     raise ArgumentError(
         f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import mxnet as mx
 
 # What is found under a name, and has attributes that do not count.
 _WITHOUT_SETTINGS = (type, types.ModuleType, types.FunctionType, mx.nd.NDArray, mx.sym.Symbol)
+
+# Folders of installed packages.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def is_mxnets(method: Any) -> bool:
@@ -21,6 +26,15 @@ def is_mxnets(method: Any) -> bool:
 def is_scripts(method: Any) -> bool:
     """Is it a function of neither MXNet's nor this package?"""
     return package_of(method) not in ("mxnet", "memplan")
+
+
+def is_scripts_module(value: Any) -> bool:
+    """Is it a module that belongs to neither Python nor a package that is installed?"""
+    if not isinstance(value, types.ModuleType):
+        return False
+    path = PurePath(getattr(value, "__file__", None) or "")
+    is_pythons = value.__name__.split(".")[0] in sys.stdlib_module_names
+    return not is_pythons and _INSTALLED.isdisjoint(path.parts)
 
 
 def package_of(method: Any) -> str:

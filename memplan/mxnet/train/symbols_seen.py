@@ -19,7 +19,7 @@ from memplan.mxnet.train.asking_code import asks
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
-from memplan.mxnet.train.read_by import is_mxnets, package_of, read_by
+from memplan.mxnet.train.read_by import is_mxnets, is_scripts_module, package_of, read_by
 
 Block = Any
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def _asks(function: Any, owner: Any, kind: type, seen: set[Any]) -> bool:
         if asks(code):
             return True
         read = list(read_by(function).values())
-        modules = [vars(value) for value in read if isinstance(value, types.ModuleType)]
+        modules = [vars(value) for value in read if is_scripts_module(value)]
         named += [
             *read,
             *(getattr(kind, name, None) for name in code.co_names),
