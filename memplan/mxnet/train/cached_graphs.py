@@ -140,6 +140,8 @@ class KeptGraphs:
         ``are_made`` where a step runs, as MXNet makes them in the first call.
         """
         kept = {b for b in filter(is_graph, with_children(blocks[:1])) if self.is_kept(b)}
+        if self.of_calls and not blocks[0]._cached_graph:
+            kept.discard(blocks[0])  # its call has just tried to make one
         # A script may call layers of a hybridized block by themselves, and have a child twice.
         called = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
         before = [{"forward": vars(b)["forward"]} if "forward" in vars(b) else {} for b in called]
