@@ -277,10 +277,9 @@ def main() -> None:
         for name in names:
             measure_unplanned(name, shape, options.pairs, options.realisation)
         return
-    whole = f"a {options.realisation} one without recomputation"
     print(
         "| network | share | allocated MB | predicted | over MXNet's own step | difference, points "
-        f"| over {whole} | difference, points | load |"
+        "| over the same realisation without recomputation | difference, points | load |"
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in names:
