@@ -54,6 +54,7 @@ def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
         assert 1 << 20 < said[name]["grown_nbytes"] < 64 << 20
 
 
+@pytest.mark.long
 def test_a_trial_whose_parent_is_gone_does_nothing() -> None:
     """And one that runs is killed with it (tests/util/test_processes.py)."""
     command = calling_main(Trial.__module__)

@@ -69,6 +69,7 @@ def test_a_check_imports_the_module_of_the_operator(capsys: pytest.CaptureFixtur
     assert code == (Exit.OK if said["within"] else Exit.BROKEN)
 
 
+@pytest.mark.long
 def test_an_operator_of_the_script_itself_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned()
     monkeypatch.setattr(trial, "defining_modules", lambda: ["__main__", "no.such.module"])

@@ -148,6 +148,7 @@ def test_no_bound_is_above_the_overhead(network: Any) -> None:
         json.dumps(attempt_figures(row), allow_nan=False)
 
 
+@pytest.mark.long
 def test_that_nothing_fits_is_not_called_proved_where_something_does(network: Any) -> None:
     strategy = Saying(lambda *_: Outcome(Status.INFEASIBLE))
     with pytest.raises(BudgetError) as caught:

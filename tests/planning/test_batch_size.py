@@ -141,6 +141,7 @@ def test_the_batch_may_be_in_several_shapes_and_places() -> None:
     assert result.plan.trace.shapes["data"] == (result.batch_size, 200)
 
 
+@pytest.mark.long
 def test_not_even_one_sample() -> None:
     with pytest.raises(BudgetError, match=r"not even a batch of 1 fits: .*lowest") as caught:
         largest(plan(1).total_nbytes, strategy="store_all")

@@ -133,6 +133,7 @@ def test_what_is_proved_for_a_budget_holds_for_smaller_ones() -> None:
     assert bounds == pytest.approx([0.0, first, 0.0, third])
 
 
+@pytest.mark.long
 def test_a_better_plan_of_a_neighbour_is_where_a_strategy_starts() -> None:
     @dataclass(frozen=True)
     class FromTheStart(Prefix):

@@ -164,6 +164,7 @@ def test_the_lowest_that_is_named_can_be_reached() -> None:
     assert caught.value.proved
 
 
+@pytest.mark.long
 def test_a_budget_below_what_is_fixed_is_proved_impossible(network: Any) -> None:
     with pytest.raises(BudgetError, match="proved") as caught:
         quick(network, budget=1000)
@@ -190,6 +191,7 @@ def test_what_no_plan_can_do_without_is_named(network: Any, realisation: str) ->
     assert any(f"{name!r} {format_nbytes(largest)}" in message for name in names)
 
 
+@pytest.mark.long
 def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
     # One op's own output and input do not fit.
     fixed = quick(network, strategy="store_all").fixed_nbytes

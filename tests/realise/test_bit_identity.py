@@ -140,9 +140,10 @@ BY_HAND = {
     "group_norm": Case(group_norm_net),
     "shared_weights": Case(shared_weights),
 }
+SLOW = {"bert_block", "unet", "layer_norm", "shared_weights"}
 
 
-@pytest.mark.parametrize("name", long_except(BY_HAND, BY_HAND.keys() - {"bert_block"}))
+@pytest.mark.parametrize("name", long_except(BY_HAND, BY_HAND.keys() - SLOW))
 def test_by_hand(name: str) -> None:
     """Beside the tight plan, Checkmate's for the same memory, where the network is small."""
     case = BY_HAND[name]

@@ -115,6 +115,7 @@ def kernels_of(name: str, op: str = "Convolution") -> onednn_kernels.Kernels:
     return kernels(next(node for node in traced.nodes if node.name == "call"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processor", ["AVX2", "AVX512_CORE"])
 def test_kernels_are_those_that_onednn_names(
     processor: str, monkeypatch: pytest.MonkeyPatch

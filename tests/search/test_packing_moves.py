@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.amounts import examples
+from helpers.amounts import examples, long_except
 from helpers.graphs import tensors, training_graphs
 from helpers.held_out import held_out
 from memplan.memory.memory import Packed
@@ -113,7 +113,7 @@ def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_b
     assert changed.seconds <= most + 1e-9
 
 
-@pytest.mark.parametrize("seed", [24, 119])
+@pytest.mark.parametrize("seed", long_except([24, 119], [24]))
 def test_what_no_offsets_are_found_for_is_changed_until_it_fits(seed: int) -> None:
     graph, memory = dict(held_out())["wide tree"], Packed()
     search, budget = begun(graph, 0.5, seed)

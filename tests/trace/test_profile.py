@@ -301,6 +301,7 @@ def test_other_floats(dtype: str) -> None:
     assert with_costs(graph, table).seconds > 0
 
 
+@pytest.mark.long
 def test_the_memory_is_returned() -> None:
     """MXNet hands every monitored output to the callback, which has to free it."""
     mib = 1 << 20

@@ -18,7 +18,8 @@ from memplan.errors import ArgumentError, BudgetError
 from memplan.mxnet import BucketingModule
 
 BUCKETS = (8, 3, 6, 5, 8, 3)
-REALISATIONS = pytest.mark.parametrize("realisation", ["packed", "explicit"])
+QUICK = ["packed"]
+REALISATIONS = pytest.mark.parametrize("realisation", long_except(["packed", "explicit"], QUICK))
 Module = mx.mod.BucketingModule
 
 
@@ -76,7 +77,7 @@ def stock_script() -> Result:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("realisation", long_except(["packed", "explicit", "updating"], ["packed"]))
+@pytest.mark.parametrize("realisation", long_except(["packed", "explicit", "updating"], QUICK))
 def test_the_numbers_are_those_of_mxnet(realisation: str, tmp_path: Path) -> None:
     stock = stock_script()
     ours = script(BucketingModule, tmp_path / "ours", **options(realisation))
@@ -169,7 +170,7 @@ def test_a_bucket_that_is_prepared_leaves_the_outputs_of_the_last_step(realisati
     assert all(map(np.array_equal, outputs[:half], outputs[half:]))
 
 
-@pytest.mark.parametrize("realisation", ["auto", "packed"])
+@pytest.mark.parametrize("realisation", long_except(["auto", "packed"], ["auto"]))
 def test_monitors_of_buckets_that_are_not_planned_yet(realisation: str) -> None:
     """With "auto" nobody knows yet how they will run."""
     found = []

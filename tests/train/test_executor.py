@@ -169,6 +169,7 @@ def test_train_step_binds_under_the_range_of_its_plan(monkeypatch: Any) -> None:
     assert allocated_mib(bound.executor.debug_str()) == at_two(plan)
 
 
+@pytest.mark.long
 def test_variances_are_inferred_where_nobody_reads_the_means() -> None:
     """MXNet computes them from the means, which an executor for inference leaves out."""
     x = mx.sym.tanh(mx.sym.Variable("x") * 2)

@@ -169,6 +169,7 @@ def test_every_bucket_has_an_object_while_they_are_bound_in_turn() -> None:
     assert_same(ours, run(mx.mod.BucketingModule))
 
 
+@pytest.mark.long
 def test_objects_of_shapes_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """MXNet makes new ones at a return."""
     made: list[weakref.ref[Counting]] = []
@@ -223,6 +224,7 @@ def test_an_op_may_run_another_within(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_a_refusal_of_other_shapes_leaves_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.1)
     module = bound(Module(network(), realisation="packed", **TIGHT), 64)
@@ -233,6 +235,7 @@ def test_a_refusal_of_other_shapes_leaves_the_object(monkeypatch: pytest.MonkeyP
     assert_same(ours, list(trained(bound(mx.mod.Module(network()), 64), [batch(64)] * 4, 1)))
 
 
+@pytest.mark.long
 def test_training_waits_for_inference_which_runs_the_same_object() -> None:
     """It has room of its own, so that the engine would run both at a time."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=3, name="scores")

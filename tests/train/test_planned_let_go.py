@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
+from helpers.amounts import long_except
 from helpers.blocks import CPU
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
@@ -88,6 +89,7 @@ def test_several_blocks_stay_for_one_backward() -> None:
     assert all(p.grad().asnumpy().any() for of_block in parameters for p in of_block)
 
 
+@pytest.mark.long
 def test_what_cannot_be_differentiated_is_still_said() -> None:
     def retained(net: Any) -> Any:
         loss = loss_of(net)
@@ -139,7 +141,7 @@ def failed(net: Any) -> None:
         (net(X) + mx.nd.ones((7, 7))).sum()
 
 
-@pytest.mark.parametrize("call", [left, finished, beside, failed])
+@pytest.mark.parametrize("call", long_except([left, finished, beside, failed], [finished]))
 def test_a_block_goes_with_its_loss(call: Callable[[Any], Any]) -> None:
     """However many are called, of which no backward comes, or has come."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -173,6 +173,7 @@ def test_a_notebook_shows_a_plan_without_matplotlib(monkeypatch: pytest.MonkeyPa
     assert not re.search(r"<(?:script|img)|https?:", shown)
 
 
+@pytest.mark.long
 def test_pictures_and_reports_of_mxnets_networks(tmp_path: Path) -> None:
     net, shapes = residual_net()
     for realisation in ("mirror", "explicit"):
