@@ -75,7 +75,7 @@ _IN_PYTHON: tuple[tuple[str, Any], ...] = (
     (r"\btype_dict\b", "--dtype"),
     (r"\bgrad_req\b", "--grad-req"),
     (r"^time_limit(?= must be a positive )", "--time-limit"),  # a strategy may have one, too
-    (r"^max_overhead(?= must be )", "--max-overhead"),
+    (r"\bmax_overhead\b", "--max-overhead"),
 )
 
 

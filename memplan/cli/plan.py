@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 import memplan
+from memplan.cli.next_step import next_step
 from memplan.cli.options import (
     FILE,
     Arguments,
@@ -70,7 +71,7 @@ def plan(
         show_json(plan_figures(result) | names)
     else:
         click.echo(str(result))
-        note(_what_next(result, output, args.network, gluon=network.gluon))
+        note(next_step(result, output, args, network))
     return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
 
 
@@ -80,39 +81,6 @@ def _write_network(plan: Plan, output: Path) -> None:
 
     is_file = plan.trace.form.spells_out_backward
     write(output, plan_text(plan) if is_file else text_of(plan.symbol))
-
-
-def _what_next(plan: Plan, output: Path | None, source: str, *, gluon: bool) -> str:
-    """How to train by the plan."""
-    lines = [""] if output is None else ["", f"Wrote {output}."]
-    if gluon:
-        budget = "" if plan.budget_nbytes is None else f", budget={plan.budget_nbytes}"
-        packed = ", realisation='packed'" if plan.trace.form.in_one_array else ""
-        packed += ", trainer=trainer" if plan.trace.form.updates else ""
-        lines += [
-            "To train the block so:",
-            "  from memplan.mxnet.gluon import TrainStep",
-            f"  step = TrainStep(block, loss{budget}, strategy={plan.strategy!r}{packed})",
-        ]
-        return "\n".join(lines)
-    if output is None:
-        lines.append("To write the planned network: -o FILE")
-    elif not plan.trace.form.spells_out_backward:
-        lines.append(f"Train it as before: module = mx.mod.Module(mx.sym.load({str(output)!r}))")
-    else:
-        net = f"mx.sym.load({source!r})" if source.endswith(".json") else "net"
-        lines += [
-            "To train by it:",
-            "  from memplan.mxnet import Module",
-            "  from memplan.mxnet.plan_file import load_plan",
-            f"  module = Module({net}, plan=load_plan({str(output)!r}))",
-        ]
-    if without := plan.trace.outputs_without_loss:
-        advice = "put yours behind it; its plan stays on a network that is part of another."
-        if plan.trace.form.spells_out_backward:
-            advice = "put yours behind it and plan that, for Module cannot train this."
-        lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
-    return "\n".join(lines)
 
 
 @click.command()

@@ -18,7 +18,7 @@ from memplan.planning.realisation import (
 )
 from memplan.step.costs import CostTable
 from memplan.step.schedule import Schedule
-from memplan.util.nbytes import parse_budget
+from memplan.util.nbytes import is_no_byte, parse_budget
 from memplan.util.numbers import plain, shown
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Beside:
 def _parse_reserve(reserve: int | str | None) -> int:
     number = plain(reserve)
     if reserve is None or (isinstance(number, int | float) and number == 0):
+        return 0
+    if isinstance(reserve, str) and is_no_byte(reserve):
         return 0
     try:
         return parse_budget(reserve, 0) or 0

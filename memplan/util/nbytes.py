@@ -73,6 +73,12 @@ def format_nbytes(nbytes: int) -> str:
     return f"{nbytes / _BINARY[unit]:.2f} {unit}"
 
 
+def is_no_byte(text: str) -> bool:
+    """Does ``text`` say zero bytes, with or without a unit?"""
+    match = _QUANTITY.fullmatch(text)
+    return match is not None and match[2] in _NBYTES_OF_UNIT and Fraction(match[1]) == 0
+
+
 def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     if match is None:

@@ -118,9 +118,12 @@ def _facts(plan: Plan) -> str:
 
 
 def _footer(plan: Plan) -> str:
+    holds = "MXNet holds more, as its blocks neither split nor merge"
+    if plan.trace.form.in_one_array:
+        holds = "the array that holds them may have gaps"
     return (
         f"memplan, realisation {plan.realisation}; planned in {plan.planning_seconds:.1f} s. Bytes "
-        "alive are those of tensors; MXNet holds more, as its blocks neither split nor merge. "
+        f"alive are those of tensors; {holds}. "
         "“Without a plan” every op of the training graph runs once."
     )
 

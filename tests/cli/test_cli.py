@@ -57,6 +57,14 @@ def test_plan_writes_a_report(result: Any) -> None:
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert "unit0_conv1" in page
     assert said["report"] == "report.html"
+    assert said["realisation"] == "packed"
+    assert "MXNet holds more" not in page
+
+
+def test_a_mirrored_plan_s_report_says_what_mxnet_holds(result: Any) -> None:
+    result("plan", *NET, *QUICK, *MIRROR, "--report", "report.html")
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert "MXNet holds more, as its blocks neither split nor merge" in page
 
 
 @pytest.mark.parametrize(
@@ -249,6 +257,15 @@ def test_max_batch(result: Any) -> None:
     assert found["too_large"] == found["batch_size"] + 1
     lines = Path("sizes.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0].split(",") == list(found["tried"][0])
+
+
+def test_max_batch_names_its_own_option(error: Any) -> None:
+    network = ("net-symbol.json", "--shape", "data=N,3,8,8", "--strategy", "chen_greedy")
+    least = memplan.plan(residual_net(units=2)[0], strategy="chen_greedy", data=(1, 3, 8, 8))
+    options = ("--budget", str(least.total_nbytes), "--max-overhead", "0", *MIRROR)
+    said = error(4, "max-batch", *network, *options)
+    assert "max_overhead" not in said
+    assert "aise --max-overhead" in said
 
 
 def test_max_batch_of_a_network_with_parameters(result: Any) -> None:

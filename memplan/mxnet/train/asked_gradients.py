@@ -44,9 +44,14 @@ def marked_gradient(array: NDArray) -> NDArray | None:
     return (_NP if isinstance(array, mx.np.ndarray) else _ND).fget(array)
 
 
+def own_parameters(block: mx.gluon.Block) -> list[Parameter]:
+    """Those of ``block`` itself: where it was made with ``params=``, some are attributes only."""
+    return list(dict.fromkeys((*block.params.values(), *block._reg_params.values())))
+
+
 def every_parameter(block: mx.gluon.Block) -> Iterator[Parameter]:
     """Those of ``block`` and of all that is in it; a shared one comes several times."""
-    yield from block.params.values()
+    yield from own_parameters(block)
     for child in block._children.values():
         yield from every_parameter(child)
 

@@ -18,6 +18,7 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of, shape_is_known
+from memplan.mxnet.train.asked_gradients import every_parameter
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.composing_thread import Hooks
@@ -163,9 +164,7 @@ def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
 
 def is_trained(block: mx.gluon.Block) -> bool:
     """Does any parameter of ``block`` want a gradient?"""
-    if any(parameter.grad_req != "null" for parameter in block.params.values()):
-        return True
-    return any(map(is_trained, block._children.values()))
+    return any(parameter.grad_req != "null" for parameter in every_parameter(block))
 
 
 def _composed(

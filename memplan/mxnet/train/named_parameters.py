@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.train.asked_gradients import every_parameter
+from memplan.mxnet.train.asked_gradients import every_parameter, own_parameters
 from memplan.mxnet.train.composing_thread import called_in_it
 
 Parameter = Any
@@ -55,7 +55,7 @@ def refusing_others(
         block.apply(parts.append)
     read: dict[Any, tuple[str, str]] = {}
     for part in parts:
-        others = [p for p in part.params.values() if parameters.get(p.name, p) is not p]
+        others = [p for p in own_parameters(part) if parameters.get(p.name, p) is not p]
         read |= {other: ("var", other.name) for other in others}
         if others and isinstance(part, mx.gluon.SymbolBlock):  # whose graph has their names
             read[part] = "forward", others[0].name
