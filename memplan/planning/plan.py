@@ -145,8 +145,8 @@ class Plan:
     def workspace_nbytes(self) -> int:
         """What operators take beside activations.
 
-        ``footprint.workspace_source`` says how that is known: for packed plans it is measured where
-        ``costs`` are of ``memplan.profile(realisation="packed")``; else it is estimated where
+        ``footprint.workspace_source`` says how that is known: it is measured where ``costs`` are
+        of ``memplan.profile`` for this realisation, packed or on a GPU; else it is estimated where
         ``ctx`` is a CPU.
         """
         return self.footprint.workspace_nbytes
