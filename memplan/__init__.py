@@ -81,7 +81,14 @@ def __dir__() -> list[str]:
 
 
 def profile(net: Any, **options: Any) -> CostTable:
-    """Seconds of every op of ``net``, measured; see :func:`memplan.mxnet.profile.profile`."""
+    """Seconds of every op of a training step of ``net``, measured on a device, as a table.
+
+    ``options`` are ``ctx`` (the current context if left out), ``type_dict``, ``grad_req`` and the
+    shapes of inputs, as those of :func:`plan`; ``realisation``, whose own steps are measured, too
+    ("explicit" or "packed"; "mirror" if left out); and ``repeats`` (5) behind ``warmup`` (2), the
+    steps that are timed. :func:`memplan.mxnet.profile.profile` takes them. Raises CostError if
+    MXNet cannot run the step, and all that :func:`plan` raises for a network.
+    """
     from memplan.mxnet.profile import profile as measure
 
     return measure(net, **options)
