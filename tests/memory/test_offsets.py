@@ -15,7 +15,7 @@ from helpers.branches import taking
 from memplan.memory.offsets import passes, placement
 from memplan.memory.offsets.bounds import most_left
 from memplan.memory.offsets.buffers import Buffers
-from memplan.memory.offsets.complete import INFEASIBLE, SOLVED
+from memplan.memory.offsets.complete import INFEASIBLE, SOLVED, search
 from memplan.memory.offsets.inferences import Inferences
 from memplan.memory.offsets.passes import Passes
 from memplan.memory.offsets.placement import NO_SEGMENTS, place, solve
@@ -155,10 +155,43 @@ def test_the_least_sum_survives_the_bounds(seed: int) -> None:
             under = [o for o in order[:count] if buffers[o].meets(buffers[k])]
             tops = [offsets[o] + buffers[o].size for o in under]
             state.buffers["floor"][k] = max(tops, default=0)
+        state.left_nbytes[:] = 0
+        for k in order[count:]:
+            buffer = state.buffers[k]
+            state.left_nbytes[buffer["first"] : buffer["last"] + 1] += buffer["size"]
         latest = order[count - 1]
-        assert most_left(state, count, 6, offsets[latest], latest) > 0
+        assert most_left(state, -1, count, 6, offsets[latest], latest) > 0
         left = order[count:]
         assert (state.buffers["key"][left] <= np.array(offsets)[left]).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_left_fits_also_where_no_bound_has_risen(seed: int) -> None:
+    """A placement is followed by a look at few sections; a look at all of them agrees."""
+    buffers = arrays(cut(seed, 40, 60, 100))
+    for nnodes in range(1, 200):
+        state = new_state(
+            buffers,
+            np.arange(40),
+            by_total=False,
+            capacity_nbytes=100,
+            segment_nbytes=NO_SEGMENTS,
+            inferences=Inferences(lifting=False),
+        )
+        if search(state, nnodes) == SOLVED:
+            break
+        left = state.buffers[state.buffers["is_placed"] == 0]
+        expected = np.zeros_like(state.left_nbytes)
+        for buffer in left:
+            expected[buffer["first"] : buffer["last"] + 1] += buffer["size"]
+        assert (state.left_nbytes == expected).all()
+        number = int(np.flatnonzero(state.frames["buffer"] < 0)[0])
+        frame, before = state.frames[number], state.frames[number - 1]
+        if number and not frame["is_part"]:
+            # The other parts are left to place, too, and may go below.
+            state.left_nbytes[: frame["first"]] = state.left_nbytes[frame["last"] + 1 :] = 0
+            rest = (int(frame["begin"]), int(frame["end"]))
+            assert most_left(state, -1, *rest, int(before["offset"]), int(before["rank"])) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

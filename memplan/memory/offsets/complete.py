@@ -26,7 +26,7 @@ def search(state: State, nnodes: int) -> int:
     ``state`` is new, and used up by the call.
     """
     n = len(state.buffers)
-    if most_left(state, ZERO, n, ZERO, NONE) < 0:
+    if most_left(state, NONE, ZERO, n, ZERO, NONE) < 0:
         return INFEASIBLE
     entry = divide(state, ZERO, n, NONE, NONE)
     if entry < 0:
@@ -93,6 +93,9 @@ def _place(state: State, number: int, index: int) -> None:
     spans = state.spans[buffer.first : buffer.last]
     for i in range(len(spans)):
         spans[i] -= 1
+    left = state.left_nbytes[buffer.first : buffer.last + 1]
+    for i in range(len(left)):
+        left[i] -= buffer.size
     # What is left of the part follows it in `members`.
     place = frame.begin
     while state.members[place] != index:
@@ -118,6 +121,9 @@ def _take_back(state: State, number: int) -> None:
     spans = state.spans[buffer.first : buffer.last]
     for i in range(len(spans)):
         spans[i] += 1
+    left = state.left_nbytes[buffer.first : buffer.last + 1]
+    for i in range(len(left)):
+        left[i] += buffer.size
 
 
 @compiled
@@ -146,7 +152,7 @@ def _go_on(state: State, number: int, index: int) -> int:
     begin, end, offset, rank = frame.begin + 1, frame.end, frame.offset, frame.rank
     if not state.flags.canonical:
         offset, rank = ZERO, NONE
-    most = most_left(state, begin, end, offset, rank)
+    most = most_left(state, number, begin, end, offset, rank)
     if most < 0:
         _take_back(state, number)
         return number
@@ -156,6 +162,7 @@ def _go_on(state: State, number: int, index: int) -> int:
         return next_frame
     rest = state.frames[number + 1]
     rest.begin, rest.end, rest.offset, rest.rank = begin, end, offset, rank
+    rest.first, rest.last = frame.first, frame.last
     rest.buffer, rest.highest, rest.owner = NONE, state.capacity - most, number
     rest.is_part, rest.entry = ZERO, frame.entry
     return number + 1
@@ -167,5 +174,6 @@ def _begin_part(state: State, number: int, entry: int) -> int:
     frame, part = state.frames[number], state.agenda[entry]
     frame.begin, frame.end, frame.offset, frame.rank = part.begin, part.end, NONE, NONE
     frame.buffer, frame.highest, frame.owner = NONE, part.highest, part.owner
+    frame.first, frame.last = part.first, part.last
     frame.is_part, frame.entry = 1, part.after
     return number

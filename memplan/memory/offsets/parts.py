@@ -10,6 +10,11 @@ from memplan.util.compiled import compiled
 def falls_apart(state: State, begin: int, end: int, index: int) -> bool:
     """Whether ``members[begin:end]``, one part with the buffer ``index``, are more without."""
     buffers, members = state.buffers, state.members
+    left, gaps = state.spans[buffers[index].first : buffers[index].last], ZERO
+    for i in range(len(left)):
+        gaps += left[i] == 0
+    if gaps == 0:  # as mostly
+        return False
     first, last = FAR, NONE
     for k in range(begin, end):
         first = min(first, buffers[members[k]].first)
@@ -32,7 +37,8 @@ def divide(state: State, begin: int, end: int, owner: int, after: int) -> int:
     sort(state, begin, end)
     entry: int = after
     while begin < end:
-        part_end, last = begin + 1, buffers[members[begin]].last
+        part_end = begin + 1
+        first, last = buffers[members[begin]].first, buffers[members[begin]].last
         while part_end < end and (
             not state.flags.parts or buffers[members[part_end]].first <= last
         ):
@@ -40,6 +46,7 @@ def divide(state: State, begin: int, end: int, owner: int, after: int) -> int:
             part_end += 1
         if part_end - begin > 1:
             entry = _enter(state, begin, part_end, owner, entry)
+            state.agenda[entry].first, state.agenda[entry].last = first, last
         begin = part_end
     return entry
 

@@ -33,15 +33,19 @@ def _record(fields: str) -> np.dtype[Any]:
 BUFFER = _record("size first last twin order begin end floor raiser is_placed rank key")
 
 # A frame is a choice: which buffer of members[begin:end], a part or the rest of one, is placed
-# next. The latest candidate has `offset` and `rank` (at first, what was placed before has them),
-# and is `buffer` while it lies there. `highest` is the highest offset for a candidate. `owner` is
-# the frame of the placement before, -1 for none; `is_part`: a part begins here, which is not all
-# of what the owner left. `entry` of the agenda comes after the part. What was placed is undone by
-# going back to these lengths: `ntrail`, `nranked`, `nagenda`.
-FRAME = _record("begin end offset rank buffer highest owner is_part entry ntrail nranked nagenda")
+# next. The part lives from section `first` to `last`. The latest candidate has `offset` and `rank`
+# (at first, what was placed before has them), and is `buffer` while it lies there. `highest` is the
+# highest offset for a candidate. `owner` is the frame of the placement before, -1 for none;
+# `is_part`: a part begins here, which is not all of what the owner left. `entry` of the agenda
+# comes after the part. What was placed is undone by going back to these lengths: `ntrail`,
+# `nranked`, `nagenda`.
+FRAME = _record(
+    "begin end first last offset rank buffer highest owner is_part entry ntrail nranked nagenda"
+)
 
-# A part still to be solved, members[begin:end]; `after` it comes another entry, -1 for none.
-ENTRY = _record("begin end highest owner after")
+# A part still to be solved, members[begin:end], alive from section `first` to `last`; `after` it
+# comes another entry, -1 for none.
+ENTRY = _record("begin end first last highest owner after")
 
 # What was before a placement.
 FLOOR = _record("buffer floor raiser")
@@ -61,6 +65,10 @@ class State(NamedTuple):
     others: Array  # the neighbours of i: others[buffers[i].begin : buffers[i].end]
     members: Array  # all buffers, by part
     left_nbytes: Array  # of what is left, in every section
+    above_nbytes: Array  # of those among `picked` that were looked at, in every section
+    picked: Array  # members whose bounds are looked at
+    bounds: Array  # and these bounds
+    places: Array  # and their places in `members`, ascending
     spans: Array  # the buffers left that live in a section and in the next one
     frames: Records
     agenda: Records
@@ -97,7 +105,11 @@ def new_state(
         buffers=records,
         others=others,
         members=np.arange(n, dtype=np.int64),
-        left_nbytes=np.zeros(nsections, dtype=np.int64),
+        left_nbytes=buffers.live_nbytes.copy(),
+        above_nbytes=np.zeros(nsections, dtype=np.int64),
+        picked=np.zeros(n, dtype=np.int64),
+        bounds=np.zeros(n, dtype=np.int64),
+        places=np.zeros(n, dtype=np.int64),
         spans=spans.cumsum(),
         frames=np.zeros(n + 2, dtype=FRAME),
         agenda=np.zeros(2 * n + 2, dtype=ENTRY),
