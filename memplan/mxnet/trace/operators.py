@@ -45,8 +45,8 @@ _NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
     _npi_pad""".split()
 )
 
-# What MXNet makes of a Symbol only: user code, and operators that hold networks.
-_MADE_OF_SYMBOLS = frozenset("Custom _foreach _while_loop _cond".split())
+# Operators that hold networks.
+_LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
 
 # Operators with several outputs whose copies were seen to be right
 # (tests/realise/test_mirror.py): any other one may skip its hidden outputs where a copy's main
@@ -232,8 +232,13 @@ def has_state_or_user_code(node: Node) -> bool:
 
 
 def is_made_of_symbol(node: Node) -> bool:
-    """Does ``node`` run user code or a loop, of which no other call can be made than a Symbol's?"""
-    return node.op in _MADE_OF_SYMBOLS
+    """Is ``node`` a Custom op or a loop, of which no other call can be made than a Symbol's?"""
+    return node.op == CUSTOM or is_loop_or_branch(node)
+
+
+def is_loop_or_branch(node: Node) -> bool:
+    """Does ``node`` hold networks of its own?"""
+    return node.op in _LOOPS_AND_BRANCHES
 
 
 def overwrites_what_it_reads(node: Node) -> bool:
@@ -292,8 +297,8 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
 
 
 def uses_global_statistics(node: Node) -> bool:
-    """Is this a BatchNorm that computes by its moving statistics, and leaves them alone?"""
-    return is_true(node.attrs.get("use_global_stats"))
+    """Is this a norm that computes by its moving statistics, and leaves them alone?"""
+    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("use_global_stats"))
 
 
 def fixes_gamma(node: Node) -> bool:
