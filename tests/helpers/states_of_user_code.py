@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mxnet as mx
 
 from helpers.networks import Network, dense, var
+
+# What the second attribute says of a norm says nothing of user code.
+OF_AVERAGING: dict[str, Any] = {"when": "forward", "use_global_stats": True}
 
 
 class _Averaging(mx.operator.CustomOp):
@@ -58,8 +63,7 @@ def read_beside_user_code(when: str = "forward") -> Network:
         if role == "reader":
             x = mx.sym.sin(mx.sym.broadcast_add(x, state, name=role))
         elif role == "writer":
-            # What the one attribute says of a norm says nothing of user code.
-            options = {"when": when, "use_global_stats": True}
+            options = OF_AVERAGING | {"when": when}
             x = mx.sym.Custom(x, state, op_type="memplan_averaging", name=role, **options)
         losses.append(mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(x)), name=f"loss{head}"))
     return mx.sym.Group(losses), {"data": (512, 16)}

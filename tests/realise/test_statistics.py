@@ -15,10 +15,10 @@ import mxnet as mx
 import pytest
 
 import memplan
-from helpers.networks import Network, loss, var
+from helpers.networks import Network, dense, loss, var
 from helpers.operator_runs import by_name, training_run
 from helpers.special_networks import normalized_by_what_it_reads, statistics
-from helpers.states_of_user_code import read_beside_user_code
+from helpers.states_of_user_code import OF_AVERAGING, read_beside_user_code
 from memplan.mxnet.realise.mirror import annotate, unread_ops
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.planning.realisation import trace
@@ -156,6 +156,41 @@ def test_what_reads_and_writes_a_state_of_user_code_keeps_the_order(when: str) -
     assert [ops[i].kind for i in order[2:]] == ["_backward_Custom"]
     for before, op in pairwise(order):
         assert before in ops[op].after
+
+
+def test_a_sum_that_reads_a_state_waits_for_what_writes_it() -> None:
+    """Other sums are computed as early as possible, where steps are spelled out."""
+    states = statistics("norm")
+    data = var(shape=(7,))
+    wave = mx.sym.sin(mx.sym.sin(data))
+    norm = mx.sym.BatchNorm(mx.sym.reshape(wave, (1, 7)), name="norm", **states)
+    summed = mx.sym.elemwise_add(wave, states["moving_mean"], name="sum")
+    symbol = mx.sym.Group([loss(norm), mx.sym.MakeLoss(mx.sym.square(summed))])
+    for realisation in ("explicit", "packed", "updating"):
+        graph = trace(symbol, shapes={"data": (7,)}, realisation=realisation).graph
+        names = [op.name for op in graph.ops]
+        assert names.index("norm") < names.index("sum")
+
+
+def test_user_code_keeps_its_order_in_the_backward_pass() -> None:
+    """It may draw random numbers there, too."""
+
+    def custom(data: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+        state = var(f"{name}_mean")
+        return mx.sym.Custom(data, state, op_type="memplan_averaging", name=name, **OF_AVERAGING)
+
+    body = var()
+    for i in range(2):
+        weight = custom(var(f"weight{i}", shape=(7, 7)), f"of_weight{i}")
+        body = custom(dense(body, 7, weight=weight), f"of_body{i}")
+    orders = set()
+    for realisation in ("mirror", "packed", "updating"):
+        graph = trace(loss(body), shapes={"data": (5, 7)}, realisation=realisation).graph
+        order = [i for i, op in enumerate(graph.ops) if op.kind == "_backward_Custom"]
+        orders.add(tuple(graph.ops[i].name for i in order))
+        if realisation != "mirror":
+            assert all(before in graph.ops[i].after for before, i in pairwise(order))
+    assert len(orders) == 1
 
 
 def test_layers_that_share_statistics_update_them_in_the_same_order_in_any_step() -> None:

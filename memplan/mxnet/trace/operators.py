@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.user_operators import is_of_library
 
 # FIgnoreInputs: inputs that the operator looks at for their shape only.
 _IGNORED_INPUTS = {
@@ -35,9 +36,8 @@ _STATE_OR_USER_CODE = frozenset(
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
-# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
-# or holds state or user code that must not run twice.
-_NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
+# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output.
+_NEVER_MIRRORED = frozenset(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
     one_hot _histogram BatchNorm_v1 CTCLoss _npx_layer_norm _npx_embedding _npx_pick Convolution_v1
     _contrib_SparseEmbedding Crop diag hard_sigmoid _contrib_DeformableConvolution
@@ -228,7 +228,16 @@ def is_random(node: Node) -> bool:
 
 def has_state_or_user_code(node: Node) -> bool:
     """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
-    return node.op in _STATE_OR_USER_CODE
+    return node.op in _STATE_OR_USER_CODE or is_of_library(node.op)
+
+
+def may_draw(node: Node) -> bool:
+    """May ``node`` draw random numbers? What runs user code may, in the backward pass, too."""
+    if node.op.startswith("_backward"):
+        return runs_user_code(node.op) or (
+            node.forward is not None and is_of_library(node.forward.op)
+        )
+    return is_random(node) or has_state_or_user_code(node)
 
 
 def is_made_of_symbol(node: Node) -> bool:
@@ -266,7 +275,9 @@ def takes_shape_of_reader(node: Node) -> bool:
 
 def may_be_mirrored(node: Node) -> bool:
     """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
-    if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
+    if is_random(node) or has_state_or_user_code(node):
+        return False
+    if node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
         return False
     if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
         return False  # aborts where nobody reads its output, as those above
