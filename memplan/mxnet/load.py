@@ -22,7 +22,7 @@ from memplan.mxnet.plan_file import is_plan
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import check_names, complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
-from memplan.mxnet.trace.user_operators import missing_operator
+from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import dtype_name, leaves
 
@@ -111,6 +111,12 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
                 "of the file name a function that returns the network (module:function), of a "
                 "module that defines the op or imports what does"
             ) from error
+        if (unknown := unregistered_operator(error)) is not None:
+            raise ArgumentError(
+                f"{str(path)!r} has the operator {unknown!r}, which this MXNet does not have; if a "
+                "library brings it, give instead of the file name a function that returns the "
+                "network (module:function), of a module that calls mx.library.load first"
+            ) from error
         if is_plan(path):
             raise ArgumentError(
                 f"{str(path)!r} is a plan; name the network that it is for (of the commands only "
@@ -131,7 +137,7 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
 
 
 def _because(error: Exception) -> str:
-    """Which op MXNet cannot read, if it says so: one of another version, or of a larger build."""
+    """Which op MXNet cannot read, if it says so: one of another version."""
     reason = str(error).strip().rpartition("\n")[2]
     return f" ({reason})" if isinstance(error, MXNetError) and "perator" in reason else ""
 

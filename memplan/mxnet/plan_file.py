@@ -22,7 +22,7 @@ from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.user_operators import missing_operator
+from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
 from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import as_traced, load, trace
 from memplan.step.schedule import Schedule
@@ -131,6 +131,11 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise ArgumentError(
                 f"{str(path)!r} plans for the Custom op {missing!r}, which is not defined here; "
                 "import the module that defines it first"
+            ) from error
+        if (unknown := unregistered_operator(error)) is not None:
+            raise ArgumentError(
+                f"{str(path)!r} plans for the operator {unknown!r}, which this MXNet does not "
+                f"have; if a library brings it, call mx.library.load with the library first"
             ) from error
         kernels = _other_kernels(data) if isinstance(data, dict) else ""
         raise ArgumentError(

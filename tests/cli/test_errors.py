@@ -127,7 +127,9 @@ def test_an_op_that_mxnet_does_not_know_is_named(error: Any) -> None:
     ]
     text = json.dumps({"nodes": nodes, "arg_nodes": [0], "heads": [[1, 0, 0]]})
     Path("plugin.json").write_text(text, encoding="utf-8")
-    assert "Operator WarpCTC is not registered" in error(2, "plan", "plugin.json", *SHAPE)
+    assert "the operator 'WarpCTC', which this MXNet does not have" in error(
+        2, "plan", "plugin.json", *SHAPE
+    )
 
 
 @pytest.mark.long

@@ -91,6 +91,13 @@ def test_a_file_with_an_operator_that_is_not_defined_names_it(error: Any) -> Non
         load_plan("lost.json")
 
 
+def test_a_plan_with_an_operator_that_mxnet_does_not_have_names_it() -> None:
+    text = plan_text(planned()).replace("FullyConnected", "NobodysLayer")
+    Path("plan.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"the operator 'NobodysLayer'.*mx\.library\.load"):
+        load_plan("plan.json")
+
+
 def test_a_plan_where_a_network_is_asked_for_is_told(error: Any) -> None:
     symbol, shapes = residual_net(units=1)
     made = plan(symbol, strategy="store_all", **shapes)

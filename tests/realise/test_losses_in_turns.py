@@ -10,6 +10,7 @@ import pytest
 
 from helpers.networks import Network, conv, dense, var
 from helpers.special_networks import heads_of_trunk
+from helpers.states_of_user_code import read_beside_user_code
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
 from memplan.search.by_loss import loss_by_loss
@@ -50,6 +51,10 @@ CASES: dict[str, tuple[Callable[[], Network], tuple[str, ...]]] = {
     "statistics and random numbers": (heads_of_trunk, ("explicit", "packed")),
     "outputs": (dense_heads, ("explicit", "packed")),
     "layouts": (pooled_heads, ("explicit", "packed")),
+    "state that user code writes": (
+        partial(read_beside_user_code, when="backward"),
+        ("packed",),
+    ),
     "sensitive operators": (partial(pooled_heads, sensitive=True), ("packed",)),
 }
 

@@ -7,15 +7,18 @@ a recomputed BatchNorm away from it; what that does on a GPU was read in MXNet's
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import mxnet as mx
 import pytest
 
 import memplan
-from helpers.networks import loss, var
+from helpers.networks import Network, dense, loss, var
 from helpers.operator_runs import by_name, training_run
 from helpers.special_networks import normalized_by_what_it_reads, statistics
+from helpers.states_of_user_code import OF_AVERAGING, read_beside_user_code
 from memplan.mxnet.realise.mirror import annotate, unread_ops
 from memplan.mxnet.trace.build import Trace, without_flags
 from memplan.planning.realisation import trace
@@ -118,6 +121,76 @@ def test_what_reads_statistics_is_not_recomputed_when_they_have_been_updated() -
         again = {op.name for op in graph.ops if op.recomputable}
         assert "wave" in again
         assert "reader" not in again
+
+
+def read_beside_synchronized() -> Network:
+    states = statistics("norm")
+    body = mx.sym.broadcast_add(var(), states["moving_mean"], name="reader")
+    norm = mx.sym.contrib.SyncBatchNorm(mx.sym.sin(body, name="wave0"), **states, key="alone")
+    return loss(norm), {"data": (5, 7)}
+
+
+@pytest.mark.parametrize(
+    ("network", "realisations"),
+    [
+        (read_beside_user_code, ("mirror", "packed", "updating")),
+        (read_beside_synchronized, ("mirror", "explicit")),
+    ],
+)
+def test_what_reads_a_state_of_user_code_or_of_a_synchronized_norm_is_not_recomputed(
+    network: Callable[[], Network], realisations: tuple[str, ...]
+) -> None:
+    symbol, shapes = network()
+    for realisation in realisations:
+        graph = trace(symbol, shapes=shapes, realisation=realisation).graph
+        again = {op.name for op in graph.ops if op.recomputable}
+        assert any(name.startswith("wave") for name in again)
+        assert "reader" not in again
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_what_reads_and_writes_a_state_of_user_code_keeps_the_order(when: str) -> None:
+    symbol, shapes = read_beside_user_code(when)
+    ops = trace(symbol, shapes=shapes, realisation="packed").graph.ops
+    order = [i for i, op in enumerate(ops) if op.name in ("reader", "writer", "writer_backward")]
+    assert [ops[i].kind for i in order[2:]] == ["_backward_Custom"]
+    for before, op in pairwise(order):
+        assert before in ops[op].after
+
+
+def test_a_sum_that_reads_a_state_waits_for_what_writes_it() -> None:
+    """Other sums are computed as early as possible, where steps are spelled out."""
+    states = statistics("norm")
+    data = var(shape=(7,))
+    wave = mx.sym.sin(mx.sym.sin(data))
+    norm = mx.sym.BatchNorm(mx.sym.reshape(wave, (1, 7)), name="norm", **states)
+    summed = mx.sym.elemwise_add(wave, states["moving_mean"], name="sum")
+    symbol = mx.sym.Group([loss(norm), mx.sym.MakeLoss(mx.sym.square(summed))])
+    for realisation in ("explicit", "packed", "updating"):
+        graph = trace(symbol, shapes={"data": (7,)}, realisation=realisation).graph
+        names = [op.name for op in graph.ops]
+        assert names.index("norm") < names.index("sum")
+
+
+def test_user_code_keeps_its_order_in_the_backward_pass() -> None:
+    """It may draw random numbers there, too."""
+
+    def custom(data: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
+        state = var(f"{name}_mean")
+        return mx.sym.Custom(data, state, op_type="memplan_averaging", name=name, **OF_AVERAGING)
+
+    body = var()
+    for i in range(2):
+        weight = custom(var(f"weight{i}", shape=(7, 7)), f"of_weight{i}")
+        body = custom(dense(body, 7, weight=weight), f"of_body{i}")
+    orders = set()
+    for realisation in ("mirror", "packed", "updating"):
+        graph = trace(loss(body), shapes={"data": (5, 7)}, realisation=realisation).graph
+        order = [i for i, op in enumerate(graph.ops) if op.kind == "_backward_Custom"]
+        orders.add(tuple(graph.ops[i].name for i in order))
+        if realisation != "mirror":
+            assert all(before in graph.ops[i].after for before, i in pairwise(order))
+    assert len(orders) == 1
 
 
 def test_layers_that_share_statistics_update_them_in_the_same_order_in_any_step() -> None:

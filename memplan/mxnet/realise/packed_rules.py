@@ -22,6 +22,8 @@ from memplan.mxnet.trace.operators import (
     is_true,
     must_not_be_in_place,
 )
+from memplan.mxnet.trace.probe import keeps_state_of_library
+from memplan.mxnet.trace.user_operators import is_of_library
 from memplan.step.graph import TrainingGraph
 
 # Only autograd can call their backward ops: these need the state of the forward call, or refuse to
@@ -70,8 +72,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
     """
     read = {*graph.heads, *(tensor for op in graph.ops for tensor in op.inputs)}
     for op, node in zip(graph.ops, nodes, strict=True):
-        keeps_state = has_state_or_user_code(node) and node.op not in _RNN
-        if keeps_state and not is_made_of_symbol(node):
+        if _keeps_state(node):
             raise TraceError(_refused(node))
         if reason := _otherwise_alone(node, device_type):
             raise TraceError(
@@ -102,6 +103,13 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
         for op, node in zip(graph.ops, nodes, strict=True)
     ]
     return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def _keeps_state(node: Node) -> bool:
+    """Does ``node`` keep a state from step to step? Custom ops do in objects that memplan keeps."""
+    if is_of_library(node.op):
+        return keeps_state_of_library(node)
+    return has_state_or_user_code(node) and not (node.op in _RNN or is_made_of_symbol(node))
 
 
 def _otherwise_alone(node: Node, device_type: str) -> str | None:

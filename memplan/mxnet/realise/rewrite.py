@@ -11,9 +11,10 @@ from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
     is_random,
     is_true,
+    may_draw,
 )
 from memplan.mxnet.trace.probe import changed_inputs
-from memplan.mxnet.trace.states import reads_states, states_of, states_touched
+from memplan.mxnet.trace.states import reads_states, states_of, states_shared, states_touched
 from memplan.mxnet.trace.sums import is_link
 from memplan.step.graph import Op
 
@@ -215,14 +216,16 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     """``order`` with every sum of gradients as early as possible; sums are made safe.
 
     The nodes must have their ``infos``. Those in ``rank_of`` come as early as possible, too; of
-    several that become possible by the same op, the one of the smallest rank comes first.
+    several that become possible by the same op, the one of the smallest rank comes first. But what
+    reads or writes a state that others do, too, or may draw random numbers, keeps MXNet's order.
     """
-    rank_of = rank_of or {}
+    rank_of, shared = rank_of or {}, states_shared(order)
     _make_sums_safe(order)
     nmissing = {
         node: len(_awaited(node))
         for node in order
-        if node in rank_of or is_link(node) or _is_plain_sum(node)
+        if (node in rank_of or is_link(node) or _is_plain_sum(node))
+        and not (states_touched(node, shared) or may_draw(node))
     }
     waiters: dict[Node, list[Node]] = {}
     for node in order:
@@ -293,8 +296,7 @@ def keep_order(ops: Sequence[Op], nodes: Sequence[Node]) -> tuple[Op, ...]:
     latest: dict[Node | None, int] = {}
     for index, node in enumerate(nodes):
         touched: list[Node | None] = [*states_touched(node, states)]
-        may_be_random = is_random(node) or has_state_or_user_code(node)
-        if may_be_random and not node.op.startswith("_backward"):
+        if may_draw(node):
             touched.append(None)
         if before := [latest[key] for key in touched if key in latest]:
             op = result[index]

@@ -16,7 +16,6 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.nnvm import Entry, EntryInfo, Infos, Node, dependencies, depth_first
 from memplan.mxnet.trace.operators import is_sparse_embedding
-from memplan.mxnet.trace.states import states_shared, states_touched
 from memplan.step.graph import UPDATE
 
 
@@ -68,13 +67,8 @@ class Updating(Packed):
         return [*heads[:noutputs], *updates]
 
     def ordered(self, order: Sequence[Node]) -> list[Node]:
-        """Updates, and what is computed for one alone, as early as possible, too.
-
-        But for what shares the statistics of a BatchNorm, which keeps MXNet's order.
-        """
-        shared, rank_of = states_shared(order), _for_one_update(order)
-        early = {node: rank for node, rank in rank_of.items() if not states_touched(node, shared)}
-        return explicit_order(order, rank_of=early)
+        """Updates, and what is computed for one alone, as early as possible, too."""
+        return explicit_order(order, rank_of=_for_one_update(order))
 
 
 def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:

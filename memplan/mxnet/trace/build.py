@@ -112,10 +112,11 @@ def trace(
 ) -> Trace:
     """The training graph of ``net``.
 
-    ``shapes`` names input shapes (Variables may carry others), ``type_dict`` dtypes. With
-    None for it, arguments are float32; else those of others are inferred, as in ``simple_bind``. ``grad_req`` is that of ``bind``; None means
-    what Module does: a gradient for every argument but the named inputs and those called
-    ``…label``. Raises ArgumentError for shapes that are missing or wrong, TraceError for a
+    ``shapes`` names input shapes (Variables may carry others), ``type_dict`` dtypes. With None for
+    it, arguments are float32; else those of others are inferred, as in ``simple_bind``.
+    ``grad_req`` is that of ``bind``; None means what Module does: a gradient for every argument but
+    the named inputs and those called ``…label``. Raises ArgumentError for shapes that are missing
+    or wrong, TraceError for a
     network that cannot be differentiated, SizeError for one with an array that is too large for
     MXNet. Costs (``seconds``) are left at 0.
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.user_operators import is_of_library
 
 # FIgnoreInputs: inputs that the operator looks at for their shape only.
 _IGNORED_INPUTS = {
@@ -35,9 +36,8 @@ _STATE_OR_USER_CODE = frozenset(
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
-# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output;
-# or holds state or user code that must not run twice.
-_NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
+# A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output.
+_NEVER_MIRRORED = frozenset(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
     one_hot _histogram BatchNorm_v1 CTCLoss _npx_layer_norm _npx_embedding _npx_pick Convolution_v1
     _contrib_SparseEmbedding Crop diag hard_sigmoid _contrib_DeformableConvolution
@@ -45,8 +45,8 @@ _NEVER_MIRRORED = _STATE_OR_USER_CODE.union(
     _npi_pad""".split()
 )
 
-# What MXNet makes of a Symbol only: user code, and operators that hold networks.
-_MADE_OF_SYMBOLS = frozenset("Custom _foreach _while_loop _cond".split())
+# Operators that hold networks.
+_LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
 
 # Operators with several outputs whose copies were seen to be right
 # (tests/realise/test_mirror.py): any other one may skip its hidden outputs where a copy's main
@@ -228,12 +228,26 @@ def is_random(node: Node) -> bool:
 
 def has_state_or_user_code(node: Node) -> bool:
     """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
-    return node.op in _STATE_OR_USER_CODE
+    return node.op in _STATE_OR_USER_CODE or is_of_library(node.op)
+
+
+def may_draw(node: Node) -> bool:
+    """May ``node`` draw random numbers? What runs user code may, in the backward pass, too."""
+    if node.op.startswith("_backward"):
+        return runs_user_code(node.op) or (
+            node.forward is not None and is_of_library(node.forward.op)
+        )
+    return is_random(node) or has_state_or_user_code(node)
 
 
 def is_made_of_symbol(node: Node) -> bool:
-    """Does ``node`` run user code or a loop, of which no other call can be made than a Symbol's?"""
-    return node.op in _MADE_OF_SYMBOLS
+    """Is ``node`` a Custom op or a loop, of which no other call can be made than a Symbol's?"""
+    return node.op == CUSTOM or is_loop_or_branch(node)
+
+
+def is_loop_or_branch(node: Node) -> bool:
+    """Does ``node`` hold networks of its own?"""
+    return node.op in _LOOPS_AND_BRANCHES
 
 
 def overwrites_what_it_reads(node: Node) -> bool:
@@ -261,7 +275,9 @@ def takes_shape_of_reader(node: Node) -> bool:
 
 def may_be_mirrored(node: Node) -> bool:
     """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
-    if is_random(node) or node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
+    if is_random(node) or has_state_or_user_code(node):
+        return False
+    if node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):
         return False
     if node.op == "UpSampling" and node.attrs.get("sample_type") == "bilinear":
         return False  # aborts where nobody reads its output, as those above
@@ -292,8 +308,8 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
 
 
 def uses_global_statistics(node: Node) -> bool:
-    """Is this a BatchNorm that computes by its moving statistics, and leaves them alone?"""
-    return is_true(node.attrs.get("use_global_stats"))
+    """Is this a norm that computes by its moving statistics, and leaves them alone?"""
+    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("use_global_stats"))
 
 
 def fixes_gamma(node: Node) -> bool:

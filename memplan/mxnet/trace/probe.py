@@ -24,6 +24,7 @@ from memplan.mxnet.trace.nnvm import (
     variables,
 )
 from memplan.mxnet.trace.operators import is_made_of_symbol
+from memplan.mxnet.trace.user_operators import is_of_library
 from memplan.step.graph import Handover
 
 # MXNet's CPU subgraph backend, which would rewrite a graph bound without gradients, is tied to
@@ -139,6 +140,30 @@ def changed_inputs(node: Node) -> tuple[int, ...]:
     They are statistics, or states of an optimizer.
     """
     return _changed_inputs(node.op, node.key, len(node.inputs), node.noutputs)
+
+
+@cache
+def _keeps_state(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
+    # Its backward op, alone, which MXNet refuses to bind where that needs what the call has left.
+    sources = variables("value", ninputs + 2 * noutputs)
+    terms = variables("term", ninputs)  # from which MXNet infers the shapes
+    call = Node(f"_backward_{op}", "asked", dict(attrs), sources, noutputs=ninputs)
+    sums = [
+        Node("elemwise_add", f"sum{k}", inputs=[(call, k), term]) for k, term in enumerate(terms)
+    ]
+    arrays = {source.name: mx.nd.empty((1,), CONTEXT) for source, _ in [*sources, *terms]}
+    try:
+        describe(to_symbol([(node, 0) for node in sums]), arrays)
+    except MXNetError as error:
+        return "control_deps" in str(error)
+    return False
+
+
+def keeps_state_of_library(node: Node) -> bool:
+    """Does ``node`` run an operator of a loaded library that has a state (CustomStatefulOp)?"""
+    if not is_of_library(node.op):
+        return False
+    return _keeps_state(node.op, node.key, len(node.inputs), node.noutputs)
 
 
 @cache

@@ -13,8 +13,8 @@ from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.mxnet.trace.operators import (
     fixes_gamma,
-    has_state_or_user_code,
     ignored_inputs,
+    is_loop_or_branch,
     uses_global_statistics,
 )
 from memplan.mxnet.trace.probe import changed_inputs
@@ -24,10 +24,10 @@ from memplan.step.graph import UPDATE
 def states_written(node: Node) -> list[Node]:
     """The states that a forward op writes, itself or in its backward op.
 
-    Those of user code and loops are not known.
+    Loops and branches write none: MXNet cannot differentiate one that reads a state.
     """
     asked = not (node.op == UPDATE or node.op.startswith("_backward"))
-    if not asked or node.forward is not None or has_state_or_user_code(node):
+    if not asked or node.forward is not None or is_loop_or_branch(node):
         return []
     if uses_global_statistics(node) or not any(source.is_variable for source, _ in node.inputs):
         return []

@@ -17,7 +17,8 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.trace.nnvm import VARIABLE, output_of, shape_is_known
+from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of, shape_is_known
+from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.asked_gradients import every_parameter
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
@@ -129,7 +130,7 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
-    graph = symbol_json.parse(symbol)
+    graph = _parsed(symbol)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
@@ -141,6 +142,22 @@ def compose(
         tuple(as_initialised(block, noted, _in_order(noted, outputs, (*inputs, *unread)))),
         unread,
     )
+
+
+def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:
+    """The graph of ``symbol``; TraceError for an operator of a library that has a state.
+
+    MXNet makes the state anew for every call of a block, and the executor of a step keeps it.
+    """
+    graph = symbol_json.parse(symbol)
+    for node in from_json(graph)[0]:
+        if keeps_state_of_library(node):
+            raise TraceError(
+                f"op {node.name!r} ({node.op}) has a state of its library, which MXNet makes anew "
+                f"for every call of a block, and a planned step keeps; train the block without a "
+                f"plan, or its Symbol in a memplan.mxnet.Module"
+            )
+    return graph
 
 
 def check_block(block: Any) -> None:
