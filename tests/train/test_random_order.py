@@ -60,6 +60,21 @@ class Behind(gluon.HybridBlock):
         return self.scores(self.drop(x[0] if isinstance(x, tuple | list) else x))
 
 
+class CallingPast(gluon.HybridBlock):
+    """Calls layers of a block by themselves, and uses what one of them computes, or ``both``."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.both = both
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            self.layers.add(EarlyAndLate(True), EarlyAndLate(True))
+
+    def hybrid_forward(self, _: Any, x: Any) -> Any:
+        first = self.layers[0](x)
+        return self.layers[1](first if self.both else x)
+
+
 class Unrolled(gluon.HybridBlock):
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +94,8 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
     net.initialize(mx.init.Xavier(), ctx=CPU)
     net(x)
     if hybridized:
-        (net if hybridized == "all" else net.inner).hybridize()
+        parts = {"all": net, "a child": net.inner, "layers": net.inner._children.get("layers")}
+        parts[hybridized].hybridize()
     mx.random.seed(4)
     net = planned(net, **OPTIONS) if plan else net
     for _ in range(2):
@@ -103,6 +119,9 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
         (lambda: Two(True, 0), "", None),
         (lambda: Two(False), "", MISSING),
         (lambda: Two(False), "a child", None),
+        (lambda: CallingPast(True), "", MOVED),
+        (lambda: CallingPast(True), "layers", None),
+        (lambda: CallingPast(False), "layers", MISSING),
         (Unrolled, "", MOVED),
         (Unrolled, "all", None),
     ],
