@@ -191,6 +191,18 @@ class DroppingTwice(Dropping):
         return self.scores(self.drops[0](F.tanh(self.last(x))))
 
 
+class DroppingInForward(gluon.HybridBlock):
+    """Draws in two layers, which it calls in a ``forward``: the parameters of one come between."""
+
+    def __init__(self, rates: tuple[float, float]) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = Dropping(rates), Dropping(rates)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x))
+
+
 def warned_of(
     rates: tuple[float, float], *, hybridized: bool, begun: bool, net: Any = Dropping
 ) -> list[str]:
@@ -222,6 +234,9 @@ def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
     assert not warned_of((0.0, 0.3), hybridized=False, begun=True)
     for begun in (False, True):
         assert not warned_of((0.5, 0.3), hybridized=True, begun=begun)
+        net = DroppingInForward
+        found = warned_of((0.5, 0.3), hybridized=True, begun=begun, net=net)
+        assert [bool(re.search(early, text)) for text in found] == [True] * (not begun)
 
 
 class Dropped(gluon.Parameter):

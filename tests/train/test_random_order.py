@@ -137,6 +137,54 @@ def test_a_warning_tells_of_other_draws(make: Any, hybridized: str, expected: st
     assert all(re.search(expected or "", text) for text in texts)
 
 
+class DrawingLoss(gluon.HybridBlock):
+    """Draws two masks for what it reads, of which the graph has the second first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = EarlyAndLate(True)
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        return SOFTMAX(self.inner(x), y)
+
+
+def with_and_without(net: Any, loss_of: Any, *, hybridized: list[Any]) -> tuple[bool, list[str]]:
+    """Whether losses are the same in a TrainStep, and what it warns of."""
+    (x, y), runs = vectors(), []
+    parts = [part for part in (net, loss_of) if isinstance(part, gluon.Block)]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for plan in (False, True):
+            mx.random.seed(3)
+            for part in parts:
+                part.hybridize(False)
+                part.initialize(mx.init.Xavier(), ctx=CPU, force_reinit=True)
+            loss_of(net(x), y)
+            for part in hybridized:
+                part.hybridize()
+            mx.random.seed(4)
+            step = TrainStep(net, loss_of, **OPTIONS) if plan else None
+            losses: list[Any] = []
+            for _ in range(2):
+                with autograd.record():
+                    loss = loss_of(net(x), y) if step is None else step(x, y)
+                losses += loss.asnumpy().tolist()
+            runs.append(losses)
+    return runs[0] == runs[1], [str(w.message) for w in found if "a planned step" in str(w.message)]
+
+
+@pytest.mark.parametrize("net_is", [False, True])
+@pytest.mark.parametrize("loss_is", [False, True])
+def test_a_hybridized_loss_draws_in_the_order_of_its_graph(loss_is: bool, net_is: bool) -> None:
+    """One that is not is warned of, whatever the block is."""
+    net, loss = EarlyAndLate(False), DrawingLoss()
+    hybridized = [part for part, is_it in ((net, net_is), (loss, loss_is)) if is_it]
+    are_same, texts = with_and_without(net, loss, hybridized=hybridized)
+    assert are_same is loss_is
+    assert [MOVED in text for text in texts] == [True] * (not loss_is)
+
+
 class Heads(gluon.HybridBlock):
     """Scores twice, with a mask for each."""
 
@@ -160,24 +208,8 @@ def test_a_loss_that_reads_other_outputs_draws_others(
         losses = [SOFTMAX(outputs[k], label) for k in read]
         return losses[0] if len(losses) == 1 else losses[0] + 2 * losses[1]
 
-    (x, y), runs = vectors(), []
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for plan in (False, True):
-            mx.random.seed(3)
-            net = Heads()
-            net.initialize(mx.init.Xavier(), ctx=CPU)
-            net(x)
-            net.hybridize(hybridized)
-            mx.random.seed(4)
-            step = TrainStep(net, loss_of, **OPTIONS) if plan else None
-            losses: list[Any] = []
-            for _ in range(2):
-                with autograd.record():
-                    loss = loss_of(net(x), y) if step is None else step(x, y)
-                losses += loss.asnumpy().tolist()
-            runs.append(losses)
-    texts = [str(w.message) for w in found if "a planned step" in str(w.message)]
-    assert (runs[0] == runs[1]) is (expected is None)
+    net = Heads()
+    are_same, texts = with_and_without(net, loss_of, hybridized=[net] * hybridized)
+    assert are_same is (expected is None)
     assert len(texts) == (expected is not None)
     assert all(re.search(expected or "", text) for text in texts)

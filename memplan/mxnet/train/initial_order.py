@@ -131,41 +131,40 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
     ``symbol`` is what its calls have made, which draws in the order of a step; ``names`` are those
     of the parameters that the step initialises.
     """
-    _warn_of_draws(block, noted, symbol)
-    if is_graph(block):
-        return
-    what = f"block {block.name!r} is not hybridized, and a planned step"
+    is_hybridized = is_graph(block)  # beside a loss that may not be, or by a ``forward`` of its own
+    what, as_mxnet, or_hybridize = f"a planned step of block {block.name!r}", "", ""
+    if not is_hybridized:
+        what = f"block {block.name!r} is not hybridized, and a planned step"
+        as_mxnet = "; call hybridize(), with which MXNet does so, too"
+        or_hybridize = ", or call hybridize()"
+    _warn_of_draws(what, noted, symbol, is_hybridized=is_hybridized)
     seed = "the same seed gives other numbers than without a plan"
     drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
     called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
     early = noted.index(called[0]) if called else len(noted)
-    if reads and (len(set(reads)) < len(reads) or any(n in noted.derived for n in noted[early:])):
+    if len(set(reads)) < len(reads) or any(name in noted.derived for name in noted[early:]):
         warnings.warn(
             f"{what} computes what it reads of {reads[0]} once, and first: if random numbers are "
-            f"drawn for that, {seed}; call hybridize(), with which MXNet does so, too",
+            f"drawn for that, {seed}{as_mxnet}",
             stacklevel=2,
         )
     late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
     if called and any(noted.index(name) > noted.index(called[0]) for name in late):
         warnings.warn(
             f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
-            f"{seed}; call the block on a batch before training, or call hybridize()",
+            f"{seed}; call the block on a batch before training{or_hybridize}",
             stacklevel=2,
         )
 
 
-def _warn_of_draws(block: Block, noted: Calls, symbol: mx.sym.Symbol) -> None:
-    calls, what = noted.calls, f"block {block.name!r} is not hybridized, and a planned step"
+def _warn_of_draws(what: str, noted: Calls, symbol: mx.sym.Symbol, *, is_hybridized: bool) -> None:
     order = "call hybridize(), with which MXNet draws in that order, too"
     unused = "do not compute what is not used, or call hybridize()"
-    if is_graph(block):
-        # All that a planned block computes is an output, and there is no call of it as a whole.
-        calls = [call for call in noted.calls if call.inputs is not None]
-        what = f"a planned step of block {block.name!r}"
-        order = "have the block return first what the loss reads first"
-        unused = "do not return what the loss does not read"
-    other = other_draws(symbol, calls)
+    if is_hybridized:
+        order = "have block and loss compute, and return, first what is read first"
+        unused = "do not compute, or return, what is not read"
+    other = other_draws(symbol, noted.calls)
     seed = "the same seed gives other numbers than without a plan"
     if other.moved:
         warnings.warn(
