@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from typing import Any
 
 import mxnet as mx
@@ -65,9 +66,9 @@ def made(make: Any) -> Any:
     return net
 
 
-def trained(net: Any, loss: Any = L2) -> Any:
+def trained(net: Any, loss: Any = L2, *, size: int = 4) -> Any:
     with autograd.record():
-        losses = loss(net(X), Y)
+        losses = loss(net(X[:size]), Y[:size])
     losses.backward()
     return losses
 
@@ -119,6 +120,50 @@ def test_a_graph_is_that_of_all_steps(ways: str) -> None:
                 losses.append(loss)
             net.scale += 1.0
         found["planned" if is_planned else "stock"] = [*losses, net.body.weight.grad()]
+    assert_equal(found)
+
+
+class Asking(gluon.HybridBlock):
+    """Asks whether a child returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="asking_")
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        returned = self.body(x)
+        return returned[0] * (2 if isinstance(returned, tuple) else 1)
+
+
+def forward(self: Any, x: Any) -> Any:
+    return self[1](self[0](x)) * self.scale, x
+
+
+def hybrid_forward(self: Any, F: Any, x: Any) -> Any:  # noqa: N803
+    return forward(self, x)
+
+
+@pytest.mark.parametrize("way", ["planned", "step"])
+@pytest.mark.parametrize("function", [forward, hybrid_forward])
+def test_a_method_that_a_script_has_given_a_hybridized_child(function: Any, way: str) -> None:
+    """It stays that of the child, and what it writes is a graph, or is none, in every step."""
+    found: dict[str, list[Any]] = {}
+    for how in ("stock", way):
+        net = made(Asking)
+        net.body.hybridize()
+        net.body.scale, method = 2.0, types.MethodType(function, net.body)
+        setattr(net.body, function.__name__, method)
+        found[how] = [net(X)]
+        step = TrainStep(net, L2, **OPTIONS) if how == "step" else None
+        if how == "planned":
+            planned(net, **OPTIONS)
+        for size in (4, 3, 2):
+            found[how].append(step(X[:size], Y[:size]) if step else trained(net, size=size))
+        net.body.scale = 3.0
+        found[how].append(net(X))
+        assert vars(net.body)[function.__name__] is method
     assert_equal(found)
 
 

@@ -63,6 +63,13 @@ class Returning(Gated):
         return self.first(x), self.last(x), self.scores(F.concat(x, x))
 
 
+class TakingAll(Gated):
+    """Uses what its first layer returns."""
+
+    def hybrid_forward(self, _: Any, x: Any) -> Any:
+        return self.scores(self.last(self.first(x)))
+
+
 class TakingOne(Gated):
     """Uses one output of the first layer, which is one that has several."""
 
@@ -70,17 +77,95 @@ class TakingOne(Gated):
         return self.scores(self.last(self.first(x)[1]))
 
 
+def two_of(make: Any) -> Any:
+    """A block that holds two, to be called by themselves."""
+    layers = nn.HybridSequential()
+    layers.add(make(), make())
+    return layers
+
+
+class CallingPast(Gated):
+    """Calls layers of the first one by themselves, and uses what one of them computes."""
+
+    def hybrid_forward(self, _: Any, x: Any) -> Any:
+        self.first[0](x)
+        return self.scores(self.last(self.first[1](x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [(lambda: TakingOne(Returning()), 10), (lambda: CallingPast(two_of(Gated)), 16)],
+)
 @pytest.mark.parametrize("hybridized", ["", "a child"])
 @pytest.mark.parametrize("loop", ["planned", "TrainStep"])
 def test_so_it_does_for_layers_of_which_nothing_uses_what_they_compute(
-    loop: str, hybridized: str
+    loop: str, hybridized: str, make: Any, count: int
 ) -> None:
-    expected, found = (
-        left_by(how, hybridized, lambda: TakingOne(Returning())) for how in ("autograd", loop)
-    )
+    expected, found = (left_by(how, hybridized, make) for how in ("autograd", loop))
     for values in (*expected, *found):
         values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
-    assert len(found[0]) == 11
+    assert len(found[0]) == count + 1
+    assert not differences(expected, found)
+
+
+class Alternating(Gated):
+    """Calls layers of the first one by themselves, and others between."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        early = self.first[0](x)
+        scores = self.scores(early)
+        return F.concat(scores, self.last(self.first[1](early)))
+
+
+class Forwards(gluon.HybridBlock):
+    """Calls its layers in a ``forward``, of which MXNet has no graph, whatever is hybridized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.last, self.first = Gated(), Gated()
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x))
+
+
+class Celled(gluon.HybridBlock):
+    """Reads parameters of its own in another order than it has them; no step keeps its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            options = {"shape": (12, 0), "allow_deferred_init": True}
+            self.late, self.early = (self.params.get(n, **options) for n in ("late", "early"))
+            self.cell = gluon.rnn.ZoneoutCell(gluon.rnn.RNNCell(12))
+
+    def hybrid_forward(self, F: Any, x: Any, late: Any, early: Any) -> Any:  # noqa: N803
+        self.cell.reset()
+        x = F.FullyConnected(x, early, num_hidden=12, no_bias=True)
+        return F.FullyConnected(self.cell(x, [x])[0], late, num_hidden=12, no_bias=True)
+
+
+def imported() -> Any:
+    """A block that is made of a Symbol, before others."""
+    data = mx.sym.Variable("data", dtype="float32")
+    hidden = mx.sym.FullyConnected(data, num_hidden=12, no_bias=True, name="late")
+    hidden = mx.sym.FullyConnected(hidden, num_hidden=12, no_bias=True, name="early")
+    return TakingAll(gluon.SymbolBlock(hidden, data))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Alternating(two_of(Gated)), lambda: TakingAll(Celled()), Forwards, imported],
+)
+@pytest.mark.parametrize("hybridized", ["", "a child", "all"])
+@pytest.mark.parametrize("loop", ["planned", "TrainStep"])
+def test_every_graph_is_initialised_where_it_is_called(
+    loop: str, hybridized: str, make: Any
+) -> None:
+    """In the order in which the graph reads its parameters."""
+    expected, found = (left_by(how, hybridized, make) for how in ("autograd", loop))
+    for values in (*expected, *found):
+        values.update({name: v.asnumpy() for name, v in values.items() if name != "loss"})
     assert not differences(expected, found)
 
 
@@ -104,6 +189,18 @@ class DroppingTwice(Dropping):
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
         self.drops[0](self.first(x))
         return self.scores(self.drops[0](F.tanh(self.last(x))))
+
+
+class DroppingInForward(gluon.HybridBlock):
+    """Draws in two layers, which it calls in a ``forward``: the parameters of one come between."""
+
+    def __init__(self, rates: tuple[float, float]) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = Dropping(rates), Dropping(rates)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x))
 
 
 def warned_of(
@@ -137,6 +234,9 @@ def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
     assert not warned_of((0.0, 0.3), hybridized=False, begun=True)
     for begun in (False, True):
         assert not warned_of((0.5, 0.3), hybridized=True, begun=begun)
+        net = DroppingInForward
+        found = warned_of((0.5, 0.3), hybridized=True, begun=begun, net=net)
+        assert [bool(re.search(early, text)) for text in found] == [True] * (not begun)
 
 
 class Dropped(gluon.Parameter):

@@ -60,6 +60,21 @@ class Behind(gluon.HybridBlock):
         return self.scores(self.drop(x[0] if isinstance(x, tuple | list) else x))
 
 
+class CallingPast(gluon.HybridBlock):
+    """Calls layers of a block by themselves, and uses what one of them computes, or ``both``."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.both = both
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            self.layers.add(EarlyAndLate(True), EarlyAndLate(True))
+
+    def hybrid_forward(self, _: Any, x: Any) -> Any:
+        first = self.layers[0](x)
+        return self.layers[1](first if self.both else x)
+
+
 class Unrolled(gluon.HybridBlock):
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +94,8 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
     net.initialize(mx.init.Xavier(), ctx=CPU)
     net(x)
     if hybridized:
-        (net if hybridized == "all" else net.inner).hybridize()
+        parts = {"all": net, "a child": net.inner, "layers": net.inner._children.get("layers")}
+        parts[hybridized].hybridize()
     mx.random.seed(4)
     net = planned(net, **OPTIONS) if plan else net
     for _ in range(2):
@@ -103,6 +119,9 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
         (lambda: Two(True, 0), "", None),
         (lambda: Two(False), "", MISSING),
         (lambda: Two(False), "a child", None),
+        (lambda: CallingPast(True), "", MOVED),
+        (lambda: CallingPast(True), "layers", None),
+        (lambda: CallingPast(False), "layers", MISSING),
         (Unrolled, "", MOVED),
         (Unrolled, "all", None),
     ],
@@ -116,6 +135,54 @@ def test_a_warning_tells_of_other_draws(make: Any, hybridized: str, expected: st
     assert same is (expected is None)
     assert len(texts) == (expected is not None)
     assert all(re.search(expected or "", text) for text in texts)
+
+
+class DrawingLoss(gluon.HybridBlock):
+    """Draws two masks for what it reads, of which the graph has the second first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = EarlyAndLate(True)
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        return SOFTMAX(self.inner(x), y)
+
+
+def with_and_without(net: Any, loss_of: Any, *, hybridized: list[Any]) -> tuple[bool, list[str]]:
+    """Whether losses are the same in a TrainStep, and what it warns of."""
+    (x, y), runs = vectors(), []
+    parts = [part for part in (net, loss_of) if isinstance(part, gluon.Block)]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for plan in (False, True):
+            mx.random.seed(3)
+            for part in parts:
+                part.hybridize(False)
+                part.initialize(mx.init.Xavier(), ctx=CPU, force_reinit=True)
+            loss_of(net(x), y)
+            for part in hybridized:
+                part.hybridize()
+            mx.random.seed(4)
+            step = TrainStep(net, loss_of, **OPTIONS) if plan else None
+            losses: list[Any] = []
+            for _ in range(2):
+                with autograd.record():
+                    loss = loss_of(net(x), y) if step is None else step(x, y)
+                losses += loss.asnumpy().tolist()
+            runs.append(losses)
+    return runs[0] == runs[1], [str(w.message) for w in found if "a planned step" in str(w.message)]
+
+
+@pytest.mark.parametrize("net_is", [False, True])
+@pytest.mark.parametrize("loss_is", [False, True])
+def test_a_hybridized_loss_draws_in_the_order_of_its_graph(loss_is: bool, net_is: bool) -> None:
+    """One that is not is warned of, whatever the block is."""
+    net, loss = EarlyAndLate(False), DrawingLoss()
+    hybridized = [part for part, is_it in ((net, net_is), (loss, loss_is)) if is_it]
+    are_same, texts = with_and_without(net, loss, hybridized=hybridized)
+    assert are_same is loss_is
+    assert [MOVED in text for text in texts] == [True] * (not loss_is)
 
 
 class Heads(gluon.HybridBlock):
@@ -141,24 +208,8 @@ def test_a_loss_that_reads_other_outputs_draws_others(
         losses = [SOFTMAX(outputs[k], label) for k in read]
         return losses[0] if len(losses) == 1 else losses[0] + 2 * losses[1]
 
-    (x, y), runs = vectors(), []
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for plan in (False, True):
-            mx.random.seed(3)
-            net = Heads()
-            net.initialize(mx.init.Xavier(), ctx=CPU)
-            net(x)
-            net.hybridize(hybridized)
-            mx.random.seed(4)
-            step = TrainStep(net, loss_of, **OPTIONS) if plan else None
-            losses: list[Any] = []
-            for _ in range(2):
-                with autograd.record():
-                    loss = loss_of(net(x), y) if step is None else step(x, y)
-                losses += loss.asnumpy().tolist()
-            runs.append(losses)
-    texts = [str(w.message) for w in found if "a planned step" in str(w.message)]
-    assert (runs[0] == runs[1]) is (expected is None)
+    net = Heads()
+    are_same, texts = with_and_without(net, loss_of, hybridized=[net] * hybridized)
+    assert are_same is (expected is None)
     assert len(texts) == (expected is not None)
     assert all(re.search(expected or "", text) for text in texts)

@@ -32,7 +32,6 @@ from memplan.mxnet.train.initial_order import (
     warn_of_pause,
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
-from memplan.mxnet.train.lists_of_graphs import with_lists_of_graphs
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refusing_others
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
@@ -102,9 +101,8 @@ def compose(
         _without_hooks(block),
         cells_begin_anew(block),
         refusing_others(blocks, params),
-        noting_calls(block, params) as noted,
-        with_lists_of_graphs(blocks) as running,
-        by_graphs(blocks, params, running),
+        noting_calls(params) as noted,
+        by_graphs(blocks, params, noted.of_graph),
     ):
         run = run or (_as_called(block, inputs) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None
@@ -139,7 +137,7 @@ def compose(
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(as_initialised(block, noted, _in_order(noted, outputs, (*inputs, *unread)))),
+        tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
         unread,
     )
 
@@ -249,7 +247,7 @@ def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
     """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
     hooks = block._forward_pre_hooks, block._forward_hooks
     try:
-        block._forward_pre_hooks, block._forward_hooks = (Hooks(h, (), keeps=False) for h in hooks)
+        block._forward_pre_hooks, block._forward_hooks = map(Hooks, hooks)
         yield
     finally:
         block._forward_pre_hooks, block._forward_hooks = hooks

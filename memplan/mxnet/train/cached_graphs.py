@@ -22,6 +22,7 @@ from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.train.block_changes import is_graph, with_children
 from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.kept_by_cells import has_cells
+from memplan.mxnet.train.lists_of_graphs import OfGraph, as_graph
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
@@ -127,15 +128,15 @@ class KeptGraphs:
         calls: Callable[[], AbstractContextManager[Around]],
         blocks: Sequence[Block],
         params: Mapping[str, Parameter],
-        running: Sequence[object],
+        of_graph: OfGraph,
         *,
         are_made: bool,
     ) -> Iterator[None]:
         """Within, the first of ``blocks`` computes what MXNet's graphs of it, or in it, do.
 
         The others are losses, of which no step has graphs. Within ``calls`` all are called; it
-        gives what is around a call of a hybridized block, of a loss, too, while nothing is
-        ``running``: within the graph of another block it has none of its own.
+        gives what is around a call of a hybridized block, of a loss, too, that is in no graph of
+        another one. There ``of_graph`` computes what MXNet has a graph for.
         ``params`` are those of the blocks, by name. Graphs that MXNet does not have yet
         ``are_made`` where a step runs, as MXNet makes them in the first call.
         """
@@ -144,21 +145,26 @@ class KeptGraphs:
             kept.discard(blocks[0])  # its call has just tried to make one
         # A script may call layers of a hybridized block by themselves, and have a child twice.
         called = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
-        before = [{"forward": vars(b)["forward"]} if "forward" in vars(b) else {} for b in called]
+        running: list[Any] = []
         is_here = is_it()
-        try:
-            with calls() as around:
+        with calls() as around:
+            # What blocks have when ``calls`` ends stays, so theirs are back by then.
+            before = [{n: f for n, f in vars(b).items() if n == "forward"} for b in called]
+            try:
                 for block in called:
                     usual = by_graph = block.forward
                     if block in kept:
-                        by_graph = functools.partial(self._forward, block, params, are_made)
-                    given = functools.partial(around, block)
+                        forward = functools.partial(self._forward, block, params, are_made)
+                        by_graph = functools.partial(of_graph, forward)
+                    elif isinstance(block, mx.gluon.SymbolBlock):
+                        by_graph = functools.partial(of_graph, usual)
+                    given = functools.partial(_alone, block, around, running, of_graph, is_here)
                     block.__dict__["forward"] = _Outermost(by_graph, usual, given, running, is_here)
                 yield
-        finally:
-            for block, own in zip(called, before, strict=True):
-                block.__dict__.pop("forward", None)
-                block.__dict__.update(own)
+            finally:
+                for block, own in zip(called, before, strict=True):
+                    block.__dict__.pop("forward", None)
+                    block.__dict__.update(own)
 
     def _forward(
         self, root: Block, params: Mapping[str, Parameter], is_made: bool, *args: Any
@@ -182,6 +188,20 @@ class KeptGraphs:
         return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
 
 
+@contextmanager
+def _alone(
+    block: Block,
+    around: Around,
+    running: list[Any],
+    of_graph: OfGraph,
+    is_here: Callable[[], bool],
+) -> Iterator[None]:
+    """What is around a call of hybridized ``block`` by itself."""
+    # The first may give it the hybrid_forward of which its graph was made.
+    with around(block), as_graph(block, running, of_graph, is_here):
+        yield
+
+
 @dataclass(frozen=True)
 class _Outermost:
     """The ``forward`` of a hybridized block, ``by_graph``, unless a ``running`` block calls it.
@@ -195,7 +215,7 @@ class _Outermost:
     by_graph: Callable[..., Any]
     usual: Callable[..., Any]
     around: Callable[[], AbstractContextManager[None]]
-    running: Sequence[object]
+    running: Sequence[Any]
     is_here: Callable[[], bool]
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from mxnet.gluon.utils import HookHandle
@@ -32,19 +32,17 @@ def called_in_it(function: Callable[..., Any], elsewhere: Callable[..., Any]) ->
 class Hooks(OrderedDict[int, Hook]):
     """Hooks to stand in the place of ``others`` of a block, whose dict no thread sees change.
 
-    The thread that makes them finds ``own``, and the others first if it ``keeps`` them.
+    The thread that makes them finds none.
     """
 
-    def __init__(self, others: OrderedDict[int, Hook], own: Iterable[Hook], *, keeps: bool) -> None:
+    def __init__(self, others: OrderedDict[int, Hook]) -> None:
         super().__init__()
-        self._others, self._own, self._keeps = others, tuple(own), keeps
+        self._others = others
         self._is_here = is_it()
         _attach_to_others()
 
     def values(self) -> Any:
-        if not self._is_here():
-            return self._others.values()
-        return (*(self._others.values() if self._keeps else ()), *self._own)
+        return () if self._is_here() else self._others.values()
 
     def __bool__(self) -> bool:
         return bool(self.values())

@@ -20,7 +20,13 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.train.block_changes import hybridized, is_graph
 from memplan.mxnet.train.composing_thread import called_in_it
-from memplan.mxnet.train.random_order import Call, draws, noting_symbols, other_draws
+from memplan.mxnet.train.random_order import (
+    Call,
+    draws,
+    noting_symbols,
+    other_draws,
+    symbols_in,
+)
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
@@ -41,24 +47,45 @@ class Calls(list[str]):
     """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
     ``unrecorded`` are the operators that it calls under autograd.pause(), ``derived`` the
-    parameters that are computed when they are read. ``calls`` are those of operators and graphs.
+    parameters that are computed when they are read; ``waiting`` are these, and those that are not
+    initialised: of others no reads are noted. ``calls`` are those of operators and graphs.
     """
 
-    def __init__(self, derived: Iterable[str] = ()) -> None:
+    def __init__(self, params: Mapping[str, Parameter]) -> None:
         super().__init__()
         self.unrecorded: set[str] = set()
-        self.derived = set(derived)
+        self.derived = {name for name, p in params.items() if is_derived(p)}
+        self.waiting = {n for n, p in params.items() if p._deferred_init or n in self.derived}
         self.calls: list[Call] = []
+
+    def of_graph(self, compute: Callable[..., Any], /, *inputs: Any, **params: Any) -> Any:
+        """What ``compute`` returns for ``inputs``, noted as one call: MXNet has a graph for it.
+
+        In the first call MXNet initialises all that the graph reads, in the order of the graph, and
+        nothing else that code of the script's has read while the graph was made. Variables of
+        ``params`` that it gets have just been read.
+        """
+        nnames, ncalls = len(self), len(self.calls)
+        given = {variable.name for variable in params.values()}
+        while nnames and self[nnames - 1] in given:
+            nnames -= 1
+        outputs = compute(*inputs, **params)
+        made = symbols_in(outputs)
+        self.calls[ncalls:] = [Call(symbols_in(inputs), made)]
+        if self.waiting and made:
+            # The graph of a SymbolBlock, and one that MXNet had before, read without being noted.
+            before, within = set(self[:nnames]), self[nnames:]
+            names = self.waiting.intersection(within) | (self.waiting - before)
+            read = [name for name in mx.sym.Group(made).list_inputs() if name in names]
+            self[nnames:] = [*read, *(name for name in within if name not in self.waiting)]
+        return outputs
 
 
 @contextlib.contextmanager
-def noting_calls(block: Block, params: Mapping[str, Parameter]) -> Iterator[Calls]:
-    """Within it what ``block`` calls, and what is read of ``params``.
-
-    That is noted of those that are not initialised, and of those that are computed then.
-    """
-    noted = Calls(name for name, p in params.items() if is_derived(p))
-    waiting = [p for name, p in params.items() if p._deferred_init or name in noted.derived]
+def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
+    """Within it what this thread calls, and what it reads of ``params``."""
+    noted = Calls(params)
+    waiting = [params[name] for name in params if name in noted.waiting]
     for parameter in waiting:
         var = functools.partial(type(parameter).var, parameter)
         parameter.var = called_in_it(functools.partial(_noted, parameter, noted), var)
@@ -66,7 +93,7 @@ def noting_calls(block: Block, params: Mapping[str, Parameter]) -> Iterator[Call
     for kind, get in managers.items():
         kind.get = called_in_it(_noting(kind, get, noted), get)
     try:
-        with noting_symbols(block) as noted.calls:
+        with noting_symbols() as noted.calls:
             yield noted
     finally:
         for parameter in waiting:
@@ -92,12 +119,9 @@ def _noted(parameter: Parameter, noted: list[str]) -> Any:
     return type(parameter).var(parameter)
 
 
-def as_initialised(block: Block, noted: Sequence[str], in_graph: Iterable[str]) -> list[str]:
-    """The names ``in_graph``, of which layers of ``block`` have read some, in MXNet's order."""
+def as_initialised(noted: Sequence[str], in_graph: Iterable[str]) -> list[str]:
+    """The names ``in_graph``, of which some were ``noted`` as read, in MXNet's order."""
     places = {name: place for place, name in reversed(list(enumerate(noted)))}
-    for root in hybridized([block]):
-        names = places.keys() & root.collect_params().keys()
-        places |= dict.fromkeys(names, min((places[name] for name in names), default=0))
     return sorted(in_graph, key=lambda name: places.get(name, len(noted)))
 
 
@@ -107,41 +131,40 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
     ``symbol`` is what its calls have made, which draws in the order of a step; ``names`` are those
     of the parameters that the step initialises.
     """
-    _warn_of_draws(block, noted, symbol)
-    if is_graph(block):
-        return
-    what = f"block {block.name!r} is not hybridized, and a planned step"
+    is_hybridized = is_graph(block)  # beside a loss that may not be, or by a ``forward`` of its own
+    what, as_mxnet, or_hybridize = f"a planned step of block {block.name!r}", "", ""
+    if not is_hybridized:
+        what = f"block {block.name!r} is not hybridized, and a planned step"
+        as_mxnet = "; call hybridize(), with which MXNet does so, too"
+        or_hybridize = ", or call hybridize()"
+    _warn_of_draws(what, noted, symbol, is_hybridized=is_hybridized)
     seed = "the same seed gives other numbers than without a plan"
     drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
     called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
     early = noted.index(called[0]) if called else len(noted)
-    if reads and (len(set(reads)) < len(reads) or any(n in noted.derived for n in noted[early:])):
+    if len(set(reads)) < len(reads) or any(name in noted.derived for name in noted[early:]):
         warnings.warn(
             f"{what} computes what it reads of {reads[0]} once, and first: if random numbers are "
-            f"drawn for that, {seed}; call hybridize(), with which MXNet does so, too",
+            f"drawn for that, {seed}{as_mxnet}",
             stacklevel=2,
         )
     late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
     if called and any(noted.index(name) > noted.index(called[0]) for name in late):
         warnings.warn(
             f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
-            f"{seed}; call the block on a batch before training, or call hybridize()",
+            f"{seed}; call the block on a batch before training{or_hybridize}",
             stacklevel=2,
         )
 
 
-def _warn_of_draws(block: Block, noted: Calls, symbol: mx.sym.Symbol) -> None:
-    calls, what = noted.calls, f"block {block.name!r} is not hybridized, and a planned step"
+def _warn_of_draws(what: str, noted: Calls, symbol: mx.sym.Symbol, *, is_hybridized: bool) -> None:
     order = "call hybridize(), with which MXNet draws in that order, too"
     unused = "do not compute what is not used, or call hybridize()"
-    if is_graph(block):
-        # All that a planned block computes is an output, and there is no call of it as a whole.
-        calls = [call for call in noted.calls if call.inputs is not None]
-        what = f"a planned step of block {block.name!r}"
-        order = "have the block return first what the loss reads first"
-        unused = "do not return what the loss does not read"
-    other = other_draws(symbol, calls)
+    if is_hybridized:
+        order = "have block and loss compute, and return, first what is read first"
+        unused = "do not compute, or return, what is not read"
+    other = other_draws(symbol, noted.calls)
     seed = "the same seed gives other numbers than without a plan"
     if other.moved:
         warnings.warn(

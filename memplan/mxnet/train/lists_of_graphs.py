@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mxnet as mx
 
 from memplan.mxnet.trace.nnvm import output_of
-from memplan.mxnet.train.block_changes import is_graph, with_children
-from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.nesting import of_semantics
 
 Block = Any
 
+#: Calls its first argument with the others, and returns what that does: MXNet has a graph for it.
+OfGraph = Callable[..., Any]
+
 
 @contextmanager
-def with_lists_of_graphs(blocks: Iterable[Block]) -> Iterator[Sequence[object]]:
-    """Within, hybridized blocks among ``blocks`` and in them get and return lists with Symbols.
+def as_graph(
+    block: Block, running: list[Any], of_graph: OfGraph, is_here: Callable[[], bool]
+) -> Iterator[None]:
+    """Within, the ``hybrid_forward`` of ``block`` is that of a graph: with lists for tuples.
 
-    MXNet calls their graphs with arrays one by one, and makes lists of what these return. Within
-    a graph nothing is made a list of: it is within one while there is anything in what is yielded.
+    MXNet calls graphs with arrays one by one, and makes lists of what these return. While it runs
+    it is in ``running``: within its graph others have none, and nothing is made a list of.
+    Another thread may have MXNet make a graph of the block: ``is_here`` says so.
     """
-    roots = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
-    before = [{"hybrid_forward": vars(r)["hybrid_forward"]} if _is_own(r) else {} for r in roots]
-    graphs: list[_AsGraph] = []
-    is_here = is_it()
+    own = {n: f for n, f in vars(block).items() if n == "hybrid_forward"}
+    usual = block.hybrid_forward
+    block.__dict__["hybrid_forward"] = _AsGraph(usual, running, of_graph, is_here)
     try:
-        for root in roots:
-            root.__dict__["hybrid_forward"] = _AsGraph(root.hybrid_forward, graphs, is_here)
-        yield graphs
+        yield
     finally:
-        for root, own in zip(roots, before, strict=True):
-            root.__dict__.pop("hybrid_forward", None)
-            root.__dict__.update(own)
-
-
-def _is_own(block: Block) -> bool:
-    """Has the object a ``hybrid_forward`` of its own, as a script gave it?"""
-    return "hybrid_forward" in vars(block)
+        block.__dict__.pop("hybrid_forward", None)
+        block.__dict__.update(own)
 
 
 @dataclass(frozen=True)
 class _AsGraph:
-    """A ``hybrid_forward`` with lists for tuples, unless one of the ``running`` ones calls it.
-
-    Or another thread, which may have MXNet make a graph of the block: ``is_here`` says so.
+    """A ``hybrid_forward`` of which MXNet has a graph, unless one of the ``running`` ones calls it.
 
     It is no function, so that it is not taken for one that a script gave the block.
     """
 
     hybrid_forward: Callable[..., Any]
-    running: list[_AsGraph]
+    running: list[Any]
+    of_graph: OfGraph
     is_here: Callable[[], bool]
 
-    def __call__(self, module: Any, *inputs: Any, **params: Any) -> Any:
+    def __call__(self, module: Any, /, *inputs: Any, **params: Any) -> Any:
         if self.running or not self.is_here():
             return self.hybrid_forward(module, *inputs, **params)
+        compute = partial(self.hybrid_forward, module)
         self.running.append(self)
         try:
-            return _in_lists(self.hybrid_forward(module, *map(_in_lists, inputs), **params))
+            return _in_lists(self.of_graph(compute, *map(_in_lists, inputs), **params))
         finally:
             self.running.pop()
 

@@ -190,10 +190,10 @@ def _put_behind(
 ) -> Any:
     """The ``losses``, computed of ``outputs`` where they are of what stands for these.
 
-    So are the Symbols of the ``calls`` of operators, behind the first ``nnoted``, that made them.
+    So are the Symbols of the ``calls``, behind the first ``nnoted``, that made them.
     """
-    made = [output for call in calls[nnoted:] for output in call.outputs]
-    symbols = [*leaves(losses), *made]
+    new = calls[nnoted:]
+    symbols = [*leaves(losses), *(s for c in new for s in (*(c.inputs or ()), *c.outputs))]
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         return losses
     whole = _group(symbols)
@@ -208,7 +208,9 @@ def _put_behind(
         return of_semantics(_group([next(parts) for _ in symbol.list_outputs()]))
 
     losses = alike(part, losses)
-    calls[nnoted:] = [Call(None, [part(symbol).as_nd_ndarray()]) for symbol in made]
+    for place, call in enumerate(new, start=nnoted):
+        inputs = call.inputs and [part(symbol).as_nd_ndarray() for symbol in call.inputs]
+        calls[place] = Call(inputs, [part(symbol).as_nd_ndarray() for symbol in call.outputs])
     return losses
 
 

@@ -16,12 +16,10 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_random
-from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.cached_graphs import LOOP
-from memplan.mxnet.train.composing_thread import Hooks, is_it
+from memplan.mxnet.train.composing_thread import is_it
 from memplan.mxnet.train.nesting import leaves
 
-Block = Any
 Symbols = list[mx.sym.Symbol]
 
 
@@ -42,38 +40,23 @@ class OtherDraws:
 
 
 @contextlib.contextmanager
-def noting_symbols(block: Block) -> Iterator[list[Call]]:
-    """Within it the operators that ``block`` calls with Symbols, and graphs: its own, or others."""
+def noting_symbols() -> Iterator[list[Call]]:
+    """Within it the operators that this thread calls with Symbols."""
     calls: list[Call] = []
-    begun: list[int] = []
     create = mx.symbol.register._symbol_creator
-
     is_here = is_it()
 
     def create_and_note(*args: Any, **kwargs: Any) -> Any:
         made = create(*args, **kwargs)
         if is_here():
-            calls.append(Call(None, _symbols(made)))
+            calls.append(Call(None, symbols_in(made)))
         return made
 
-    def begin(*_: Any) -> None:
-        begun.append(len(calls))
-
-    def end(_: Block, inputs: Any, outputs: Any) -> None:
-        calls[begun.pop() :] = [Call(_symbols(inputs), _symbols(outputs))]
-
-    roots = list(hybridized([block]))
-    hooks = [(root, root._forward_pre_hooks, root._forward_hooks) for root in roots]
     try:
-        for root, before, after in hooks:
-            root._forward_pre_hooks = Hooks(before, [begin], keeps=True)
-            root._forward_hooks = Hooks(after, [end], keeps=True)
         mx.symbol.register._symbol_creator = create_and_note
         yield calls
     finally:
         mx.symbol.register._symbol_creator = create
-        for root, before, after in hooks:
-            root._forward_pre_hooks, root._forward_hooks = before, after
 
 
 def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
@@ -107,7 +90,7 @@ def draws(node: Mapping[str, Any]) -> bool:
     return is_random(Node(node["op"], node["name"], attrs))
 
 
-def _symbols(nested: Any) -> Symbols:
+def symbols_in(nested: Any) -> Symbols:
     """Those in ``nested``, as legacy ones: a group has no others beside them."""
     found = (leaf for leaf in leaves(nested) if isinstance(leaf, mx.sym.Symbol))
     return [symbol.as_nd_ndarray() for symbol in found]
