@@ -116,9 +116,8 @@ def trace(
     it, arguments are float32; else those of others are inferred, as in ``simple_bind``.
     ``grad_req`` is that of ``bind``; None means what Module does: a gradient for every argument but
     the named inputs and those called ``…label``. Raises ArgumentError for shapes that are missing
-    or wrong, TraceError for a
-    network that cannot be differentiated, SizeError for one with an array that is too large for
-    MXNet. Costs (``seconds``) are left at 0.
+    or wrong, TraceError for a network that cannot be differentiated, SizeError for one with an
+    array that is too large for MXNet. Costs (``seconds``) are left at 0.
 
     ``form`` is that of a realisation; without one, the graph is that of MXNet's own executor.
     TraceError names an op that cannot be run in that form. ``device_type`` ("cpu" or "gpu") is
