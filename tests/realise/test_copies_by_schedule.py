@@ -106,6 +106,24 @@ def test_a_network_of_onednns_operators_has_nothing_to_count() -> None:
         assert not job.beside.layouts
 
 
+# MXNet's own code computes other dtypes than float32, in the usual layout: no copies are made, not
+# of what the gradients of poolings of whole pictures leave, nor for BatchNorms of volumes.
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (2, 4, 2, 4, 4)])
+def test_of_other_dtypes_than_float32_there_are_no_copies(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    net = _norm(_swish(_norm(pictures() * 2)))
+    kernel = (1,) * (len(shape) - 2)
+    net = _loss(mx.sym.Pooling(net, kernel=kernel, global_pool=True, pool_type="avg"))
+    options: dict[str, Any] = {"type_dict": {"data": dtype}, "realisation": "explicit"}
+    traced = trace(net, shapes={"data": shape}, **options)
+    found = copies(traced.graph, traced.nodes)
+    has_copies = any((*found.kept_nbytes, *found.temporary_nbytes))
+    assert has_copies is (dtype == "float32")
+    assert bool(rules(traced.graph, traced.nodes)) is (dtype == "float32")
+
+
 def _pooled(data: Symbol) -> Symbol:
     return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
 

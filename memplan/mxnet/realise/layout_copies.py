@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
-from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.realise.onednn_kernels import kernels, knows_dtype
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
@@ -92,6 +92,8 @@ def _rule(node: Node) -> Rule:
     if not reads_any_layout(node):
         return Rule(PLACE)
     call = _call(node)
+    if not knows_dtype(call):
+        return Rule(USUAL)
     if call.op in _CONVOLUTIONS:
         forward, of_data, _ = kernels(call)
         is_own = forward.output if call is node else of_data.data
@@ -171,6 +173,8 @@ class _Layouts:
         """The bytes of the copies of an op of oneDNN's, whose inputs ``own`` are in its layouts."""
         op, node = self.graph.ops[index], self.nodes[index]
         call = _call(node)
+        if not knows_dtype(call):
+            return self._nbytes(own)
         if call.op in _CONVOLUTIONS:
             return self._convolve(index, call)
         if _takes_parts(node):
