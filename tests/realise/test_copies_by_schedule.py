@@ -138,6 +138,20 @@ def _joined(data: Symbol) -> Symbol:
     return mx.sym.sigmoid(convolved(mx.sym.Concat(*parts, dim=1)))
 
 
+def _softmax(data: Symbol) -> Symbol:
+    return mx.sym.softmax(data, axis=1)
+
+
+def _like_a_softmax_read(data: Symbol) -> Symbol:
+    read = convolved(data)
+    return mx.sym.sigmoid(convolved(_softmax(read))) + mx.sym.ones_like(read)
+
+
+def _like_a_tanh_read(data: Symbol) -> Symbol:
+    read = convolved(data)
+    return convolved(mx.sym.tanh(read)) + mx.sym.ones_like(read)
+
+
 NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
     "relu": lambda data: mx.sym.relu(convolved(mx.sym.relu(convolved(data)))),
     "sums": _residual,
@@ -146,7 +160,29 @@ NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
     "an LRN": lambda data: mx.sym.relu(convolved(mx.sym.LRN(convolved(data), nsize=5))),
     "a Reshape": lambda data: mx.sym.reshape(mx.sym.relu(convolved(data)), (0, 8, -1)) + 1,
     "a Concat": _joined,
+    "ones like what a softmax reads": _like_a_softmax_read,
+    "ones like what a tanh reads": _like_a_tanh_read,
 }
+
+
+@pytest.mark.parametrize(("behind", "ncopies"), [(mx.sym.tanh, 1), (_softmax, 0)])
+def test_an_input_of_which_only_the_shape_is_read_is_copied(
+    behind: Callable[[Symbol], Symbol], ncopies: int
+) -> None:
+    """By an executor, as what is read is; packed steps give the operator another array.
+
+    Ones are made like what a convolution wrote, over which a tanh has written by then, in the
+    layout that lay there, or a softmax, in the usual one.
+    """
+    first = convolved(pictures())
+    body = convolved(behind(first))
+    net = _loss(body + mx.sym.ones_like(first, name="ones"))
+    traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
+    kept = []
+    for reads_ignored in (True, False):
+        found = copies(traced.graph, traced.nodes, reads_ignored=reads_ignored).kept_nbytes
+        kept += [each for each, n in zip(found, traced.nodes, strict=True) if n.name == "ones"]
+    assert kept == [ncopies * N, 0]
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])

@@ -46,10 +46,11 @@ class Copies:
     beside: frozenset[int] = frozenset()
 
 
-def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
+def copies(graph: TrainingGraph, nodes: Sequence[Node], *, reads_ignored: bool = True) -> Copies:
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
 
-    None where MXNet is told not to use oneDNN.
+    None where MXNet is told not to use oneDNN. ``reads_ignored``: are there copies of inputs of
+    which an operator reads only the shape? Packed steps give it another array of that shape.
     """
     if not onednn_is_enabled():
         nothing = (0,) * len(nodes)
@@ -58,7 +59,9 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
     pairs, are_own = [], []
     for index, op in enumerate(graph.ops):
         are_own.append(not found.own.isdisjoint(op.inputs))
-        pairs.append(found.run(index))
+        of_ignored = found.ignored_nbytes(index) if reads_ignored else 0
+        kept_nbytes, temporary_nbytes = found.run(index)
+        pairs.append((kept_nbytes + of_ignored, temporary_nbytes))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
     beside = frozenset(index for index, node in enumerate(nodes) if _falls_back(node))
     return Copies(kept, temporary, tuple(are_own), beside)
@@ -84,8 +87,26 @@ def rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
 
     None where no schedule has an executor keep copies.
     """
-    found = tuple(map(_rule, nodes))
+    found = _rules(graph, nodes)
     return found if may_copy(graph, found) else ()
+
+
+def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
+    """The rule of each op, with the tensors of which it reads only the shape.
+
+    The executor copies these, too (SetupDefaultBlobsIn of MXNet's src/common/exec_utils.h).
+    """
+    tensor_of = {
+        (node, k): tensor
+        for op, node in zip(graph.ops, nodes, strict=True)
+        for k, tensor in enumerate(op.outputs)
+    }
+    found = []
+    for node in nodes:
+        entries = (node.inputs[place] for place in ignored_inputs(node))
+        ignored = tuple(tensor_of[entry] for entry in entries if not entry[0].is_variable)
+        found.append(_rule(node)._replace(ignored=ignored))
+    return tuple(found)
 
 
 def _rule(node: Node) -> Rule:
@@ -145,15 +166,30 @@ class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
     def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]) -> None:
-        self.graph, self.nodes, self.rules = graph, nodes, tuple(map(_rule, nodes))
+        self.graph, self.nodes, self.rules = graph, nodes, _rules(graph, nodes)
         self.place_of = {index: place for place, index in enumerate(order)}
         self.own: set[int] = set()
+        self.written_over: dict[int, int] = {}
+
+    def ignored_nbytes(self, index: int) -> int:
+        """The bytes of the copies that are kept of inputs of which an op reads only the shape.
+
+        What lies there decides, which may be another tensor by now.
+        """
+        return self._nbytes([t for t in self.rules[index].ignored if self._lies_at(t) in self.own])
+
+    def _lies_at(self, tensor: int) -> int:
+        """The tensor that was written last where ``tensor`` was."""
+        while tensor in self.written_over:
+            tensor = self.written_over[tensor]
+        return tensor
 
     def run(self, index: int) -> tuple[int, int]:
         """Run an op: the bytes of the copies that are kept, and of those that are not."""
         op, rule = self.graph.ops[index], self.rules[index]
         own = [tensor for tensor in op.inputs if tensor in self.own]
         in_place = self._in_place(index)
+        self.written_over.update((tensor, output) for output, tensor in in_place.items())
         if rule.leaves == PLACE:
             # What it writes where an array of such a layout lay is brought into that layout, too.
             outputs = [o for o, i in in_place.items() if i in own]

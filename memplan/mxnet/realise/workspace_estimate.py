@@ -120,7 +120,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     operator were counted on top before MXNet's code was: they still are in small networks, up to
     what is not counted of the code there.
     """
-    all_copies = copies(graph, nodes)
+    all_copies = copies(graph, nodes, reads_ignored=False)
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = list(all_copies.temporary_nbytes), [0] * len(nodes)
     for index in all_copies.beside:
