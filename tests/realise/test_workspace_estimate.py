@@ -241,7 +241,7 @@ def test_packed_steps_have_room_for_copies_of_both_kinds(
     found = Copies(
         kept_nbytes=(0, kept * N, kept * N // 2, *(0,) * (nops - 3)),
         temporary_nbytes=(space * N, *(0,) * (nops - 1)),
-        are_own=(True,) * nops,
+        layouts=((),) * nops,
     )
     monkeypatch.setattr(workspace_estimate, "copies", lambda *_, **__: found)
     monkeypatch.setattr(workspace_estimate, "uncounted_nbytes", lambda nodes, each: uncounted * N)
