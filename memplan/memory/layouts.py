@@ -24,10 +24,15 @@ PLACE = "place"
 
 
 class Rule(NamedTuple):
-    """In which layout an op leaves its first output; ``place`` is that of one of its inputs."""
+    """In which layout an op leaves its first output; ``place`` is that of one of its inputs.
+
+    Of the tensors ``ignored`` it reads only the shape: they may be dead, and lie where others are
+    by then. The executor copies what lies there, as it does what is read.
+    """
 
     leaves: str
     place: int = 0
+    ignored: tuple[int, ...] = ()
 
     def leaves_own(self, are_own: Sequence[bool], under: Sequence[bool]) -> bool:
         """Is that a layout of the library's own?
@@ -48,7 +53,7 @@ def may_copy(graph: TrainingGraph, rules: Sequence[Rule]) -> bool:
     own: set[int] = set()
     for op, rule in zip(graph.ops, rules, strict=True):
         are_own = [tensor in own for tensor in op.inputs]
-        if rule.leaves == PLACE and any(are_own):
+        if rule.leaves == PLACE and (any(are_own) or not own.isdisjoint(rule.ignored)):
             return True
         if any(are_own) or rule.leaves == OWN:
             own.update(op.outputs[:1] if rule.leaves != USUAL else ())
@@ -87,6 +92,7 @@ class _Layouts(Arena):
         self.nbuffers = self.nbytes = 0
         self.own: set[int] = set()
         self.buffer_of: dict[tuple[int, int], int] = {}
+        self.latest_of: dict[int, int] = {}
 
     def request(self, step: int, tensor: int) -> int:
         self.share(self.nbuffers, step, tensor)
@@ -94,7 +100,7 @@ class _Layouts(Arena):
         return self.nbuffers - 1
 
     def share(self, buffer: int, step: int, tensor: int) -> None:
-        self.buffer_of[step, tensor] = buffer
+        self.buffer_of[step, tensor] = self.latest_of[tensor] = buffer
 
     def end_of_requests(self, step: int) -> None:
         graph, index = self.schedule.graph, self.schedule.ops[step]
@@ -103,7 +109,9 @@ class _Layouts(Arena):
         inputs = [self.buffer_of.get(source, -1) for source in sources]
         outputs = [self.buffer_of.get((step, tensor), -1) for tensor in op.outputs]
         if rule.leaves == PLACE:
-            pairs = zip((*inputs, *outputs), (*op.inputs, *op.outputs), strict=True)
+            ignored = [self.latest_of.get(tensor, -1) for tensor in rule.ignored]
+            tensors = (*op.inputs, *rule.ignored, *op.outputs)
+            pairs = zip((*inputs, *ignored, *outputs), tensors, strict=True)
             self.nbytes += sum(graph.tensors[t].nbytes for b, t in pairs if b in self.own)
             return
         are_own = [buffer in self.own for buffer in inputs]

@@ -62,5 +62,6 @@ def from_json(text: str) -> Job:
 
 
 def _beside(data: Mapping[str, Any]) -> Beside:
-    of_run, layouts = tuple(data["workspace_of_run"]), tuple(Rule(*r) for r in data["layouts"])
+    of_run = tuple(data["workspace_of_run"])
+    layouts = tuple(Rule(leaves, n, tuple(ignored)) for leaves, n, ignored in data["layouts"])
     return Beside(**{**data, "workspace_of_run": of_run, "layouts": layouts})

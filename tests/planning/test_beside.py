@@ -191,7 +191,17 @@ def test_what_the_c_library_keeps_of_updates_within_is_beside_what_it_returns() 
         net = mx.sym.FullyConnected(net, num_hidden=width, no_bias=True, name=name)
     traced = trace(net, shapes={"data": (2, 2048)}, realisation="updating")
     large, small = 4 * 4096 * 2048, 4 * 4096 * 1024
-    assert update_nbytes(traced, "adagrad") == 4 * large + (4 + 3) * small
+    assert update_nbytes(traced, "adagrad") == 4 * large + (4 + 1) * small
+
+
+def test_holes_of_updates_within_are_no_more_than_what_all_parameters_have() -> None:
+    """One of them may be larger than all others together, as a table of an embedding."""
+    net = mx.sym.Variable("data")
+    for width in (512, 64, 64):
+        net = mx.sym.FullyConnected(net, num_hidden=width, no_bias=True)
+    traced = trace(mx.sym.MakeLoss(net), shapes={"data": (2, 512)}, realisation="updating")
+    sizes = [4 * 512 * 512, 4 * 512 * 64, 4 * 64 * 64]
+    assert update_nbytes(traced, "adagrad") == 4 * sizes[0] + sum(sizes)
 
 
 def test_what_an_update_makes_counts_as_workspace() -> None:

@@ -106,6 +106,24 @@ def test_a_network_of_onednns_operators_has_nothing_to_count() -> None:
         assert not job.beside.layouts
 
 
+# MXNet's own code computes other dtypes than float32, in the usual layout: no copies are made, not
+# of what the gradients of poolings of whole pictures leave, nor for BatchNorms of volumes.
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (2, 4, 2, 4, 4)])
+def test_of_other_dtypes_than_float32_there_are_no_copies(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    net = _norm(_swish(_norm(pictures() * 2)))
+    kernel = (1,) * (len(shape) - 2)
+    net = _loss(mx.sym.Pooling(net, kernel=kernel, global_pool=True, pool_type="avg"))
+    options: dict[str, Any] = {"type_dict": {"data": dtype}, "realisation": "explicit"}
+    traced = trace(net, shapes={"data": shape}, **options)
+    found = copies(traced.graph, traced.nodes)
+    has_copies = any((*found.kept_nbytes, *found.temporary_nbytes))
+    assert has_copies is (dtype == "float32")
+    assert bool(rules(traced.graph, traced.nodes)) is (dtype == "float32")
+
+
 def _pooled(data: Symbol) -> Symbol:
     return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
 
@@ -120,6 +138,20 @@ def _joined(data: Symbol) -> Symbol:
     return mx.sym.sigmoid(convolved(mx.sym.Concat(*parts, dim=1)))
 
 
+def _softmax(data: Symbol) -> Symbol:
+    return mx.sym.softmax(data, axis=1)
+
+
+def _like_a_softmax_read(data: Symbol) -> Symbol:
+    read = convolved(data)
+    return mx.sym.sigmoid(convolved(_softmax(read))) + mx.sym.ones_like(read)
+
+
+def _like_a_tanh_read(data: Symbol) -> Symbol:
+    read = convolved(data)
+    return convolved(mx.sym.tanh(read)) + mx.sym.ones_like(read)
+
+
 NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
     "relu": lambda data: mx.sym.relu(convolved(mx.sym.relu(convolved(data)))),
     "sums": _residual,
@@ -128,7 +160,29 @@ NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
     "an LRN": lambda data: mx.sym.relu(convolved(mx.sym.LRN(convolved(data), nsize=5))),
     "a Reshape": lambda data: mx.sym.reshape(mx.sym.relu(convolved(data)), (0, 8, -1)) + 1,
     "a Concat": _joined,
+    "ones like what a softmax reads": _like_a_softmax_read,
+    "ones like what a tanh reads": _like_a_tanh_read,
 }
+
+
+@pytest.mark.parametrize(("behind", "ncopies"), [(mx.sym.tanh, 1), (_softmax, 0)])
+def test_an_input_of_which_only_the_shape_is_read_is_copied(
+    behind: Callable[[Symbol], Symbol], ncopies: int
+) -> None:
+    """By an executor, as what is read is; packed steps give the operator another array.
+
+    Ones are made like what a convolution wrote, over which a tanh has written by then, in the
+    layout that lay there, or a softmax, in the usual one.
+    """
+    first = convolved(pictures())
+    body = convolved(behind(first))
+    net = _loss(body + mx.sym.ones_like(first, name="ones"))
+    traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
+    kept = []
+    for reads_ignored in (True, False):
+        found = copies(traced.graph, traced.nodes, reads_ignored=reads_ignored).kept_nbytes
+        kept += [each for each, n in zip(found, traced.nodes, strict=True) if n.name == "ones"]
+    assert kept == [ncopies * N, 0]
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])

@@ -161,6 +161,6 @@ def test_without_onednn_packed_steps_have_columns_only(monkeypatch: pytest.Monke
     )
     traced = _traced(net, (2, 16, 32, 32))
     found = copies(traced.graph, traced.nodes)
-    assert not any((*found.kept_nbytes, *found.temporary_nbytes, *found.are_own))
+    assert not any((*found.kept_nbytes, *found.temporary_nbytes, *map(any, found.layouts)))
     assert not any(copied_back_nbytes(traced.graph, traced.nodes))
     assert packed_nbytes(traced.graph, traced.nodes) == 9 * 16 * N // 2

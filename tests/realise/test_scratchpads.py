@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -70,30 +71,53 @@ def test_a_gradient_of_the_data_that_nobody_reads_has_none(
 
 
 @pytest.mark.parametrize(
-    ("are_own", "layouts"),
-    [
-        ([False] * 4, 1),
-        ([True] * 2, 2),
-        ([False, True], 2),
-        ([True] * 4, 3),
-        ([False] + [True] * 3, 3),
-    ],
+    ("met", "layouts"), [("....", 1), ("ab", 2), (".a", 2), ("aaaa", 1), ("abab", 2), (".abcd", 3)]
 )
-def test_the_usual_layout_is_one(
-    monkeypatch: pytest.MonkeyPatch, are_own: list[bool], layouts: int
+def test_convolutions_that_meet_the_same_layouts_are_prepared_once(
+    monkeypatch: pytest.MonkeyPatch, met: str, layouts: int
 ) -> None:
-    """Those of oneDNN's that convolutions of one kind meet may be several."""
     monkeypatch.setattr(scratchpads, "threads", lambda: 1)
     net = pictures()
-    for _ in are_own:
+    for _ in met:
         net = activated(convolved(net, 12))
     traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
-    given = iter(are_own)
-    own = [node.op == "Convolution" and next(given) for node in traced.nodes]
-    forward = scratchpads.scratchpads(traced.graph, traced.nodes, own)
+    given = iter(met)
+    all_met = [next(given) if node.op == "Convolution" else "." for node in traced.nodes]
+    forward = scratchpads.scratchpads(traced.graph, traced.nodes, all_met)
     monkeypatch.setattr(scratchpads, "LAYOUTS", 1)
-    once = scratchpads.scratchpads(traced.graph, traced.nodes, own)
+    once = scratchpads.scratchpads(traced.graph, traced.nodes, all_met)
     assert forward - once == (layouts - 1) * 4 * 12 * 9 * 64
+
+
+def _pointwise(data: Symbol) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=16, kernel=(1, 1), no_bias=True)
+
+
+# What convolutions of 16 filters write is in oneDNN's layouts, and what a sine does in the usual
+# one. Those of 12 filters, which have columns, read one of these each.
+@pytest.mark.parametrize(
+    ("blocks", "layouts"),
+    [
+        ([convolved] * 3, 1),
+        ([mx.sym.sin] * 3, 1),
+        ([convolved, mx.sym.sin, convolved], 2),
+        ([convolved, _pointwise, convolved], 2),
+    ],
+)
+def test_equal_blocks_meet_the_same_layouts(
+    monkeypatch: pytest.MonkeyPatch, blocks: list[Callable[[Symbol], Symbol]], layouts: int
+) -> None:
+    monkeypatch.setattr(scratchpads, "threads", lambda: 1)
+    net, heads = convolved(pictures()), []
+    for block in blocks:
+        net = activated(block(net))
+        heads.append(mx.sym.sum(convolved(net, 12)))
+    traced = trace(
+        mx.sym.MakeLoss(mx.sym.add_n(*heads)), shapes={"data": SHAPE}, realisation="packed"
+    )
+    all_met = copies(traced.graph, traced.nodes).layouts
+    columns = 4 * 16 * 9 * 64  # of the convolution, and of its gradients, which meet as many
+    assert scratchpads.scratchpads(traced.graph, traced.nodes, all_met) == 3 * layouts * columns
 
 
 def test_packed_steps_prepare_convolutions_of_the_usual_layout_once() -> None:
@@ -103,8 +127,8 @@ def test_packed_steps_prepare_convolutions_of_the_usual_layout_once() -> None:
             mx.sym.sin(convolved(net, 12))
         )  # no operator of oneDNN's: in the usual layout
     traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
-    own = copies(traced.graph, traced.nodes).are_own
-    assert not any(a for a, n in zip(own, traced.nodes, strict=True) if n.op == "Convolution")
+    met = copies(traced.graph, traced.nodes).layouts
+    assert not any(any(m) for m, n in zip(met, traced.nodes, strict=True) if n.op == "Convolution")
 
 
 def _dilated(data: Symbol, by: int) -> Symbol:

@@ -241,9 +241,9 @@ def test_packed_steps_have_room_for_copies_of_both_kinds(
     found = Copies(
         kept_nbytes=(0, kept * N, kept * N // 2, *(0,) * (nops - 3)),
         temporary_nbytes=(space * N, *(0,) * (nops - 1)),
-        are_own=(True,) * nops,
+        layouts=((),) * nops,
     )
-    monkeypatch.setattr(workspace_estimate, "copies", lambda graph, nodes: found)
+    monkeypatch.setattr(workspace_estimate, "copies", lambda *_, **__: found)
     monkeypatch.setattr(workspace_estimate, "uncounted_nbytes", lambda nodes, each: uncounted * N)
     monkeypatch.setattr(workspace_estimate, "has_avx512", lambda: has_avx512)
     more = packed_nbytes(traced.graph, traced.nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memplan.mxnet.realise.onednn_kernels import knows_dtype
 from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
@@ -94,12 +95,8 @@ def _of_operators(nodes: Iterable[Node]) -> int:
 
 
 def _is_onednns(node: Node) -> bool:
-    """Does oneDNN compute ``node``? Of the dtypes that MXNet trains with it knows float32 alone."""
-    if not onednn_is_enabled() or not reads_any_layout(node):
-        return False
-    inputs = _call(node).infos.inputs
-    data = inputs[0] if inputs else None
-    return data is None or data.dtype == "float32"
+    """Does oneDNN compute ``node``?"""
+    return onednn_is_enabled() and reads_any_layout(node) and knows_dtype(_call(node))
 
 
 def _call(node: Node) -> Node:

@@ -10,11 +10,11 @@ shapes: an estimate, for a processor with AVX2 or AVX-512.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
-from memplan.mxnet.realise.onednn_kernels import kernels
+from memplan.mxnet.realise.onednn_kernels import kernels, knows_dtype
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
@@ -32,36 +32,43 @@ _CONVOLUTIONS = ("Convolution", "Deconvolution")
 _FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
 
 
+# For each input of an op, what tells the layout of oneDNN's in which it is; None for the usual one.
+Layouts = tuple[Hashable, ...]
+
+
 @dataclass(frozen=True)
 class Copies:
     """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs.
 
-    ``are_own`` tells of each op whether it reads an array in a layout of oneDNN's. The temporary
-    copies of the ops ``beside`` are arrays beside MXNet's temporary space.
+    ``layouts`` tells of each op in which layouts it reads its inputs. The temporary copies of the
+    ops ``beside`` are arrays beside MXNet's temporary space.
     """
 
     kept_nbytes: tuple[int, ...]
     temporary_nbytes: tuple[int, ...]
-    are_own: tuple[bool, ...] = ()
+    layouts: tuple[Layouts, ...]
     beside: frozenset[int] = frozenset()
 
 
-def copies(graph: TrainingGraph, nodes: Sequence[Node]) -> Copies:
+def copies(graph: TrainingGraph, nodes: Sequence[Node], *, reads_ignored: bool = True) -> Copies:
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
 
-    None where MXNet is told not to use oneDNN.
+    None where MXNet is told not to use oneDNN. ``reads_ignored``: are there copies of inputs of
+    which an operator reads only the shape? Packed steps give it another array of that shape.
     """
     if not onednn_is_enabled():
         nothing = (0,) * len(nodes)
-        return Copies(nothing, nothing, (False,) * len(nodes))
+        return Copies(nothing, nothing, ((),) * len(nodes))
     found = _Layouts(graph, nodes, range(len(nodes)))
-    pairs, are_own = [], []
-    for index, op in enumerate(graph.ops):
-        are_own.append(not found.own.isdisjoint(op.inputs))
-        pairs.append(found.run(index))
+    pairs, layouts = [], []
+    for index in range(len(nodes)):
+        layouts.append(found.read_by(index))
+        of_ignored = found.ignored_nbytes(index) if reads_ignored else 0
+        kept_nbytes, temporary_nbytes = found.run(index)
+        pairs.append((kept_nbytes + of_ignored, temporary_nbytes))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
     beside = frozenset(index for index, node in enumerate(nodes) if _falls_back(node))
-    return Copies(kept, temporary, tuple(are_own), beside)
+    return Copies(kept, temporary, tuple(layouts), beside)
 
 
 def own_inputs(
@@ -74,7 +81,7 @@ def own_inputs(
     found = _Layouts(graph, nodes, order)
     result = [frozenset[int]()] * len(nodes)
     for index in order:
-        result[index] = frozenset(found.own.intersection(graph.ops[index].inputs))
+        result[index] = frozenset(found.own.keys() & graph.ops[index].inputs)
         found.run(index)
     return result
 
@@ -84,14 +91,34 @@ def rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
 
     None where no schedule has an executor keep copies.
     """
-    found = tuple(map(_rule, nodes))
+    found = _rules(graph, nodes)
     return found if may_copy(graph, found) else ()
+
+
+def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
+    """The rule of each op, with the tensors of which it reads only the shape.
+
+    The executor copies these, too (SetupDefaultBlobsIn of MXNet's src/common/exec_utils.h).
+    """
+    tensor_of = {
+        (node, k): tensor
+        for op, node in zip(graph.ops, nodes, strict=True)
+        for k, tensor in enumerate(op.outputs)
+    }
+    found = []
+    for node in nodes:
+        entries = (node.inputs[place] for place in ignored_inputs(node))
+        ignored = tuple(tensor_of[entry] for entry in entries if not entry[0].is_variable)
+        found.append(_rule(node)._replace(ignored=ignored))
+    return tuple(found)
 
 
 def _rule(node: Node) -> Rule:
     if not reads_any_layout(node):
         return Rule(PLACE)
     call = _call(node)
+    if not knows_dtype(call):
+        return Rule(USUAL)
     if call.op in _CONVOLUTIONS:
         forward, of_data, _ = kernels(call)
         is_own = forward.output if call is node else of_data.data
@@ -143,34 +170,63 @@ class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
     def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]) -> None:
-        self.graph, self.nodes, self.rules = graph, nodes, tuple(map(_rule, nodes))
+        self.graph, self.nodes, self.rules = graph, nodes, _rules(graph, nodes)
         self.place_of = {index: place for place, index in enumerate(order)}
-        self.own: set[int] = set()
+        self.own: dict[int, Hashable] = {}
+        self.written_over: dict[int, int] = {}
+
+    def ignored_nbytes(self, index: int) -> int:
+        """The bytes of the copies that are kept of inputs of which an op reads only the shape.
+
+        What lies there decides, which may be another tensor by now.
+        """
+        return self._nbytes([t for t in self.rules[index].ignored if self._lies_at(t) in self.own])
+
+    def _lies_at(self, tensor: int) -> int:
+        """The tensor that was written last where ``tensor`` was."""
+        while tensor in self.written_over:
+            tensor = self.written_over[tensor]
+        return tensor
 
     def run(self, index: int) -> tuple[int, int]:
         """Run an op: the bytes of the copies that are kept, and of those that are not."""
         op, rule = self.graph.ops[index], self.rules[index]
         own = [tensor for tensor in op.inputs if tensor in self.own]
         in_place = self._in_place(index)
+        self.written_over.update((tensor, output) for output, tensor in in_place.items())
         if rule.leaves == PLACE:
             # What it writes where an array of such a layout lay is brought into that layout, too.
             outputs = [o for o, i in in_place.items() if i in own]
-            self.own.update(outputs)
+            self.own.update((output, self.own[in_place[output]]) for output in outputs)
             return self._nbytes(own) + self._nbytes(outputs), 0
         are_own = [tensor in self.own for tensor in op.inputs]
         leaves_own = rule.leaves_own(are_own, [i in self.own for i in in_place.values()])
         temporary = self._temporary(index, own, leaves_own=leaves_own)
         if rule.leaves == USUAL:
             # A Reshape, or the like, converts the array that it shares.
-            self.own.difference_update(op.inputs[i] for i, _, alias in op.handovers if alias)
+            for place in (place for place, _, alias in op.handovers if alias):
+                self.own.pop(op.inputs[place], None)
         if leaves_own:
-            self.own.add(op.outputs[0])
+            self.own[op.outputs[0]] = self._layout(index, own)
         return 0, temporary
+
+    def _layout(self, index: int, own: Sequence[int]) -> Hashable:
+        """What tells the layout of oneDNN's in which an op leaves its first output.
+
+        Equal operators of equal shapes leave the same one; most leave that of what they read.
+        """
+        rule, node = self.rules[index], self.nodes[index]
+        if rule.leaves == OWN:
+            return node.op, _call(node).key, _call(node).infos
+        leader = self.graph.ops[index].inputs[rule.place] if rule.leaves == INPUT else own[0]
+        return self.own[leader]
 
     def _temporary(self, index: int, own: Sequence[int], *, leaves_own: bool) -> int:
         """The bytes of the copies of an op of oneDNN's, whose inputs ``own`` are in its layouts."""
         op, node = self.graph.ops[index], self.nodes[index]
         call = _call(node)
+        if not knows_dtype(call):
+            return self._nbytes(own)
         if call.op in _CONVOLUTIONS:
             return self._convolve(index, call)
         if _takes_parts(node):
@@ -212,12 +268,16 @@ class _Layouts:
 
     def _are_own(self, index: int) -> list[bool]:
         """For each input of the node of an op: is it a tensor in a layout of oneDNN's?"""
+        return [layout is not None for layout in self.read_by(index)]
+
+    def read_by(self, index: int) -> Layouts:
+        """The layouts of the inputs of the node of an op, before it runs."""
         node, ignored_places = self.nodes[index], ignored_inputs(self.nodes[index])
         tensors = iter(self.graph.ops[index].inputs)
-        return [
-            not source.is_variable and place not in ignored_places and next(tensors) in self.own
+        return tuple(
+            None if source.is_variable or place in ignored_places else self.own.get(next(tensors))
             for place, (source, _) in enumerate(node.inputs)
-        ]
+        )
 
     def _in_place(self, index: int) -> dict[int, int]:
         """For each tensor that an op writes over one that it reads: which one that is."""

@@ -49,10 +49,19 @@ _MATRICES = Kernel(False, False, has_columns=True)
 _OWN, _OF_FEW_CHANNELS = Kernel(True, True), Kernel(False, True)
 
 
+def knows_dtype(call: Node) -> bool:
+    """Does oneDNN know the dtypes that ``call`` reads and writes first?
+
+    Of those that MXNet trains with it knows float32 alone: MXNet's own code computes all others.
+    """
+    infos = (*call.infos.inputs[:1], *call.infos.outputs[:1])
+    return all(info is None or info.dtype == "float32" for info in infos)
+
+
 def kernels(call: Node) -> Kernels:
     """How oneDNN computes ``call``, a Convolution or Deconvolution whose shapes are known."""
     data, out = call.infos.inputs[0], call.infos.outputs[0]
-    if data is None or out is None or data.dtype != "float32" or len(data.shape) < 3:
+    if data is None or out is None or not knows_dtype(call) or len(data.shape) < 3:
         return Kernels(_MATRICES, _MATRICES, _MATRICES)
     conv = convolution(call, data, out)
     if call.op == "Deconvolution":  # it is the gradient of a convolution, and its gradient is one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from memplan.mxnet.realise.columns import Columns
@@ -14,46 +14,38 @@ from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.step.graph import TrainingGraph
 
 # A convolution is prepared anew for every combination of layouts that it meets: no more than this
-# many were seen on the networks of benchmarks/process_networks.py. In packed steps those of them
-# that read arrays in the usual layout only, which is one, were prepared once (DNNL_VERBOSE=2).
+# many were seen on the networks of benchmarks/process_networks.py. In packed steps those that met
+# the same ones were prepared once (DNNL_VERBOSE=2): six of a dense block for three combinations,
+# and five of a network of equal blocks for one.
 LAYOUTS = 3
 
 
 def scratchpads(
-    graph: TrainingGraph, nodes: Sequence[Node], are_own: Sequence[bool] | None = None
+    graph: TrainingGraph, nodes: Sequence[Node], layouts: Sequence[Hashable] | None = None
 ) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
     Products of matrices take columns (:mod:`memplan.mxnet.realise.columns`). oneDNN's own kernels
     were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody reads is not
-    computed. The ops of ``graph`` are ``nodes``; ``are_own`` tells which of them read an array in a
-    layout of oneDNN's, where that is known. Executors were seen to hold more than that tells.
+    computed. The ops of ``graph`` are ``nodes``; those of equal ``layouts`` meet the same ones,
+    where that is known.
     """
-    kinds: dict[Any, list[bool]] = {}
+    kinds: dict[Any, set[Hashable]] = {}
     node_of: dict[Any, Node] = {}
     heads = set(graph.heads)
-    if are_own is None:
-        are_own = [True] * len(nodes)
-    for op, node, is_own in zip(graph.ops, nodes, are_own, strict=True):
+    if layouts is None:
+        layouts = range(len(nodes))
+    for op, node, met in zip(graph.ops, nodes, layouts, strict=True):
         call = node if node.forward is None else node.forward
         if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
             is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
-            kinds.setdefault(kind, []).append(is_own)
+            kinds.setdefault(kind, set()).add(met)
             node_of[kind] = node
     return sum(
-        _layouts(calls) * _scratchpad(node_of[kind], is_read=kind[-1])
-        for kind, calls in kinds.items()
+        min(len(layouts_met), LAYOUTS) * _scratchpad(node_of[kind], is_read=kind[-1])
+        for kind, layouts_met in kinds.items()
     )
-
-
-def _layouts(are_own: Sequence[bool]) -> int:
-    """For how many layouts calls of one kind are prepared, all of them or those that are own.
-
-    The usual layout is one, oneDNN's may be several.
-    """
-    usual = not all(are_own)
-    return min(sum(are_own) + usual, LAYOUTS)
 
 
 def _scratchpad(node: Node, *, is_read: bool) -> int:

@@ -100,7 +100,9 @@ def executor_nbytes(
     nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(nodes, call_nbytes)
-    kept_behind = scratchpads(graph, nodes, are_own=all_copies.are_own) + _kept_nbytes(nodes)
+    # Executors were seen to hold more: there every call that meets oneDNN's layouts counts.
+    layouts = [n if any(met) else None for n, met in enumerate(all_copies.layouts)]
+    kept_behind = scratchpads(graph, nodes, layouts) + _kept_nbytes(nodes)
     # Mirrored steps were seen to take less than is counted for their calls, without further ones.
     further = further_calls(graph, 0 if leaves_holes else call_nbytes)
     return sum(kept) + nbytes + kept_behind, tuple(further)
@@ -120,7 +122,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     operator were counted on top before MXNet's code was: they still are in small networks, up to
     what is not counted of the code there.
     """
-    all_copies = copies(graph, nodes)
+    all_copies = copies(graph, nodes, reads_ignored=False)
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = list(all_copies.temporary_nbytes), [0] * len(nodes)
     for index in all_copies.beside:
@@ -132,7 +134,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies = max(space + space // 2 + kept, space + kept + again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
-    nbytes += scratchpads(graph, nodes, are_own=all_copies.are_own)
+    nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
 
