@@ -30,7 +30,7 @@ from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
-from memplan.mxnet.train.nesting import leaves, one_context
+from memplan.mxnet.train.nesting import leaves, listed, one_context
 from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -335,6 +335,9 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(backward)
     def wrapped(*args: Any, **options: Any) -> None:
+        # What is checked is what MXNet gets: some can be gone through once.
+        args = (*map(listed, args[:1]), *args[1:])
+        options |= {name: listed(options[name]) for name in ("heads", "outputs") if name in options}
         if is_mxnets_thread():
             backward(*args, **options)
             return
