@@ -61,10 +61,11 @@ def planned(block: Block, **options: Any) -> Block:
     that of an earlier call on a context after a later one, for both would need memory that is gone,
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
-    gradients of its parameters through the block, which it cannot reach; ArgumentError for a block
-    that is planned already by other options, and for a trainer, a loss and ``keep_outputs``. By
-    equal ones it is left as it is. Threads that call the block or ``backward`` wait for each other,
-    and each of them trains on contexts of its own. A copy of the block is not planned.
+    gradients of its parameters that it cannot reach: through the block, or of a loss recorded
+    before its call or ``backward``; ArgumentError for a block that is planned already by other
+    options, and for a trainer, a loss and ``keep_outputs``. By equal ones it is left as it is.
+    Threads that call the block or ``backward`` wait for each other, and each of them trains on
+    contexts of its own. A copy of the block is not planned.
     """
     check_block(block)
     _check_options(options)
