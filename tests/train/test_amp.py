@@ -88,10 +88,63 @@ else:
 """
 
 
+# AMP scales the gradients of losses that are called with arrays, and those of Symbols not.
+LOSSES = """
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.contrib import amp
+from memplan.errors import TraceError
+from memplan.mxnet.gluon import TrainStep, planned
+amp.init("float16")
+
+class Regression(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        return F.LinearRegressionOutput(F.Flatten(x) * 2, y)
+
+def net_of(is_hybridized):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.BatchNorm(in_channels=3))
+    whole = Whole(net)
+    net.initialize()
+    whole.loss.hybridize(is_hybridized)
+    return whole
+
+class Whole(gluon.HybridBlock):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.loss = net, Regression()
+    def hybrid_forward(self, F, x, y):
+        return self.loss(self.net(x), y)
+
+def gradient(whole):
+    with autograd.record():
+        loss = whole(mx.nd.ones((4, 3)), mx.nd.ones((4, 3)))
+    loss.backward()
+    return whole.net[0].beta.grad().asnumpy()
+
+def is_refused(train):
+    try:
+        train()
+    except TraceError as error:
+        return "AMP multiplies its gradient by the loss scale" in str(error)
+
+def called_in_a_loss():
+    loss = lambda out, y: mx.sym.MAERegressionOutput(out, y)
+    TrainStep(net_of(False).net, loss)(mx.nd.ones((4, 3)), mx.nd.ones((4, 3)))
+
+assert is_refused(lambda: gradient(planned(net_of(False), strategy="store_all")))
+assert is_refused(called_in_a_loss)
+mx.random.seed(1)
+expected = gradient(net_of(True))
+mx.random.seed(1)
+assert (gradient(planned(net_of(True), strategy="store_all")) == expected).all() and expected.any()
+"""
+
+
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(AMP, marks=pytest.mark.long), BFLOAT16],
-    ids=["scaled loss", "bfloat16 is refused"],
+    [pytest.param(AMP, marks=pytest.mark.long), BFLOAT16, LOSSES],
+    ids=["scaled loss", "bfloat16 is refused", "losses that AMP scales are refused"],
 )
 def test_amp(script: str) -> None:
     """In a process of its own: AMP changes MXNet's operators for good."""

@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 
 from helpers.blocks import SOFTMAX
 from memplan.errors import UsageError
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 
 X = mx.nd.random.normal(shape=(4, 6))
 Y = mx.nd.array([0, 1, 2, 0])
@@ -66,12 +66,74 @@ def test_handles_of_before_the_step_are_known() -> None:
         autograd.grad(loss, [other])
 
 
+@pytest.mark.parametrize("place", ["heads", "variables"])
+def test_both_may_be_in_a_view(place: str) -> None:
+    net = dense(plan=True)
+    asked = {"heads": loss_of(net), "variables": [net[0].weight.data()]}
+    asked[place] = dict(
+        enumerate(asked[place] if place == "variables" else [asked[place]])
+    ).values()
+    with pytest.raises(UsageError, match=REFUSED):
+        autograd.grad(**asked)
+
+
 def test_a_step_that_is_finished_is_refused_where_its_graph_was_retained() -> None:
     net = dense(plan=True)
     loss = loss_of(net)
     loss.backward(retain_graph=True)
     with pytest.raises(UsageError, match=REFUSED):
         autograd.grad(loss, [net[0].weight.data()])
+
+
+def square(net: Any) -> Any:
+    """A penalty, which is recorded now."""
+    with autograd.record():
+        return (net[0].weight.data() ** 2).sum()
+
+
+def whole_step(net: Any) -> Any:
+    step = TrainStep(net, SOFTMAX, strategy="chen_sqrt", realisation="packed")
+    step(X, Y)
+    return step
+
+
+def halves(net: Any) -> Any:
+    step = TrainStep(net, strategy="chen_sqrt", realisation="packed")
+    with autograd.record():
+        loss = SOFTMAX(step.forward(X), Y)
+    step.backward(loss)
+    return step
+
+
+def planned_step(net: Any) -> Any:
+    loss_of(planned(net, strategy="chen_sqrt", realisation="packed")).backward()
+    return net
+
+
+@pytest.mark.parametrize("run", [whole_step, halves, planned_step])
+def test_what_was_recorded_before_a_step_is_refused_after_it(run: Callable[[Any], Any]) -> None:
+    """Also where the loss reads the weight as it is now, too: the gradient would be a part."""
+    net = dense(plan=False)
+    weight = net[0].weight.data()
+    before, other = square(net), net[1].weight.data().asnumpy()
+    _step = run(net)
+    with autograd.record():
+        both = before + (weight**2).sum()
+        of_another = (net[1].weight.data() ** 2).sum()
+    for loss in (before, both):
+        with pytest.raises(UsageError, match="has begun or ended since the loss was recorded"):
+            autograd.grad(loss, [weight], retain_graph=True)
+    [gradient] = autograd.grad([before, of_another], [net[1].weight.data()])
+    assert np.array_equal(gradient.asnumpy(), 2 * other)
+
+
+def test_what_was_recorded_within_a_step_is_refused_after_it() -> None:
+    net = dense(plan=True)
+    loss = loss_of(net)
+    penalty = square(net)
+    loss.backward()
+    with pytest.raises(UsageError, match="has begun or ended since the loss was recorded"):
+        autograd.grad(penalty, [net[0].weight.data()])
 
 
 def penalty(net: Any, weight: Any) -> Any:

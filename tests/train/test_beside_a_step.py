@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -262,6 +263,29 @@ def test_parameters_that_were_read_before_the_block(steps_before: int, in_one: b
         loss = SOFTMAX(net(batch()), mx.nd.zeros(5))
         total = loss + penalty_of(net)
     total.backward()
+
+
+@pytest.mark.parametrize("kind", [lambda heads: dict(enumerate(heads)).values(), deque])
+def test_losses_may_be_in_whatever_mxnet_goes_through(kind: Callable[[Any], Any]) -> None:
+    net, _ = network()
+    planned(net, strategy="chen_sqrt")
+    with autograd.record():
+        penalty = penalty_of(net)
+        loss = SOFTMAX(net(batch()), mx.nd.zeros(5))
+    with pytest.raises(UsageError, match="call the block first"):
+        autograd.backward(kind([loss, penalty]))
+
+
+def test_a_penalty_in_a_view_is_differentiated_after_the_step() -> None:
+    def differentiated_in_a_view(net: Any, _: Any) -> list[Any]:
+        with autograd.record():
+            loss = SOFTMAX(net(batch()), mx.nd.zeros(5))
+            penalty = penalty_of(net)
+        loss.backward()
+        autograd.backward({"penalty": penalty}.values())
+        return []
+
+    check_equal(differentiated_in_a_view, "packed")
 
 
 def test_parameters_that_were_read_before_the_first_half() -> None:

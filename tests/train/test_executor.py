@@ -25,7 +25,6 @@ from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import match_range, variable
 from memplan.mxnet.trace.probe import allocated_mib
-from memplan.mxnet.train import train_executor
 from memplan.mxnet.train.pool import training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
@@ -186,13 +185,3 @@ def test_variances_are_inferred_where_nobody_reads_the_means() -> None:
             [inferred] = [output.asnumpy() for output in executor.forward(is_train=False)]
             assert inferred.tobytes() == trained.tobytes()
         assert trained.all()
-
-
-def test_a_process_waits_for_mxnet_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MXNet may abort one that ends during a step: the last one of a script, say."""
-    waits: list[Any] = []
-    monkeypatch.setattr("atexit.register", waits.append)
-    train_executor._wait_at_exit.cache_clear()
-    for _ in range(2):
-        TrainExecutor(*network())
-    assert waits == [mx.nd.waitall]

@@ -2,6 +2,7 @@
 
 The graph of autograd begins at what the first half returns. It would leave out of a parameter's
 gradient what goes through the block, and say nothing where a loss also reads the parameter itself.
+Nor does it reach one from a loss that was recorded before a step marked the parameters anew.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import mxnet as mx
 from memplan.errors import UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.named_parameters import named_parameters
-from memplan.mxnet.train.nesting import leaves
+from memplan.mxnet.train.nesting import leaves, listed
 from memplan.mxnet.train.read_by_loss import ReadByLoss, name_of
 
 if TYPE_CHECKING:
     from memplan.mxnet.train.first_half import FirstHalf
+    from memplan.mxnet.train.gradients import Gradients
 
 Block = Any
 NDArray = Any
@@ -30,10 +32,19 @@ NDArray = Any
 #: have been retained.
 _HALVES: WeakKeyDictionary[FirstHalf, weakref.ref[Block]] = WeakKeyDictionary()
 
+#: The gradients of what is bound.
+_GRADIENTS: WeakKeyDictionary[Gradients, None] = WeakKeyDictionary()
+
 
 def refuse_grad(half: FirstHalf, block: Block) -> None:
     """From now on ``autograd.grad`` of a loss refuses the parameters of ``block`` through it."""
     _HALVES[half] = weakref.ref(block)
+    _wrap()
+
+
+def refuse_grad_across(gradients: Gradients) -> None:
+    """From now on ``autograd.grad`` refuses parameters that were marked anew since the loss."""
+    _GRADIENTS[gradients] = None
     _wrap()
 
 
@@ -46,10 +57,15 @@ def _wrap() -> None:
 def _refusing(grad: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(grad)
     def refusing(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
+        heads, variables = listed(heads), listed(variables)
         read = ReadByLoss(leaves(heads))
         for half in [reference() for reference in _HALVES.keyrefs()]:
             if half is not None and half.is_read(read):
                 _check(half, list(leaves(variables)))
+        asked = {name for name in map(name_of, leaves(variables)) if name is not None}
+        for gradients in [reference() for reference in _GRADIENTS.keyrefs()]:
+            if gradients is not None:
+                gradients.check_asked(read, asked)
         return grad(heads, variables, *args, **options)
 
     return refusing

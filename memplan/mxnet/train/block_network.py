@@ -36,7 +36,11 @@ from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refusing_others
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
-from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
+from memplan.mxnet.train.symbols_seen import (
+    refusing_rows,
+    refusing_scaled_losses,
+    warn_of_symbols,
+)
 
 Parameter = Any
 
@@ -128,7 +132,7 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
-    graph = _parsed(symbol)
+    graph = refusing_scaled_losses(blocks, _parsed(symbol))
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])

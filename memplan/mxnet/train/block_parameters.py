@@ -14,7 +14,8 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
-from memplan.mxnet.train.gradients import is_of_plan, is_stand_in
+from memplan.mxnet.train.given_up import is_stand_in
+from memplan.mxnet.train.gradients import is_of_plan
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.named_parameters import by_name
 from memplan.mxnet.train.nesting import is_recorded

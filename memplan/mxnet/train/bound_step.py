@@ -16,14 +16,15 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
+from memplan.mxnet.train.autograd_grad import refuse_grad_across
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.constants import mark_constants
 from memplan.mxnet.train.first_half import FirstHalf
+from memplan.mxnet.train.given_up import give_up_gradient
 from memplan.mxnet.train.gradients import (
     Gradients,
     Held,
     Late,
-    give_up_gradient,
     other_handle,
     without_memory,
 )
@@ -102,6 +103,7 @@ class BoundStep:
             [_held(p, i, r, data[p.name], grads) for p, i, r in self.places if p.name in grads],
             pool.earlier,
         )
+        refuse_grad_across(self.gradients)
         self.scale = 1.0
         self.reads = Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?

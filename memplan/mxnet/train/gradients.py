@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,20 +20,14 @@ from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.own_autograd import mark_variables
-from memplan.mxnet.train.array_memory import chunk_of, is_unused, is_written_by_graphs
+from memplan.mxnet.train.array_memory import is_unused, is_written_by_graphs
+from memplan.mxnet.train.marks import Earlier, Marks
 from memplan.mxnet.train.nesting import of_semantics
-from memplan.mxnet.train.read_by_loss import ReadByLoss, number_of
+from memplan.mxnet.train.read_by_loss import ReadByLoss, name_of, number_of
 from memplan.mxnet.train.withheld import Kind, handle_of, is_computed, note, shown, withhold
 
 NDArray = Any
 Parameter = Any
-
-# Numbers by which autograd knew parameters, of steps before: no loss must read them.
-Earlier = deque[Sequence[int]]
-
-# Of so many sequences of them that is known: three for every step, and two more where it is of
-# another shape than the one before.
-REMEMBERED = 40
 
 
 @dataclass
@@ -147,9 +140,8 @@ class Gradients:
         self._written = [h for h in held if h.request == "write"]
         self._added = [h for h in held if h.request == "add"]
         # By which autograd knows the parameters: now, in the step that ran last, and before.
-        self._numbers: Sequence[int] = []
+        self._marks = self._lent = Marks()
         self._numbers_added: Sequence[int] = []
-        self._lent: Sequence[int] = []
         self._earlier = earlier
         self._is_lent = False
 
@@ -167,7 +159,7 @@ class Gradients:
         MXNet keeps the gradients of parameters that a step does not read.
         """
         # There autograd would write into the memory of the step.
-        self._earlier += [last._lent, last._numbers]
+        self._earlier += [last._lent, last._marks]
         # One class for each gradient serves steps of all shapes.
         kinds = {(id(h.parameter), id(h.data)): h.withheld for h in last._written}
         for held in self._written:
@@ -192,18 +184,19 @@ class Gradients:
 
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
-        foreign = [number_of(h.data) for h in self._written if not h.is_ours()]
-        self._earlier += [self._lent, self._numbers, foreign]
+        foreign = _marks_of([h for h in self._written if not h.is_ours()])
+        self._earlier += [self._lent, self._marks, foreign]
         self._is_lent = True  # Ctrl-C may come within what follows
         self._mark([h.to_lend() for h in self._written])
-        self._lent = self._numbers
+        self._lent = self._marks
         self._numbers_added = [number_of(h.data) for h in self._added]
         for held in (*self._written, *self._added):
             held.lent = held.parameter._grad
 
     def check_marks(self) -> None:
         """UsageError where a script has attached other arrays for gradients since :meth:`lend`."""
-        ours = [pair for pair in zip(self._lent, self._written, strict=True) if pair[1].is_ours()]
+        lent = zip(self._lent.numbers, self._written, strict=True)
+        ours = [pair for pair in lent if pair[1].is_ours()]
         for number, held in (*ours, *zip(self._numbers_added, self._added, strict=True)):
             if held.is_kept() and number_of(held.data) != number:
                 raise UsageError(
@@ -221,7 +214,8 @@ class Gradients:
         added = [h for h in self._added if h.is_kept()]
         are_gone = (len(kept), len(added)) != (len(self._written), len(self._added))
         if are_gone:
-            self._lent = [self._lent[place] for place in kept]
+            numbers = [self._lent.numbers[place] for place in kept]
+            self._lent = self._marks = Marks(numbers, [h.parameter.name for h in kept.values()])
             self._written, self._added = list(kept.values()), added
         return are_gone
 
@@ -250,7 +244,7 @@ class Gradients:
         """
         late = Late([], [])
         if not self._is_lent and not all(h.is_ours() for h in self._written):
-            self._earlier += [self._numbers, [number_of(h.data) for h in self._written]]
+            self._earlier += [self._marks, _marks_of(self._written)]
             before = self._mark([h.array for h in self._written])
             for held, array in zip(self._written, before, strict=True):
                 note(held.parameter, array)
@@ -259,7 +253,7 @@ class Gradients:
             unused = [h.withheld and type(h.current) is h.withheld.type for h in self._written]
             # Backward of autograd, if it is used beside this step, must write there too.
             before = self._mark([h.array for h in self._written])
-            late = Late(self._lent, list(zip(self._written, before, strict=True)))
+            late = Late(self._lent.numbers, list(zip(self._written, before, strict=True)))
             for (held, array), is_spare in zip(late.before, unused, strict=True):
                 held.spare = array if is_spare else None
         self._is_lent = False
@@ -288,19 +282,20 @@ class Gradients:
             gradients = [held.parameter._grad[held.place] for held in self._written]
             mark_variables(data, gradients, "write")
             first = number_of(data[0])
-            self._numbers = range(first, first + len(data))
-            if number_of(data[-1]) != self._numbers[-1]:  # another thread marked some meanwhile
-                self._numbers = list(map(number_of, data))
+            numbers = range(first, first + len(data))
+            self._marks = Marks(numbers, [held.parameter.name for held in self._written])
+            if number_of(data[-1]) != numbers[-1]:  # another thread marked some meanwhile
+                self._marks = _marks_of(self._written)
         return before
 
     def reads(self, read: ReadByLoss) -> bool:
         """Does a loss read the parameters as they are marked now?"""
-        every = (self._numbers, self._numbers_added)
+        every = (self._marks.numbers, self._numbers_added)
         return any(number in numbers for number in read.variables for numbers in every)
 
     def numbered(self) -> Iterator[tuple[int, Held]]:
         """By which number autograd knows each parameter whose gradient is written now."""
-        return zip(self._numbers, self._written, strict=True)
+        return zip(self._marks.numbers, self._written, strict=True)
 
     def names_added(self, read: ReadByLoss) -> list[str]:
         """The parameters that a loss reads and to whose gradients those of a step are added."""
@@ -309,13 +304,33 @@ class Gradients:
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads parameters as they were before the step began."""
-        for number in read.variables:
-            if any(number in numbers for numbers in self._earlier):
+        if any(marks.read_by(read) for marks in self._earlier):
+            raise UsageError(
+                "the loss reads a parameter of a planned block past the block, and did so "
+                "before the block was called, where its gradient has no memory now; call the "
+                "block first, and then compute the penalty, or whatever it is, from p.data()"
+            )
+
+    def check_asked(self, read: ReadByLoss, asked: Collection[str]) -> None:
+        """UsageError where a loss reads a parameter as it was marked before, ``asked`` by now.
+
+        MXNet would find no way from the loss to what is asked, or leave out what it reads so.
+        """
+        former = [marks for marks in (*self._earlier, self._lent) if marks is not self._marks]
+        names = {name for marks in former for name in marks.read_by(read)}
+        for held in self._written if names else []:
+            if held.parameter.name in names and name_of(held.data) in asked:
                 raise UsageError(
-                    "the loss reads a parameter of a planned block past the block, and did so "
-                    "before the block was called, where its gradient has no memory now; call the "
-                    "block first, and then compute the penalty, or whatever it is, from p.data()"
+                    f"mx.autograd.grad does not reach parameter {held.parameter.name!r}: a planned "
+                    f"step has begun or ended since the loss was recorded, and either marks the "
+                    f"parameters anew for autograd; differentiate the loss before that, or record "
+                    f"it after"
                 )
+
+
+def _marks_of(every: Sequence[Held]) -> Marks:
+    numbers = [number_of(held.data) for held in every]
+    return Marks(numbers, [held.parameter.name for held in every])
 
 
 @dataclass
@@ -359,28 +374,6 @@ def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
             else:
                 array.copyto(gradient)
             held.data._fresh_grad = True
-
-
-def give_up_gradient(parameter: Parameter, ctx: mx.Context) -> None:
-    """Free the array for the gradient of ``parameter``, which is on ``ctx`` alone.
-
-    MXNet says from now on that it has none; where its ``grad_req`` is set anew it gets one again.
-    """
-    if parameter._grad is not None:
-        parameter._grad = None
-        # Autograd holds it as well, until it is told of another one.
-        stand_in = mx.nd.zeros((1,), ctx, parameter.dtype)
-        mark_variables(parameter._data, [stand_in], ["null"])
-        _STAND_INS[parameter] = chunk_of(stand_in)
-
-
-#: The memory of what autograd holds for gradients that were given up.
-_STAND_INS: WeakKeyDictionary[Parameter, int] = WeakKeyDictionary()
-
-
-def is_stand_in(parameter: Parameter, gradient: NDArray) -> bool:
-    """Is what autograd has for the ``gradient`` of ``parameter`` none of anybody's?"""
-    return chunk_of(gradient) == _STAND_INS.get(parameter)
 
 
 def other_handle(array: NDArray) -> NDArray:

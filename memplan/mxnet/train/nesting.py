@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,16 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(item)
     elif value is not None:
         yield value
+
+
+def listed(arrays: Any) -> Any:
+    """``arrays`` as a list, where they are several to MXNet: in a view of a dict, say, or a deque.
+
+    One array stays as it is, and so does what has no length, which MXNet refuses.
+    """
+    is_one = isinstance(arrays, mx.nd.NDArray)
+    are_several = isinstance(arrays, Sized) and isinstance(arrays, Iterable) and not is_one
+    return list(arrays) if are_several else arrays
 
 
 def alike(function: Callable[[Any], Any], value: Any) -> Any:

@@ -30,7 +30,7 @@ from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
-from memplan.mxnet.train.nesting import leaves, one_context
+from memplan.mxnet.train.nesting import leaves, listed, one_context
 from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -61,10 +61,11 @@ def planned(block: Block, **options: Any) -> Block:
     that of an earlier call on a context after a later one, for both would need memory that is gone,
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
-    gradients of its parameters through the block, which it cannot reach; ArgumentError for a block
-    that is planned already by other options, and for a trainer, a loss and ``keep_outputs``. By
-    equal ones it is left as it is. Threads that call the block or ``backward`` wait for each other,
-    and each of them trains on contexts of its own. A copy of the block is not planned.
+    gradients of its parameters that it cannot reach: through the block, or of a loss recorded
+    before its call or ``backward``; ArgumentError for a block that is planned already by other
+    options, and for a trainer, a loss and ``keep_outputs``. By equal ones it is left as it is.
+    Threads that call the block or ``backward`` wait for each other, and each of them trains on
+    contexts of its own. A copy of the block is not planned.
     """
     check_block(block)
     _check_options(options)
@@ -335,6 +336,9 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(backward)
     def wrapped(*args: Any, **options: Any) -> None:
+        # What is checked is what MXNet gets: some can be gone through once.
+        args = (*map(listed, args[:1]), *args[1:])
+        options |= {name: listed(options[name]) for name in ("heads", "outputs") if name in options}
         if is_mxnets_thread():
             backward(*args, **options)
             return

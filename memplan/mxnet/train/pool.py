@@ -15,8 +15,9 @@ from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.train.gradients import REMEMBERED, Earlier, Gradients
+from memplan.mxnet.train.gradients import Gradients
 from memplan.mxnet.train.input_memory import InputMemory
+from memplan.mxnet.train.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 

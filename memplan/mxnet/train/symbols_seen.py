@@ -9,14 +9,14 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.mxnet.train.asking_code import asks
-from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
+from memplan.mxnet.train.block_changes import OF_MXNET, hybridized, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
 from memplan.mxnet.train.read_by import is_mxnets, is_scripts_module, package_of, read_by
@@ -32,6 +32,17 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 # What gives rows of an array, and outputs of a Symbol, by the methods that do.
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
+
+# The losses whose gradients AMP scales where MXNet calls them with arrays: its
+# LOSS_OUTPUT_FUNCTIONS (contrib/amp/lists, tag 1.9.1).
+_SCALED = frozenset(
+    {
+        "SoftmaxOutput",
+        "LinearRegressionOutput",
+        "LogisticRegressionOutput",
+        "MAERegressionOutput",
+    }
+)
 
 
 def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) -> None:
@@ -66,6 +77,26 @@ def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) ->
             f"it with arrays in training without a plan; let both be the same",
             stacklevel=2,
         )
+
+
+def refusing_scaled_losses(blocks: Sequence[Block], graph: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``graph``; TraceError where ``blocks`` call a loss in it that AMP would scale without a plan.
+
+    AMP does where the loss gets arrays, so not where a hybridized block calls it. The scale changes
+    from step to step, and what is in a graph has one for all.
+    """
+    amp = sys.modules.get("mxnet.contrib.amp.amp")  # a script that uses it has imported it
+    prefixes = tuple(root.prefix for root in hybridized(blocks))
+    losses = (node for node in graph["nodes"] if node["op"] in _SCALED)
+    loss = next((node for node in losses if not node["name"].startswith(prefixes)), None)
+    if loss is not None and getattr(amp, "_amp_initialized", False):
+        raise TraceError(
+            f"op {loss['name']!r} ({loss['op']}) in the step of block {blocks[0].name!r} gets "
+            f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "
+            f"planned step is a graph, where AMP does not. Call hybridize(), with which MXNet does "
+            f"not either, or return what the loss is computed of, and take a loss of gluon.loss"
+        )
+    return graph
 
 
 def _asking(block: Block) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +28,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.bound_arrays import BoundArrays, Gradients
+from memplan.mxnet.train.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
@@ -37,15 +36,6 @@ from memplan.util.heap import keep_large
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
 # in layouts that the first has left.
 FIRST_STEPS = 2
-
-
-@functools.cache
-def _wait_at_exit() -> None:
-    """From now on a process ends when MXNet is done: it may abort one that ends during a step.
-
-    Before what was registered earlier, such as the end of MXNet's engine.
-    """
-    atexit.register(mx.nd.waitall)
 
 
 class TrainExecutor(BoundArrays):
@@ -126,7 +116,7 @@ class TrainExecutor(BoundArrays):
         self._generators_of = threading.current_thread() if draws else None
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
-        _wait_at_exit()
+        wait_at_exit(self, self._training.outputs)
         self._inference: mx.executor.Executor | None = None
         self._monitor: tuple[Callable[..., Any], bool] | None = None
         self._noutputs = len(trace.symbol.list_outputs())

@@ -1,0 +1,83 @@
+"""MXNet may abort a process that ends during a step: the last one of a script, say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+from helpers.schedules import random_schedule
+from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.train import end_of_process
+from memplan.planning.realisation import trace
+
+# A thread asks for operators until Python has ended it.
+ENDLESS = """
+import threading
+import mxnet as mx
+from memplan.mxnet.gluon import planned
+net = mx.gluon.nn.Dense(2, in_units=2)
+net.initialize()
+planned(net, strategy="store_all")
+with mx.autograd.record():
+    loss = net(mx.nd.ones((2, 2))).sum()
+loss.backward()
+begun = threading.Event()
+def ask():
+    array = mx.nd.ones((300, 300))
+    while True:
+        mx.nd.dot(array, array)
+        begun.set()
+threading.Thread(target=ask, daemon=True).start()
+begun.wait()
+"""
+
+
+def bound() -> TrainExecutor:
+    symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3))
+    traced = trace(symbol, shapes={"data": (4, 8)}, realisation="explicit")
+    return TrainExecutor(traced, random_schedule(traced.graph, 1))
+
+
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What was registered for the end since."""
+    registered: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    end_of_process._register.cache_clear()
+    return registered
+
+
+def test_it_waits_for_mxnet(at_exit: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    executors = [bound(), bound()]
+    assert len(at_exit) == 1
+    waits: list[None] = []
+    monkeypatch.setattr(mx.nd, "waitall", lambda: waits.append(None))
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    at_exit[0]()
+    assert executors
+    assert waits == [None]
+
+
+def test_it_waits_for_steps_where_a_thread_goes_on(
+    at_exit: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = bound()
+    waits: list[int] = []
+    monkeypatch.setattr(mx.nd, "waitall", lambda: pytest.fail("waits for the thread"))
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.Thread(daemon=True)])
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: waits.append(id(array)))
+    at_exit[0]()
+    written = [*executor.outputs, *executor.grad_dict.values()]
+    assert written
+    assert {id(array) for array in written} <= set(waits)
+
+
+def test_a_process_ends_where_a_thread_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=100)
+    assert done.returncode == 0
