@@ -41,6 +41,10 @@ def product(parts: Symbol) -> Symbol:
     return parts[0] * parts[1]
 
 
+def multicast(*parts: Symbol) -> Symbol:
+    return S.amp_multicast(*parts, num_outputs=len(parts))
+
+
 def anchors(x: Symbol) -> Symbol:
     return CONTRIB.MultiBoxPrior(x, sizes=(0.5,))
 
@@ -290,6 +294,10 @@ ON_MATRICES: dict[str, Call] = {
     "makediag": lambda x: S.linalg_makediag(x),
     "extracttrian": lambda x: S.linalg_extracttrian(S.linalg_syrk(x)),
     "maketrian": lambda x: S.linalg_maketrian(x),
+    "multicast, second output": lambda x: multicast(S.cos(x), S.tanh(x))[1],
+    "multicast, ends": lambda x: product(multicast(S.cos(x), S.exp(x), S.tanh(x))[0:3:2]),
+    "multicast, variable first": lambda x: product(multicast(V("w", shape=MATRIX), S.tanh(x))),
+    "multicast, no first gradient": lambda x: product(multicast(S.BlockGrad(x), S.tanh(x))),
     "density": lambda x: S.random_pdf_normal(x, S.sum(x, axis=1), S.exp(S.sum(x, axis=1))),
     **{
         f"np.{name}": numpy(call)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mxnet as mx
 import pytest
 
@@ -21,3 +24,14 @@ def test_large_products_of_matrices_have_room_for_copies_of_their_parts(width: i
     # makes one of two products at a time.
     assert nbytes >= min(8 << 20, (picture + matrices) // 2) - workspace_estimate.SMALL_PRODUCT
     assert (nbytes >= 8 << 20) is (width == 4096)
+
+
+@pytest.mark.parametrize("product", [mx.sym.np.dot, lambda a, b: mx.sym.np.tensordot(a, b, axes=1)])
+def test_so_have_those_of_numpy(product: Callable[[Any, Any], Any]) -> None:
+    data, other = (mx.sym.Variable(name) for name in ("data", "other"))
+    shapes, nbytes = {"data": (256, 4096), "other": (4096, 4096)}, []
+    for out in (mx.sym.dot(data, other), product(data.as_np_ndarray(), other.as_np_ndarray())):
+        net = mx.sym.MakeLoss(mx.sym.mean(out.as_nd_ndarray()))
+        traced = trace(net, shapes=shapes, grad_req="write", realisation="packed")
+        nbytes.append(workspace_estimate._for_matrices(traced.nodes))
+    assert nbytes == [8 << 20, 8 << 20]

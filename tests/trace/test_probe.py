@@ -36,7 +36,7 @@ def asked(symbol: mx.sym.Symbol, **shapes: tuple[int, ...]) -> tuple[Handover, .
 
 
 A, B = mx.sym.Variable("a"), mx.sym.Variable("b")
-OVER, ALIAS = Handover(0, 0, False), Handover(0, 0, True)
+OVER, ALIAS, SECOND = Handover(0, 0, False), Handover(0, 0, True), Handover(1, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,8 @@ def test_handovers_of_one_input(symbol: mx.sym.Symbol, expected: tuple[Handover,
         (mx.sym.elemwise_add(A, B), (OVER, Handover(1, 0, False))),
         (mx.sym.broadcast_add(A, B), (OVER, Handover(1, 0, False))),
         (mx.sym.dot(A, B), ()),
+        (mx.sym.reshape_like(A, B), (ALIAS,)),
+        (mx.sym.amp_multicast(A, B, num_outputs=2), (ALIAS, SECOND)),
     ],
 )
 def test_handovers_of_two_inputs(symbol: mx.sym.Symbol, expected: tuple[Handover, ...]) -> None:
@@ -72,6 +74,19 @@ def test_handovers_of_two_inputs(symbol: mx.sym.Symbol, expected: tuple[Handover
 def test_only_equal_sizes_are_handed_over() -> None:
     assert asked(mx.sym.broadcast_add(A, B), a=(7, 7), b=(1, 7)) == (OVER,)
     assert asked(mx.sym.Cast(A, dtype="float16"), a=(7, 7)) == ()
+
+
+def test_what_is_written_into_is_handed_over() -> None:
+    places = mx.sym.Variable("places")
+    written = mx.sym._internal._scatter_set_nd(A, B, places, shape=(7, 7))
+    assert asked(written, a=(7, 7), b=(49,), places=(2, 49)) == (ALIAS,)
+
+
+def test_handovers_of_an_identity_of_several() -> None:
+    parts = mx.sym.amp_multicast(mx.sym.sin(A), mx.sym.exp(B), num_outputs=2)
+    graph = trace(parts[0] * parts[1], shapes={"a": (7, 7), "b": (7, 7)}, grad_req="write").graph
+    (given,) = (op.handovers for op in graph.ops if op.kind == "_backward_amp_multicast")
+    assert set(given) == {ALIAS, SECOND}
 
 
 def test_handovers_of_backward_ops() -> None:

@@ -74,6 +74,29 @@ for way in (by_plan, by_halves):
 """
 
 
+EQUAL_DTYPES = """
+import mxnet as mx
+from mxnet.contrib import amp
+amp.init("float16")
+from helpers.block_runs import assert_identical_to_autograd, by_plan
+from helpers.blocks import Case, vectors
+from mxnet import gluon
+
+class Terms(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.scale = self.params.get("scale", shape=(1, 12))
+            self.shift = self.params.get("shift", shape=(64, 12))
+
+    def hybrid_forward(self, F, x, scale, shift):
+        return F.elemwise_add(x, F.exp(shift)) + F.broadcast_mul(F.sin(x), F.tanh(scale))
+
+case = Case(Terms, vectors, options={"strategy": "store_all"}, recomputes=False)
+assert_identical_to_autograd(case, by_plan)
+"""
+
+
 BFLOAT16 = """
 from mxnet.contrib import amp
 amp.init("bfloat16")
@@ -143,8 +166,13 @@ assert (gradient(planned(net_of(True), strategy="store_all")) == expected).all()
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(AMP, marks=pytest.mark.long), BFLOAT16, LOSSES],
-    ids=["scaled loss", "bfloat16 is refused", "losses that AMP scales are refused"],
+    [pytest.param(AMP, marks=pytest.mark.long), EQUAL_DTYPES, BFLOAT16, LOSSES],
+    ids=[
+        "scaled loss",
+        "terms of equal dtypes",
+        "bfloat16 is refused",
+        "losses that AMP scales are refused",
+    ],
 )
 def test_amp(script: str) -> None:
     """In a process of its own: AMP changes MXNet's operators for good."""

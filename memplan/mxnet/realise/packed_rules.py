@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from memplan.errors import TraceError
 from memplan.mxnet.realise.loops import check_gradients, check_loop, check_shapes_within
 from memplan.mxnet.trace.arguments import wanted
+from memplan.mxnet.trace.einsum import is_optimized
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.inference import COND
@@ -180,7 +181,7 @@ def _adds_to_garbage(backward: Node) -> bool:
     forward = backward.forward
     if forward is None or forward.op != "_npi_einsum":
         return False
-    return forward.attrs.get("optimize", "0").lower() not in ("0", "false")
+    return is_optimized(forward)
 
 
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:

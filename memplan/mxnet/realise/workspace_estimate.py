@@ -42,8 +42,8 @@ BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
-    _linalg_gemm _linalg_gemm2 _npi_dot _npi_einsum _npi_matmul _npi_tensordot batch_dot
-    dot""".split()
+    _linalg_gemm _linalg_gemm2 _np_dot _npi_einsum _npi_matmul _npi_tensordot
+    _npi_tensordot_int_axes batch_dot dot""".split()
 )
 
 # Those of them that multiply many matrices, one by one.

@@ -113,8 +113,10 @@ def reads_any_layout(node: Node) -> bool:
     if node.op not in _ONEDNN and node.op not in _ONEDNN_BACKWARD:
         return False
     name = node.op.removeprefix("_backward_")
-    if name == "Concat":
-        return node.attrs.get("dim", "1") != "0"
+    if name == "Concat":  # not where axes are counted from the last (BackwardConcatStorageType)
+        return int(node.attrs.get("dim", "1")) > 0
+    if name == "slice":  # SupportMKLDNNSlice of tensor/matrix_op-inl.h
+        return {*re.findall(r"-?[0-9]+", node.attrs.get("step", ""))} <= {"1"}
     if name in ("softmax", "log_softmax"):
         return not _has_lengths_or_dtype(node)
     if name == "Pooling" and not _has_known_layout(node):

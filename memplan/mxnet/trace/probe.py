@@ -63,21 +63,22 @@ def handovers(node: Node) -> tuple[Handover, ...]:
 
 
 class _Probe:
-    """One op fed by copies of variables, so that each of its inputs owns a buffer."""
+    """One op, of which some inputs are copies of variables, whose buffers MXNet may hand over."""
 
     def __init__(self, node: Node) -> None:
         self.arrays: dict[str, mx.nd.NDArray] = {}
-        values = self._variables("value", node.infos.inputs)
-        self.inputs = [Node("_copy", f"input{i}", inputs=[value]) for i, value in enumerate(values)]
-        self.node = call_of(node, "probed", [(source, 0) for source in self.inputs])
-        infos = [*node.infos.inputs, *node.infos.outputs]
+        self.values = self._variables("value", node.infos.inputs)
+        self.copies = [Node("_copy", f"input{i}", inputs=[v]) for i, v in enumerate(self.values)]
+        self.node = call_of(node, "probed", [*self.values])
+        infos = [*node.infos.outputs]
         if node.control and node.forward is not None:
             # A backward op may need its forward op's state: run that on variables of its own.
             forward = node.forward
             sources = self._variables("forward", forward.infos.inputs)
             self.node.control.append(call_of(forward, "forward", sources))
             infos += forward.infos.outputs
-        self.full_nbytes = 4 * sum(info.nelements for info in infos if info is not None)
+        self.sizes = [self.arrays[f"value{i}"].size for i in range(len(self.values))]
+        self.nwritten = sum(info.nelements for info in infos if info is not None)
 
     def _variables(self, kind: str, infos: Sequence[EntryInfo | None]) -> list[Entry]:
         for i, info in enumerate(infos):
@@ -87,26 +88,33 @@ class _Probe:
         return variables(kind, len(infos))
 
     def ask(self, candidates: tuple[Candidate, ...]) -> tuple[Handover, ...]:
-        sources = range(len(self.inputs))
-        if not self._shares(sources, range(self.node.noutputs)):
+        if not self._shares(range(len(self.values)), range(self.node.noutputs)):
             return ()
         return tuple(
-            Handover(i, o, same_dtype and self._shares((), [o]))
+            Handover(i, o, same_dtype and self._shares([i], [o], survive=True))
             for i, o, same_dtype in candidates
             if self._shares([i], [o])
         )
 
-    def _shares(self, dead_inputs: Sequence[int], outputs: Sequence[int]) -> bool:
-        """Does any output in ``outputs`` get the buffer of an input?
+    def _shares(
+        self, copied: Sequence[int], outputs: Sequence[int], *, survive: bool = False
+    ) -> bool:
+        """Does any output in ``outputs`` get the buffer of an input in ``copied``?
 
-        The inputs in ``dead_inputs`` are read by the op alone, the others survive it.
+        These are copies that the op alone reads, unless they ``survive`` it. The other inputs are
+        variables, whose buffers MXNet hands over to no op. Copies of them would be no answer even
+        if they survived: an identity of several inputs (FInplaceIdentity), as amp_multicast is,
+        shares the buffer of such a one, too.
         """
+        read = [(self.copies[i], 0) if i in copied else v for i, v in enumerate(self.values)]
+        self.node.inputs[:] = read
         heads: list[Entry] = [(self.node, o) for o in outputs]
-        heads += [(source, 0) for i, source in enumerate(self.inputs) if i not in dead_inputs]
+        heads += [read[i] for i in copied if survive]
+        full_nbytes = 4 * (self.nwritten + sum(self.sizes[i] for i in copied))
         # Padded to a whole number of MiB, the total that MXNet prints tells the last byte.
-        padding = -self.full_nbytes % _MIB // 4
+        padding = -full_nbytes % _MIB // 4
         heads.append((Node("_zeros", "padding", {"shape": f"({padding or _MIB // 4},)"}), 0))
-        expected = -(-self.full_nbytes // _MIB) + (0 if padding else 1)
+        expected = -(-full_nbytes // _MIB) + (0 if padding else 1)
         with match_range(0):
             return allocated_mib(describe(to_symbol(heads), self.arrays)) < expected
 

@@ -204,7 +204,7 @@ _COUNTS: dict[str, Callable[[Attributes, Sequence[Shape]], int]] = {
     op: count
     for count, ops in {
         _tile: "tile _npi_tile",
-        _repeat: "repeat _np_repeat _npi_repeats",
+        _repeat: "repeat _np_repeat",
         _joined: "Concat stack _npi_concatenate _npi_stack _npi_column_stack _npi_hstack "
         "_npi_vstack _npi_dstack _rnn_param_concat _npi_rnn_param_concat",
         _padded: "Pad _npi_pad",
