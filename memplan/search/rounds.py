@@ -284,10 +284,10 @@ class Rounds:
 
     def _moves(self, kind: Round, match_range: int, stop: Stop) -> int:
         """The moves of a round: those of its kind, or as many as there is work left for."""
-        moves = self._moves_of(kind)
         most = max(FEWEST_MOVES, stop.work_left / self._work(match_range))
+        moves = int(min(self._moves_of(kind), most))
         speed = self.speeds.get(RECREATING if kind.recreates else match_range, Speed())
-        return min(moves, int(min(moves, most)), speed.possible(moves, stop))
+        return min(moves, speed.possible(moves, stop))
 
     def _work(self, match_range: int) -> float:
         """What a move costs in work."""
