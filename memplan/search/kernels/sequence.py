@@ -227,7 +227,9 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     later = state.runs[FIRST, op] if earlier < 0 else state.steps[LATER, earlier]
     if later < 0:
         later = totals[LENGTH]
-    of_aliases = alias_seconds_around(model, state, op, gap, earlier, later)
+    of_aliases, has_aliases = 0.0, len(model.alias_readers) > 0
+    if has_aliases:
+        of_aliases -= alias_seconds_around(model, state, op, gap, earlier, later)
     live = state.live[gap] + state.steps[DISCOUNT, gap]
     live -= model.written_nbytes[state.steps[OP, gap]]
     ndirty = 0
@@ -253,8 +255,10 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     _link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
     state.live[gap] = live
     totals[EXCESS] += max(live - totals[BUDGET], 0)
-    of_aliases = alias_seconds_around(model, state, op, gap, earlier, later + 1) - of_aliases
-    state.seconds[0] += model.seconds[op] + (of_aliases + alias_seconds(model, state, gap))
+    if has_aliases:
+        of_aliases += alias_seconds_around(model, state, op, gap, earlier, later + 1)
+        of_aliases += alias_seconds(model, state, gap)
+    state.seconds[0] += model.seconds[op] + of_aliases
     _renew_discount(model, state, gap)
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] + (dirty[i] >= gap))
@@ -268,8 +272,10 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
     """
     tensors, flat, dirty, steps = model.tensors, model.flat, state.scratch[1], state.steps
     op, earlier, later = steps[OP, step], steps[EARLIER, step], steps[LATER, step]
-    of_aliases = alias_seconds_around(model, state, op, step, earlier, later)
-    of_aliases += alias_seconds(model, state, step)
+    of_aliases, has_aliases = 0.0, len(model.alias_readers) > 0
+    if has_aliases:
+        of_aliases += alias_seconds_around(model, state, op, step, earlier, later)
+        of_aliases += alias_seconds(model, state, step)
     ndirty = 0
     if earlier >= 0:
         for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
@@ -291,7 +297,8 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
     totals[EXCESS] -= max(state.live[step] - totals[BUDGET], 0)
     _unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
     _shift(state, step, -1)
-    of_aliases -= alias_seconds_around(model, state, op, step, earlier, later - 1)
+    if has_aliases:
+        of_aliases -= alias_seconds_around(model, state, op, step, earlier, later - 1)
     state.seconds[0] -= model.seconds[op] + of_aliases
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] - (dirty[i] > step))
