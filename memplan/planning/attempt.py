@@ -67,8 +67,10 @@ def try_strategy(
     with noticing() as interrupt:
         trial = _Trial(job, strategy, problem, begin, interrupt)
         outcome, realised = trial.run()
-    if trial.was_cut or interrupt.has_come:
-        outcome = dataclasses.replace(outcome, cut_by_clock=True)
+    # Where no other plan can be cheaper, more time would have been for nothing.
+    is_cheapest = outcome.status is Status.OPTIMAL and not outcome.in_order
+    was_cut = outcome.cut_by_clock or trial.was_cut or interrupt.has_come
+    outcome = dataclasses.replace(outcome, cut_by_clock=was_cut and not is_cheapest)
     seconds = time.monotonic() - begin
     plan = None
     if outcome.schedule is not None and realised is not None:

@@ -161,6 +161,8 @@ class Rounds:
 
     def seconds(self, sequence: Array) -> float:
         """The seconds that the ops of a sequence take."""
+        if len(self.model.alias_readers):  # aliases run with some of the runs only
+            return float(self.model.op_seconds[self._ops(sequence)].sum())
         return float(self.model.seconds[sequence].sum())
 
     def saved(self, sequence: Array) -> float:
@@ -282,10 +284,10 @@ class Rounds:
 
     def _moves(self, kind: Round, match_range: int, stop: Stop) -> int:
         """The moves of a round: those of its kind, or as many as there is work left for."""
-        moves = self._moves_of(kind)
         most = max(FEWEST_MOVES, stop.work_left / self._work(match_range))
+        moves = int(min(self._moves_of(kind), most))
         speed = self.speeds.get(RECREATING if kind.recreates else match_range, Speed())
-        return min(moves, int(min(moves, most)), speed.possible(moves, stop))
+        return min(moves, speed.possible(moves, stop))
 
     def _work(self, match_range: int) -> float:
         """What a move costs in work."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 from memplan.memory.memory import Live
 from memplan.search.by_loss import best_order, loss_by_loss
@@ -73,11 +74,10 @@ def candidates(
     quick: list[OneOf] = [ChenGreedy(), ChenGreedy(linear=True), ChenSqrt(), Memonger()]
     if isinstance(problem.space, Sequences):
         quick += [Griewank(), CheckpointLast()]
-    for strategy in quick:
-        for schedule in strategy.candidates(problem):
-            yield schedule
-            if stop.is_over():
-                return
+    for number, schedule in enumerate(chain.from_iterable(s.candidates(problem) for s in quick)):
+        if number and stop.is_over():  # after the last one nothing is left out
+            return
+        yield schedule
 
 
 def _dropped(problem: Problem, stop: Stop, recompute_backward: bool) -> Iterator[Schedule]:

@@ -235,10 +235,10 @@ class Sequences(Space):
         return recomputing_segments(graph, frozenset(checkpoints).union(last_segment))
 
     def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
-        for checkpoints in coarse_cuts(problem.graph, points, at_most=CUTS):
-            yield self.keeping(problem.graph, checkpoints)
-            if stop.is_over():
+        for number, checkpoints in enumerate(coarse_cuts(problem.graph, points, at_most=CUTS)):
+            if number and stop.is_over():
                 return
+            yield self.keeping(problem.graph, checkpoints)
 
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         if is_slow(problem):

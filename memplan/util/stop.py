@@ -88,20 +88,25 @@ JUDGED_AFTER = 0.1
 
 
 class Pace:
-    """Whether work of a known amount will be done in time; where it will not, less is done."""
+    """Whether work of a known amount will be done in time; where it will not, less is done.
+
+    That is judged anew each time: once a busy moment is over, more is possible again. Less to be
+    done counts as cut even if in the end all of it is: until then a search hurries.
+    """
 
     def __init__(self, stop: Stop, amount: int) -> None:
-        self.amount = amount
-        self._stop, self._begin, self._seconds = stop, time.monotonic(), stop.seconds_left
+        self._amount, self._stop = amount, stop
+        self._begin, self._seconds = time.monotonic(), stop.seconds_left
 
     def left(self, done: int) -> int:
         """How much is still to be done: the rest, or as much of it as there is time for."""
-        rest = self.amount - done
+        rest = self._amount - done
         passed = time.monotonic() - self._begin
         if rest <= 0 or passed < JUDGED_AFTER * self._seconds:
             return rest
-        possible = int(done / max(1e-9, passed) * max(0.0, self._seconds - passed))
+        possible = 0
+        if passed < self._seconds:
+            possible = max(1, int(done / max(1e-9, passed) * (self._seconds - passed)))
         if possible < rest:
             self._stop.cut()
-            self.amount = done + possible
-        return self.amount - done
+        return min(rest, possible)

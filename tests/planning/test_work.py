@@ -19,7 +19,7 @@ from memplan.planning.attempt import try_strategy
 from memplan.planning.job import Job
 from memplan.strategies import Outcome, configured, create
 from memplan.strategies.auto import Auto
-from memplan.strategies.base import Problem
+from memplan.strategies.base import Problem, Status
 from memplan.strategies.memonger import Memonger
 
 PLENTY = 1e5
@@ -57,6 +57,30 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
     assert attempt.cut_by_clock is cut
     assert record.from_json(job, record.to_json(attempt)).cut_by_clock is cut
     assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
+
+
+@dataclass(frozen=True)
+class Proved:
+    """memonger's plan, which it says is the cheapest one, although the clock has cut something."""
+
+    in_order: bool
+
+    def solve(self, problem: Problem) -> Outcome:
+        schedule = create("memonger").solve(problem).schedule
+        assert schedule is not None
+        bound = schedule.seconds
+        return Outcome(Status.OPTIMAL, schedule, bound, self.in_order, cut_by_clock=True)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_is_proved_to_be_the_cheapest_is_not_cut(network: Network, in_order: bool) -> None:
+    """If that holds for any order: else more time may find a cheaper one of another order."""
+    net, shapes = network
+    job = Job.prepare(net, costs=ROOFLINE, time_limit=PLENTY, **shapes)
+    budget = int(0.7 * job.unplanned.total_nbytes)
+    attempt = try_strategy(job, Proved(in_order), budget)
+    assert attempt.plan is not None
+    assert attempt.cut_by_clock is attempt.plan.cut_by_clock is in_order
 
 
 @pytest.mark.long

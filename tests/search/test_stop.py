@@ -10,7 +10,7 @@ import pytest
 
 from helpers.graphs import UNIT, unit_chain
 from memplan.memory.blocks import allocate
-from memplan.search import flag_annealing, rounds
+from memplan.search import flag_annealing, round_kinds, rounds
 from memplan.search.eviction import Evictions, lowest
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
@@ -19,7 +19,8 @@ from memplan.search.kernels.sequence import load
 from memplan.search.sequence_search import Rules, compile_search, search
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.util.stop import Stop
+from memplan.util import stop as stop_module
+from memplan.util.stop import Pace, Stop
 
 PLENTY = 1e6
 
@@ -49,6 +50,41 @@ def test_what_cuts_a_part_cuts_the_whole() -> None:
     assert other.is_over()
     assert whole.cut_by_clock
     assert not part.cut_by_clock
+
+
+class Hand:
+    """A clock that stands still unless it is told to go on."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_after_a_busy_moment_more_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 10 seconds; the first 16 moves take 1.2 seconds, from then on there are 5000 a second."""
+    clock = Hand()
+    monkeypatch.setattr(stop_module, "time", clock)
+    for amount, nmade in ((10_000, 10_000), (100_000, 44_016)):
+        clock.now = 0.0
+        stop = Stop(10.0)
+        pace, made = Pace(stop, amount), 0
+        while (left := pace.left(made)) > 0:
+            made += min(16, left)
+            clock.now = 1.2 + (made - 16) / 5000.0
+        assert made == pytest.approx(nmade, abs=20)
+        assert stop.cut_by_clock, "for some moves the search has hurried"
+
+
+def test_work_that_is_left_out_for_want_of_work_is_not_cut() -> None:
+    """A round of this kind has no time for all of its moves, but for those of the work left."""
+    search = rounds.Rounds(chain(20), Rules(False, True, ()), seed=0, stop=Stop.after(PLENTY))
+    speed = search.speeds[LIVE] = rounds.Speed(moves=1000, seconds=0.2 * PLENTY)
+    stop = Stop.after(PLENTY, work=100.0)
+    kind = round_kinds.ANNEALING_ROUNDS[1]
+    assert speed.seconds / speed.moves * search._moves_of(kind) > PLENTY
+    assert search._moves(kind, LIVE, stop) == 100
+    assert not stop.cut_by_clock
 
 
 def annealed(nmoves: int, chunk: int) -> tuple[float, list[float]]:

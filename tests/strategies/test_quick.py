@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -105,3 +107,28 @@ def test_what_takes_too_many_seconds_is_nothing_and_not_counted() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "place", lambda *_, **__: pytest.fail("it is packed"))
         assert problem.aim_lower(lambda *_: twice, Stop.after(1e6)) is None
+
+
+@pytest.mark.parametrize("nleft", [0, 1])
+def test_candidates_are_cut_only_if_some_are_left_out(nleft: int) -> None:
+    problem = Problem(unit_chain(20), None)
+    count = len(list(quick.candidates(problem, Stop(math.inf))))
+    stop = Stop(math.inf)
+    found = quick.candidates(problem, stop)
+    assert len(list(islice(found, count - nleft))) == count - nleft
+    stop.deadline = 0.0
+    assert next(found, None) is None
+    assert stop.cut_by_clock is bool(nleft)
+
+
+@pytest.mark.parametrize("nleft", [0, 1])
+def test_cuts_are_cut_only_if_some_are_left_out(nleft: int) -> None:
+    problem = Problem(unit_chain(20), None)
+    points = Sequences().points(problem.graph)
+    count = len(list(Sequences().cut(problem, points, Stop(math.inf))))
+    stop = Stop(math.inf)
+    found = Sequences().cut(problem, points, stop)
+    assert len(list(islice(found, count - nleft))) == count - nleft
+    stop.deadline = 0.0
+    assert next(found, None) is None
+    assert stop.cut_by_clock is bool(nleft)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memplan.search.kernels.aliases import alias_seconds, is_alias_run
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.model import MEMBERS
 from memplan.search.kernels.moves import draw, propose
@@ -64,9 +65,11 @@ def expand(model, state, ops):  # type: ignore[no-untyped-def]
     count = 0
     for step in range(state.totals[LENGTH]):
         group = state.steps[OP, step]
-        for i in range(model.start[MEMBERS, group], model.start[MEMBERS, group + 1]):
-            ops[count] = model.flat[i]
-            count += 1
+        begin = model.start[MEMBERS, group]
+        for i in range(begin, model.start[MEMBERS, group + 1]):
+            if i == begin or is_alias_run(model, state, model.flat[i], step):
+                ops[count] = model.flat[i]
+                count += 1
     return count
 
 
@@ -82,7 +85,7 @@ def _live_peak(state):  # type: ignore[no-untyped-def]
 def _total_seconds(model, state):  # type: ignore[no-untyped-def]
     total = 0.0
     for step in range(state.totals[LENGTH]):
-        total += model.seconds[state.steps[OP, step]]
+        total += model.seconds[state.steps[OP, step]] + alias_seconds(model, state, step)
     return total
 
 

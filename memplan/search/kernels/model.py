@@ -1,8 +1,8 @@
 """A graph as the search over sequences sees it: groups of ops, and who reads what.
 
-An op whose one output is an alias of its one input (reshape) runs with the op that writes it:
-what compiled code calls an op is such a group, and there is one more, which ends the sequence and
-reads the heads.
+An op whose one output is an alias of its one input (reshape) runs with the op that writes it, again
+only if it is read then: what compiled code calls an op is such a group, and there is one more,
+which ends the sequence and reads the heads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from memplan.search.kernels.arrays import Array, ragged, ragged_lists
 from memplan.step.graph import Op, TrainingGraph
 
-# Lists of an op, as rows of SequenceModel.start.
-READ, WRITTEN, HANDED, BEFORE, AFTER, MEMBERS = range(6)
+# Lists of an op, as rows of SequenceModel.start. ALIASED are the ops an alias of which it reads.
+READ, WRITTEN, HANDED, BEFORE, AFTER, ALIASED, MEMBERS = range(7)
 # Rows of SequenceModel.tensors.
 WRITER, NBYTES, READERS, READERS_END = range(4)
 
@@ -25,7 +25,9 @@ class SequenceModel(NamedTuple):
     """Groups of ops as flat arrays: ``flat[start[k, v]:start[k, v + 1]]`` is list k of group v.
 
     ``readers`` are those of each tensor; ``edges`` all (tensor, reader) whose tensor may be
-    recomputed. ``written_nbytes`` and ``repeatable`` are by group, ``seconds`` too.
+    recomputed. ``written_nbytes`` and ``repeatable`` are by group, ``seconds``, without those of
+    aliases, too; ``op_seconds`` are by op of the graph. What op i writes as an alias is read by the
+    groups ``alias_readers[alias_start[i]:alias_start[i + 1]]``.
     """
 
     start: Array
@@ -36,6 +38,9 @@ class SequenceModel(NamedTuple):
     seconds: Array
     repeatable: Array
     edges: Array
+    op_seconds: Array
+    alias_start: Array
+    alias_readers: Array
 
 
 def groups(graph: TrainingGraph, may_rerun: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
@@ -50,13 +55,25 @@ def groups(graph: TrainingGraph, may_rerun: tuple[bool, ...], *, adjacent: bool)
         if source is not None:
             first = leader[source]
             follows = result[first][-1] == index - 1 or not adjacent
-            waits = set(op.after) <= {*result[first], *graph.dependencies[first]}
-            if follows and waits and may_rerun[index] >= may_rerun[first]:
+            has_waited = _have_run(graph, first, set(op.after).difference(result[first]))
+            if follows and has_waited and may_rerun[index] >= may_rerun[first]:
                 leader[index] = first
                 result[first].append(index)
                 continue
         result[index] = [index]
     return list(result.values())
+
+
+def _have_run(graph: TrainingGraph, index: int, others: set[int]) -> bool:
+    """Must all of the ``others`` have run before op ``index`` runs?"""
+    missing, seen, ops = set(others), {index}, [index]
+    first = min(missing, default=index)  # what is before it in base order leads to none of them
+    while missing and ops:
+        above = {u for u in graph.dependencies[ops.pop()] if u >= first} - seen
+        missing -= above
+        seen |= above
+        ops += above
+    return not missing
 
 
 def _aliased(graph: TrainingGraph, index: int) -> int | None:
@@ -103,7 +120,14 @@ def sequence_model(
     repeatable = [*(may_rerun[ops[0]] for ops in members), False]
     reader_start, reader_flat = ragged(readers)
     after = _reversed(before, len(before))
-    start, flat = ragged_lists([reads, [*writes, []], [*pairs, []], before, after, [*members, []]])
+    alias_readers = _alias_readers(graph, members)
+    aliased: list[list[int]] = [[] for _ in before]
+    for v, ops in enumerate(members):
+        for reader in sorted(set().union(*(alias_readers[op] for op in ops))):
+            aliased[reader].append(v)
+    start, flat = ragged_lists(
+        [reads, [*writes, []], [*pairs, []], before, after, aliased, [*members, []]]
+    )
     edges = [(a, v) for a, row in enumerate(readers) if repeatable[sized[a][0]] for v in row]
     return SequenceModel(
         start,
@@ -113,10 +137,30 @@ def sequence_model(
         ),
         reader_flat,
         np.array([*(sum(nbytes[a] for a in row) for row in writes), 0], dtype=np.int64),
-        np.array([sum(graph.ops[op].seconds for op in ops) for ops in [*members, []]], dtype=float),
+        np.array([*(call.seconds for call in calls), 0.0]),
         np.array(repeatable),
         np.array(edges, dtype=np.int64).reshape(-1, 2),
+        np.array([op.seconds for op in graph.ops]),
+        *ragged(alias_readers),
     )
+
+
+def _alias_readers(graph: TrainingGraph, members: list[list[int]]) -> list[list[int]]:
+    """For each op that runs with the one whose output it aliases, the groups that read it.
+
+    Those that read an alias of it that runs with it do, too.
+    """
+    group_of = {op: v for v, ops in enumerate(members) for op in ops}
+    heads = set(graph.heads)
+    result: list[set[int]] = [set() for _ in graph.ops]
+    for v, ops in enumerate(members):
+        for op in reversed(ops[1:]):
+            [output] = graph.ops[op].outputs
+            if output in heads:
+                result[op].add(len(members))
+            for reader in graph.readers[output]:
+                result[op] |= result[reader] if group_of[reader] == v else {group_of[reader]}
+    return [sorted(row) for row in result]
 
 
 def _reversed(rows: Sequence[Sequence[int]], count: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.search.kernels.model import AFTER, BEFORE, READ, WRITER, WRITTEN
-from memplan.search.kernels.sequence import insert, last_read, latest, log_change, move, remove
+from memplan.search.kernels.sequence import insert, last_read, log_change, move, remove
 from memplan.search.kernels.state import (
     EARLIER,
     FIRST,
@@ -16,6 +16,7 @@ from memplan.search.kernels.state import (
     MOVED,
     OP,
     REMOVED,
+    latest,
 )
 from memplan.util.compiled import compiled
 

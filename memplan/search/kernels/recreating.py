@@ -25,7 +25,7 @@ from memplan.search.kernels.model import (
     SequenceModel,
 )
 from memplan.search.kernels.moves import draw, is_read, reorder, unit
-from memplan.search.kernels.sequence import insert, last_read, latest, remove
+from memplan.search.kernels.sequence import insert, last_read, remove
 from memplan.search.kernels.state import (
     BUDGET,
     CHANGES,
@@ -38,6 +38,7 @@ from memplan.search.kernels.state import (
     OP,
     SequenceState,
     copy_state,
+    latest,
     sequence_state,
 )
 from memplan.util.compiled import compiled

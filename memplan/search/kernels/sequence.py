@@ -11,6 +11,7 @@ negative, and a loop in which it does is not turned into vector instructions.
 
 from __future__ import annotations
 
+from memplan.search.kernels.aliases import alias_seconds, alias_seconds_around
 from memplan.search.kernels.model import (
     HANDED,
     NBYTES,
@@ -33,17 +34,9 @@ from memplan.search.kernels.state import (
     LENGTH,
     OP,
     REMOVED,
+    latest,
 )
 from memplan.util.compiled import compiled
-
-
-@compiled
-def latest(state, op, gap):  # type: ignore[no-untyped-def]
-    """The last run of ``op`` before ``gap``, or -1."""
-    step = state.runs[LAST, op]
-    while step >= gap:
-        step = state.steps[EARLIER, step]
-    return step
 
 
 @compiled
@@ -234,6 +227,9 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     later = state.runs[FIRST, op] if earlier < 0 else state.steps[LATER, earlier]
     if later < 0:
         later = totals[LENGTH]
+    of_aliases, has_aliases = 0.0, len(model.alias_readers) > 0
+    if has_aliases:
+        of_aliases -= alias_seconds_around(model, state, op, gap, earlier, later)
     live = state.live[gap] + state.steps[DISCOUNT, gap]
     live -= model.written_nbytes[state.steps[OP, gap]]
     ndirty = 0
@@ -259,7 +255,10 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     _link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
     state.live[gap] = live
     totals[EXCESS] += max(live - totals[BUDGET], 0)
-    state.seconds[0] += model.seconds[op]
+    if has_aliases:
+        of_aliases += alias_seconds_around(model, state, op, gap, earlier, later + 1)
+        of_aliases += alias_seconds(model, state, gap)
+    state.seconds[0] += model.seconds[op] + of_aliases
     _renew_discount(model, state, gap)
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] + (dirty[i] >= gap))
@@ -273,6 +272,10 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
     """
     tensors, flat, dirty, steps = model.tensors, model.flat, state.scratch[1], state.steps
     op, earlier, later = steps[OP, step], steps[EARLIER, step], steps[LATER, step]
+    of_aliases, has_aliases = 0.0, len(model.alias_readers) > 0
+    if has_aliases:
+        of_aliases += alias_seconds_around(model, state, op, step, earlier, later)
+        of_aliases += alias_seconds(model, state, step)
     ndirty = 0
     if earlier >= 0:
         for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
@@ -292,9 +295,11 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
             ndirty += 1
     totals = state.totals
     totals[EXCESS] -= max(state.live[step] - totals[BUDGET], 0)
-    state.seconds[0] -= model.seconds[op]
     _unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
     _shift(state, step, -1)
+    if has_aliases:
+        of_aliases -= alias_seconds_around(model, state, op, step, earlier, later - 1)
+    state.seconds[0] -= model.seconds[op] + of_aliases
     for i in range(ndirty):
         _renew_discount(model, state, dirty[i] - (dirty[i] > step))
 
@@ -327,6 +332,7 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
         state.seconds[0] += model.seconds[op]
     for step in range(length):
         op = steps[OP, step]
+        state.seconds[0] += alias_seconds(model, state, step)
         for i in range(model.start[WRITTEN, op], model.start[WRITTEN, op + 1]):
             tensor = model.flat[i]
             end = last_read(model, state, tensor, step, steps[LATER, step])

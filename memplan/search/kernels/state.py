@@ -84,3 +84,12 @@ def copy_state(state, other):  # type: ignore[no-untyped-def]
     _copy(state.live, other.live, length)
     _copy(state.totals, other.totals, len(state.totals))
     other.seconds[0] = state.seconds[0]
+
+
+@compiled
+def latest(state, op, gap):  # type: ignore[no-untyped-def]
+    """The last run of ``op`` before ``gap``, or -1."""
+    step = state.runs[LAST, op]
+    while step >= gap:
+        step = state.steps[EARLIER, step]
+    return step
