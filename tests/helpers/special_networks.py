@@ -200,6 +200,14 @@ def statistics(name: str) -> dict[str, mx.sym.Symbol]:
     return {part: var(f"{name}_{part}", shape=(7,)) for part in ("moving_mean", "moving_var")}
 
 
+def normalized_in_two_branches() -> Network:
+    """What both calls of a layer read has a third reader: its gradient is a sum of three terms."""
+    layer = {"gamma": var("gamma"), "beta": var("beta"), **statistics("norm")}
+    data = dense(var(), 4, name="first")
+    parts = [mx.sym.BatchNorm(data, **layer, name=f"norm{k}") for k in range(2)]
+    return loss(mx.sym.tanh(parts[0] * data) * parts[1]), {"data": (3, 5)}
+
+
 def twice_normalized() -> Network:
     """By one layer: of two steps by which its statistics are updated, either could be the first.
 

@@ -43,7 +43,7 @@ from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.shared_gradients import check_shared_gradients
 from memplan.mxnet.trace.sizes import check_op
 from memplan.mxnet.trace.states import check_gammas
-from memplan.mxnet.trace.stock_order import stock_order
+from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
@@ -144,7 +144,7 @@ def trace(
         added = _added(full[len(outputs) :], requests)
         chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array, added=added)
     full = form.ended(full, len(outputs), requests)
-    order = form.ordered(_checked(full))
+    order = form.ordered(with_states_in_order(_checked(full), stock))
     graph = _build(order, full, len(outputs), form, requests)
     in_stock_order = stock_order(graph, order, stock)
     graph = form.finished(graph, order, in_stock_order, device_type)

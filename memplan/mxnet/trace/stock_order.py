@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
-from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.nnvm import Node, dependencies
+from memplan.mxnet.trace.operators import may_draw
+from memplan.mxnet.trace.states import states_shared, states_touched
 from memplan.step.graph import TrainingGraph
 
 
@@ -28,3 +31,44 @@ def stock_order(
             else:
                 result[stack.pop()] = None
     return tuple(result)
+
+
+def with_states_in_order(order: Sequence[Node], stock: Sequence[Node]) -> list[Node]:
+    """``order``, but what touches the same state, or may draw, comes as in MXNet's ``stock``.
+
+    The base order is that of a walk from the gradients to what they are computed from, and where
+    sums are taken term by term the walk comes to some ops earlier than MXNet's own: to one of two
+    backward ops of a BatchNorm that is called twice, for instance, which both update its statistics.
+    """
+    place_of = {node: place for place, node in enumerate(order)}
+    before = {node: {*dependencies(node)} & place_of.keys() for node in order}
+    for follower, leader in _neighbours([node for node in stock if node in place_of]):
+        before[follower].add(leader)
+    waiters: dict[Node, list[Node]] = {node: [] for node in order}
+    for node, leaders in before.items():
+        for leader in leaders:
+            waiters[leader].append(node)
+    ready = [place_of[node] for node in order if not before[node]]
+    result: list[Node] = []
+    while ready:
+        result.append(order[heapq.heappop(ready)])
+        for node in waiters[result[-1]]:
+            before[node].remove(result[-1])
+            if not before[node]:
+                heapq.heappush(ready, place_of[node])
+    assert len(result) == len(order)
+    return result
+
+
+def _neighbours(stock: Sequence[Node]) -> list[tuple[Node, Node]]:
+    """Ops that touch a state, or may draw, each with the one before it that does so."""
+    shared = states_shared(stock)
+    latest: dict[Node | None, Node] = {}
+    result = []
+    for node in stock:
+        touched: list[Node | None] = [*dict.fromkeys(states_touched(node, shared))]
+        if may_draw(node):
+            touched.append(None)
+        result += [(node, latest[key]) for key in touched if key in latest]
+        latest.update(dict.fromkeys(touched, node))
+    return result
