@@ -125,6 +125,14 @@ TAKE_NEXT_TO_NOTHING: dict[str, Callable[[Symbol], Symbol]] = {
     "one hot": lambda x: mx.sym.broadcast_mul(
         mx.sym.expand_dims(x, 4), mx.sym.one_hot(mx.sym.BlockGrad(x), depth=4)
     ),
+    "cropped": lambda x: mx.sym.Crop(x, num_args=1, h_w=(4, 4)),
+    "noise": lambda x: mx.sym.broadcast_add(x, mx.sym.random.normal_like(x)),
+    "scattered": lambda x: mx.sym.scatter_nd(
+        mx.sym.reshape(x, shape=(-1,)), mx.sym.zeros(shape=(1, N // 4)), shape=(N // 4,)
+    ),
+    "by lengths": lambda x: mx.sym.softmax(
+        mx.sym.reshape(x, shape=(0, -1)), mx.sym.ones(shape=(2,), dtype="int32"), use_length=True
+    ),
     "regions": lambda x: mx.sym.contrib.ROIAlign(
         x, mx.sym.zeros(shape=(4, 5)), pooled_size=(2, 2), spatial_scale=1.0
     ),
@@ -150,6 +158,84 @@ def test_deformable_convolutions_roll_out_one_picture() -> None:
     options = {"num_filter": 4, "kernel": (1, 1), "no_bias": True}
     deformed = mx.sym.contrib.DeformableConvolution(data, offsets, **options)
     assert _spaces("_contrib_DeformableConvolution", deformed) == [N // 2, N // 2]
+
+
+def _of_inputs(op: str, make: Callable[..., Symbol], *shapes: tuple[int, ...]) -> list[int]:
+    """Of the calls of an op on float32 arrays of these ``shapes``, and of the backward ops."""
+    by_name = {f"x{place}": shape for place, shape in enumerate(shapes)}
+    net = mx.sym.MakeLoss(mx.sym.sum(make(*map(mx.sym.Variable, by_name))))
+    nodes = trace(
+        net, shapes=by_name, grad_req=dict.fromkeys(by_name, "write"), realisation="mirror"
+    ).nodes
+    assert largest_nbytes(nodes) == 0
+    return [space_nbytes(node) for node in nodes if op in (node.op, getattr(node.forward, "op", 0))]
+
+
+def test_targets_have_eleven_numbers_for_each_anchor_and_box() -> None:
+    targets = _of_inputs(
+        "_contrib_MultiBoxTarget",
+        lambda *arrays: mx.sym.contrib.MultiBoxTarget(*arrays)[0],
+        *((1, 30, 4), (2, 5, 6), (2, 3, 30)),
+    )
+    assert targets == [4 * 11 * 2 * 30 * 5, 0]
+
+
+def test_an_alignment_has_its_places_at_all_times() -> None:
+    """Of 7 letters between blanks at 20 times, of an alphabet of 10, and two such texts."""
+    spaces = _of_inputs("CTCLoss", mx.sym.ctc_loss, (20, 2, 10), (2, 7))
+    assert spaces == [4 * 2 * (10 + 15 * 20 + 4 * 15 + 10 * 20), 0]
+
+
+BOXES: dict[str, tuple[str, Callable[..., Symbol], list[tuple[int, ...]], list[int]]] = {
+    "detections": (
+        "_contrib_MultiBoxDetection",
+        mx.sym.contrib.MultiBoxDetection,
+        [(2, 3, 30), (2, 120), (1, 30, 4)],
+        [4 * 6 * 30 * 3, 0],
+    ),
+    "proposals": (
+        "_contrib_MultiProposal",
+        lambda *arrays: mx.sym.contrib.MultiProposal(*arrays, rpn_pre_nms_top_n=50)[0],
+        [(2, 24, 8, 8), (2, 48, 8, 8), (2, 3)],
+        [4 * 2 * (7 * 12 * 64 + 8 * 50), 0],
+    ),
+    "all proposals": (
+        "_contrib_Proposal",
+        lambda *arrays: mx.sym.contrib.Proposal(*arrays, rpn_pre_nms_top_n=0)[0],
+        [(1, 24, 8, 8), (1, 48, 8, 8), (1, 3)],
+        [4 * 15 * 12 * 64, 0],
+    ),
+    "suppression": ("_contrib_box_nms", mx.sym.contrib.box_nms, [(2, 30, 6)], [60 * 64, 0]),
+    "matching": (
+        "_contrib_bipartite_matching",
+        lambda scores: mx.sym.contrib.bipartite_matching(scores, threshold=0.5)[0],
+        [(2, 5, 6)],
+        [60 * 28, 0],
+    ),
+    "modulated": (
+        "_contrib_ModulatedDeformableConvolution",
+        lambda *arrays: mx.sym.contrib.ModulatedDeformableConvolution(
+            *arrays, kernel=(3, 3), pad=(1, 1), num_filter=4, no_bias=True, im2col_step=2
+        ),
+        [(4, 2, 8, 8), (4, 18, 8, 8), (4, 9, 8, 8), (4, 2, 3, 3)],
+        [4 * (2 * 18 * 64 + 4 * 4 * 64)] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_operators_of_detectors_have_space_by_formulas(name: str) -> None:
+    op, make, shapes, expected = BOXES[name]
+    assert _of_inputs(op, make, *shapes) == expected
+
+
+def test_a_sum_of_a_gradient_has_the_places_of_what_it_sums() -> None:
+    """As many for the gradient of one number as there are sums, for that of a row few."""
+    add, subtract = mx.sym.broadcast_add, mx.sym.broadcast_sub
+    assert _of_inputs("broadcast_add", add, (8, 16), (1, 1)) == [0, 4 * 128]
+    assert _of_inputs("broadcast_sub", subtract, (8, 16), (1, 16)) == [0, 4 * 8]
+    assert _of_inputs("broadcast_add", add, (8, 16), (8, 16)) == [0, 0]
+    assert _of_inputs("broadcast_mul", mx.sym.broadcast_mul, (8, 16), (1, 1)) == [0, 0]
 
 
 def test_without_onednn_packed_steps_have_columns_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,11 @@ temporary space (get_space_typed in its src/operator), as large as what they rea
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from memplan.mxnet.realise.box_space import BOX_FORMULAS
+from memplan.mxnet.realise.no_space import takes_nothing
+from memplan.mxnet.realise.numpy_space import NUMPY_FORMULAS, of_scalar
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 
@@ -15,7 +19,8 @@ from memplan.mxnet.trace.nnvm import Node
 _SPACE = {
     "_backward_LayerNorm": 2,  # what is normalized, and the gradient by gamma (layer_norm-inl.h)
     "_backward_GroupNorm": 2,  # the same (group_norm-inl.h)
-    "CTCLoss": 1,  # the probabilities (nn/ctc_loss-inl.h)
+    "_npi_std": 1,  # what differs from the mean (numpy/np_broadcast_reduce_op.h)
+    "_npi_var": 1,  # the same
     "moments": 1,  # the squares of what differs from the mean (nn/moments-inl.h)
     "softmax_cross_entropy": 1,  # the probabilities (loss_binary_op-inl.h)
 }
@@ -27,47 +32,15 @@ _OF_ONE_PICTURE = {"Convolution": 1, "_contrib_DeformableConvolution": 2}
 _SORTS = frozenset({"argsort", "sort", "topk"})
 _PLACE_NBYTES = 4
 
-# Those that ask for a row of it at most, as do their backward ops, but for what is told of here. Of
-# each kind some were measured: a process that trains such an op on arrays of 20 MB in packed memory
-# grows by 1 to 3 MB beyond these, code of MXNet's included.
-_NOTHING = frozenset(
-    """_contrib_AdaptiveAvgPooling2D _contrib_arange_like _contrib_BilinearResize2D
-    _contrib_DeformableConvolution _contrib_div_sqrt_dim _contrib_gradientmultiplier
-    _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
-    _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
-    _contrib_MultiBoxPrior _contrib_ROIAlign _contrib_round_ste _contrib_sign_ste _equal _full
-    _greater _greater_equal _hypot _identity_with_attr_like_rhs _lesser _lesser_equal
-    _linalg_extractdiag _linalg_extracttrian _linalg_gemm _linalg_gemm2 _linalg_makediag
-    _linalg_maketrian _linalg_potrf _linalg_potri _linalg_sumlogdiag _linalg_syrk _linalg_trmm
-    _linalg_trsm _logical_and _logical_or _logical_xor _maximum _minimum _mod _not_equal
-    _np_cumsum _np_max _np_prod _np_sum _np_transpose _npi_concatenate _npi_exp _npi_mean _ones
-    _power _split_v2 _zeros _zeros_without_dtype abs Activation arccos arccosh arcsin arcsinh
-    arctan arctanh argmax argmin argsort batch_dot BilinearSampler BlockGrad Cast cbrt ceil clip
-    col2im Concat Correlation cos cosh CTCLoss degrees depth_to_space diag dot Dropout
-    elemwise_div elemwise_mul elemwise_sub Embedding erf erfinv exp expand_dims expm1 fix Flatten
-    floor gamma gammaln gather_nd GridGenerator GroupNorm hard_sigmoid im2col InstanceNorm
-    L2Normalization LayerNorm LeakyReLU LinearRegressionOutput log log10 log1p log2
-    LogisticRegressionOutput MAERegressionOutput make_loss MakeLoss max mean min moments nanprod
-    nansum negative norm one_hot ones_like Pad pick Pooling prod radians rcbrt reciprocal relu
-    repeat Reshape reshape_like reverse rint ROIPooling round rsqrt SequenceLast SequenceMask
-    SequenceReverse shape_array sigmoid sign sin sinh slice slice_axis slice_like SliceChannel
-    smooth_l1 softmax_cross_entropy SoftmaxActivation SoftmaxOutput softmin softsign sort
-    space_to_depth SpatialTransformer sqrt square squeeze stack sum SVMOutput SwapAxis take tan
-    tanh tile topk transpose trunc UpSampling where zeros_like""".split()
-)
-
 
 def space_nbytes(node: Node) -> int:
     """The temporary space that ``node`` asks for, of which it writes; 0 where none is known."""
     call = node if node.forward is None else node.forward
-    if call.op in _SORTS:
-        return _of_sort(node, call)
-    if call.op == "_contrib_DeformableConvolution":
-        return _of_one_picture(call)
-    if call.op == "UpSampling" and call.attrs.get("sample_type") == "bilinear":
-        return _of_pictures(call)
+    of_op = of_scalar if call.op.endswith("_scalar") else _FORMULAS.get(call.op)
+    if of_op is not None:
+        return of_op(node, call)
     if is_convolution_of_mxnet(node):
-        return _of_one_picture(call) if call.op == "Convolution" else _of_pictures(call)
+        return _of_one_picture(node, call) if call.op == "Convolution" else _of_pictures(call)
     times = _SPACE.get(node.op, 0)
     data = node.infos.inputs[0] if times else None
     return 0 if data is None else times * data.nbytes
@@ -83,7 +56,7 @@ def is_convolution_of_mxnet(node: Node) -> bool:
     return data is not None and (data.dtype != "float32" or not onednn_is_enabled())
 
 
-def _of_one_picture(call: Node) -> int:
+def _of_one_picture(_: Node, call: Node) -> int:
     """The columns of one picture (col_buffer_size of nn/convolution-inl.h).
 
     A convolution of points has none.
@@ -95,6 +68,10 @@ def _of_one_picture(call: Node) -> int:
         return 0
     places = int(call.attrs.get("num_group", "1")) * math.prod(out.shape[2:])
     return math.prod(weight.shape[1:]) * places * weight.itemsize
+
+
+def _of_upsampling(_: Node, call: Node) -> int:
+    return _of_pictures(call) if call.attrs.get("sample_type") == "bilinear" else 0
 
 
 def _of_pictures(call: Node) -> int:
@@ -133,7 +110,57 @@ def _of_sort(node: Node, call: Node) -> int:
     return nbytes
 
 
+def _of_alignment(node: Node, call: Node) -> int:
+    """What a CTCLoss computes for all alignments (get_workspace_size of nn/ctc_loss-inl.h).
+
+    An example has the probabilities of each letter and of all of them, those of each place of its
+    text, with blanks between, at each time, and four rows of such places. Numbers have four bytes.
+    """
+    data, label = call.infos.inputs[:2]
+    if node is not call or data is None or label is None:
+        return 0
+    ntimes, nexamples, nletters = data.shape
+    nplaces = 2 * label.shape[1] + 1
+    return 4 * nexamples * (nletters * (ntimes + 1) + nplaces * (ntimes + 4))
+
+
+def _of_broadcast_sum(node: Node, call: Node) -> int:
+    """Where the numbers lie of which one of the gradient is the sum.
+
+    Of these ops the gradients of two arrays that are not of one shape are computed so
+    (ReduceWithExtraMem of tensor/broadcast_reduce-inl.h).
+    """
+    left, right, out = *call.infos.inputs[:2], call.infos.outputs[0]
+    if node is call or left is None or right is None or out is None or left.shape == right.shape:
+        return 0
+    fewest = min(left.nelements, right.nelements)
+    return _PLACE_NBYTES * (out.nelements // max(1, fewest))
+
+
+def _of_draws(node: Node, call: Node) -> int:
+    """The probabilities, summed up, and a number for each draw (random/sample_multinomial_op.h)."""
+    data, out = call.infos.inputs[0], call.infos.outputs[0]
+    return (
+        0
+        if node is not call or data is None or out is None
+        else 4 * (data.nelements + out.nelements)
+    )
+
+
+_FORMULAS: dict[str, Callable[[Node, Node], int]] = {
+    **dict.fromkeys(_SORTS, _of_sort),
+    "_contrib_DeformableConvolution": _of_one_picture,
+    "UpSampling": _of_upsampling,
+    "CTCLoss": _of_alignment,
+    "_sample_multinomial": _of_draws,
+    "broadcast_add": _of_broadcast_sum,
+    "broadcast_sub": _of_broadcast_sum,
+    **BOX_FORMULAS,
+    **NUMPY_FORMULAS,
+}
+
+
 def is_known(node: Node) -> bool:
     """Is it known what ``node`` takes?"""
-    name = (node if node.forward is None else node.forward).op
-    return name in _NOTHING or name.startswith("broadcast_") or name.endswith("_scalar")
+    call = node if node.forward is None else node.forward
+    return call.op in _FORMULAS or call.op in _SPACE or takes_nothing(call.op)
