@@ -36,9 +36,10 @@ def stock_order(
 def with_states_in_order(order: Sequence[Node], stock: Sequence[Node]) -> list[Node]:
     """``order``, but what touches the same state, or may draw, comes as in MXNet's ``stock``.
 
-    The base order is that of a walk from the gradients to what they are computed from, and where
-    sums are taken term by term the walk comes to some ops earlier than MXNet's own: to one of two
-    backward ops of a BatchNorm that is called twice, for instance, which both update its statistics.
+    The base order is that of a walk from the gradients to what they are computed from. Where sums
+    are taken term by term, the walk comes to some ops earlier than MXNet's own does: for instance
+    to one of the two backward ops of a BatchNorm that is called twice, both of which update its
+    statistics.
     """
     place_of = {node: place for place, node in enumerate(order)}
     before = {node: {*dependencies(node)} & place_of.keys() for node in order}
