@@ -27,7 +27,7 @@ def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None
         strategy=strategy,
         costs="units",
         realisation="explicit",
-        trace=SimpleNamespace(form=SimpleNamespace(updates=())),
+        trace=SimpleNamespace(form=SimpleNamespace(updates=(), in_one_array=False)),
         budget_nbytes=budget,
         footprint=footprint(schedule),
         unplanned=footprint(Schedule.unplanned(schedule.graph)),
