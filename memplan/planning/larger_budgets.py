@@ -53,8 +53,12 @@ def _raised(attempt: Attempt, others: Sequence[Attempt]) -> Attempt:
         return attempt
     status = Status.OPTIMAL if plan.overhead <= highest + 2 * TOLERANCE else plan.status
     bound = min(highest, plan.overhead)
-    plan = dataclasses.replace(plan, lower_bound_overhead=bound, status=status)
-    return dataclasses.replace(attempt, plan=plan, status=status)
+    is_cheapest = status is Status.OPTIMAL and not plan.bound_in_order
+    cut = attempt.cut_by_clock and not is_cheapest
+    plan = dataclasses.replace(
+        plan, lower_bound_overhead=bound, status=status, cut_by_clock=plan.cut_by_clock and cut
+    )
+    return dataclasses.replace(attempt, plan=plan, status=status, cut_by_clock=cut)
 
 
 def _bound(attempt: Attempt) -> float:

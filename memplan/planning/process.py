@@ -20,6 +20,9 @@ from memplan.util.processes import calling_main, check_can_start, pipe
 # How long a process waits for the next plan. It holds up to 200 MB meanwhile.
 IDLE_SECONDS = 60.0
 
+#: The name of the thread that waits for that.
+IDLE_TIMER = "memplan-idle-process"
+
 # The process that waits, if one does. Taking from a list and adding to it cannot be interrupted by
 # another thread, so that there is no lock which a fork could take along.
 _WAITING: list[PlanningProcess] = []
@@ -70,7 +73,7 @@ class PlanningProcess:
             self.end()
             return
         self._timer = threading.Timer(IDLE_SECONDS, self._end_if_waiting)
-        self._timer.daemon = True
+        self._timer.daemon, self._timer.name = True, IDLE_TIMER
         _WAITING.append(self)  # before the timer looks for it
         try:
             self._timer.start()

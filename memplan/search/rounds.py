@@ -161,7 +161,7 @@ class Rounds:
 
     def seconds(self, sequence: Array) -> float:
         """The seconds that the ops of a sequence take."""
-        if len(self.model.alias_readers):  # aliases run with some of the runs only
+        if len(self.model.op_seconds) >= self.nops:  # aliases run with some of the runs only
             return float(self.model.op_seconds[self._ops(sequence)].sum())
         return float(self.model.seconds[sequence].sum())
 

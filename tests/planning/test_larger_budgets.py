@@ -47,9 +47,12 @@ def test_a_bound_counts_at_smaller_budgets_only(plan: Plan) -> None:
 
 
 def test_a_plan_that_meets_the_bound_of_a_larger_budget_is_optimal(plan: Plan) -> None:
-    _, tight = with_shared_bounds((0, row) for row in (made(plan, 80, 1.0), made(plan, 70, 0.1)))
+    cut = made(dataclasses.replace(plan, cut_by_clock=True), 70, 0.1)
+    cut = dataclasses.replace(cut, cut_by_clock=True)
+    _, tight = with_shared_bounds((0, row) for row in (made(plan, 80, 1.0), cut))
     assert tight.plan is not None
     assert tight.status is tight.plan.status is Status.OPTIMAL
+    assert tight.cut_by_clock is tight.plan.cut_by_clock is False
 
 
 def test_other_strategies_and_other_orders_prove_nothing(plan: Plan) -> None:

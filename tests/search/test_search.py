@@ -182,6 +182,18 @@ def test_there_is_room_for_all_ops_of_groups() -> None:
     assert search.live_peak(sequence) == 2 * UNIT
 
 
+def test_the_seconds_of_an_alias_that_nothing_reads_count() -> None:
+    ops = (
+        Op("f", "op", (), (0,), 1.0),
+        Op("r", "reshape", (0,), (1,), 0.5, handovers=(Handover(0, 0, True),)),
+        Op("b", "op", (0,), (2,), 1.0),
+    )
+    graph = TrainingGraph(ops, tuple(Tensor(op.name, UNIT, 1) for op in ops), (2,), 2)
+    search = rounds.Rounds(graph, rounds.Rules(True, True, ()), seed=0, stop=stop.Stop(math.inf))
+    assert len(search.unplanned) == 3  # two groups and the end
+    assert search.seconds(search.unplanned) == graph.seconds == 2.5
+
+
 @taking(least=2, plan=5)
 @examples(60)
 @given(st.data())

@@ -14,6 +14,7 @@ import pytest
 from helpers.schedules import random_schedule
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.train import end_of_process
+from memplan.planning.process import IDLE_TIMER
 from memplan.planning.realisation import trace
 
 # A thread asks for operators until Python has ended it.
@@ -58,7 +59,8 @@ def test_it_waits_for_mxnet(at_exit: list[Any], monkeypatch: pytest.MonkeyPatch)
     assert len(at_exit) == 1
     waits: list[None] = []
     monkeypatch.setattr(mx.nd, "waitall", lambda: waits.append(None))
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    timer = threading.Thread(daemon=True, name=IDLE_TIMER)  # of a planning process
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread(), timer])
     at_exit[0]()
     assert executors
     assert waits == [None]
@@ -73,7 +75,7 @@ def test_it_waits_for_steps_where_a_thread_goes_on(
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.Thread(daemon=True)])
     monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: waits.append(id(array)))
     at_exit[0]()
-    written = [*executor.outputs, *executor.grad_dict.values()]
+    written = [*executor.outputs, *executor.grad_dict.values(), *executor.arg_dict.values()]
     assert written
     assert {id(array) for array in written} <= set(waits)
 

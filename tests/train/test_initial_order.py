@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -237,6 +238,59 @@ def test_a_warning_says_where_the_same_seed_gives_other_numbers() -> None:
         net = DroppingInForward
         found = warned_of((0.5, 0.3), hybridized=True, begun=begun, net=net)
         assert [bool(re.search(early, text)) for text in found] == [True] * (not begun)
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_graph_that_draws_is_there_before_the_parameters_behind_it(is_imported: bool) -> None:
+    """As in fine-tuning: MXNet has the graph, so that its operators are not called by name."""
+    body = nn.HybridSequential()
+    body.add(nn.Dense(6, in_units=4), nn.Dropout(0.5))
+    if is_imported:
+        data = mx.sym.Variable("data", dtype="float32")
+        body = gluon.SymbolBlock(mx.sym.Dropout(data * 2, p=0.5), data)
+    body.initialize()
+    body.hybridize()
+    x, y = mx.nd.ones((2, 4)), mx.nd.zeros((2,))
+    body(x)
+    net = InTurns(body)
+    net.head.initialize()
+    with pytest.warns(UserWarning, match="initialises parameters before random numbers are drawn"):
+        TrainStep(net, SOFTMAX, **OPTIONS)(x, y)
+
+
+class InTurns(gluon.HybridBlock):
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.body, self.head = body, nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.head(self.body(x))
+
+
+class Scaled(gluon.HybridBlock):
+    """Its ``forward`` calls its ``hybrid_forward`` with a number where others have parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(6, in_units=4)
+
+    def forward(self, x: Any) -> Any:
+        is_symbol = isinstance(x, mx.sym.Symbol)
+        return self.hybrid_forward(mx.sym if is_symbol else mx.nd, x, scale=2.0)
+
+    def hybrid_forward(self, F: Any, x: Any, scale: float) -> Any:  # noqa: N803
+        return self.dense(x) * scale
+
+
+def test_a_hybridized_child_may_call_its_hybrid_forward_with_numbers() -> None:
+    net = InTurns(Scaled())
+    net.initialize()
+    net.body.hybridize()
+    x, y = mx.nd.ones((2, 4)), mx.nd.zeros((2,))
+    expected = SOFTMAX(net(x), y)
+    assert np.array_equal(TrainStep(net, SOFTMAX, **OPTIONS)(x, y).asnumpy(), expected.asnumpy())
 
 
 class Dropped(gluon.Parameter):

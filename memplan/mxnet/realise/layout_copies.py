@@ -108,7 +108,8 @@ def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
     found = []
     for node in nodes:
         entries = (node.inputs[place] for place in ignored_inputs(node))
-        ignored = tuple(tensor_of[entry] for entry in entries if not entry[0].is_variable)
+        # Explicit steps have other nodes for some ops of the graph, none of which is oneDNN's.
+        ignored = tuple(tensor_of[entry] for entry in entries if entry in tensor_of)
         found.append(_rule(node)._replace(ignored=ignored))
     return tuple(found)
 

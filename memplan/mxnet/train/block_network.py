@@ -36,11 +36,7 @@ from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refusing_others
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
-from memplan.mxnet.train.symbols_seen import (
-    refusing_rows,
-    refusing_scaled_losses,
-    warn_of_symbols,
-)
+from memplan.mxnet.train.symbols_seen import refuse_scaled_losses, refusing_rows, warn_of_symbols
 
 Parameter = Any
 
@@ -132,7 +128,8 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
-    graph = refusing_scaled_losses(blocks, _parsed(symbol))
+    graph = _parsed(symbol)
+    refuse_scaled_losses(block, noted.calls)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])

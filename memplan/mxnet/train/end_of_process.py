@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 
 from memplan.mxnet.train.bound_arrays import BoundArrays
+from memplan.planning.process import IDLE_TIMER
 
 NDArray = Any
 
@@ -36,10 +37,11 @@ def _wait() -> None:
 
     MXNet would never be done with what such a thread goes on asking for.
     """
-    if not any(thread.daemon for thread in threading.enumerate()):
+    if not any(one.daemon and one.name != IDLE_TIMER for one in threading.enumerate()):
         mx.nd.waitall()
         return
     for executor, written in list(_WRITTEN.items()):
-        for array in [*written, *executor.aux_arrays]:
+        # Some steps update the arguments.
+        for array in [*written, *executor.arg_arrays, *executor.aux_arrays]:
             with contextlib.suppress(mx.MXNetError):  # a step has failed, and is over
                 array.wait_to_read()

@@ -66,18 +66,21 @@ class Calls(list[str]):
         ``params`` that it gets have just been read.
         """
         nnames, ncalls = len(self), len(self.calls)
-        given = {variable.name for variable in params.values()}
+        given = {v.name for v in params.values() if isinstance(v, mx.sym.Symbol)}
         while nnames and self[nnames - 1] in given:
             nnames -= 1
         outputs = compute(*inputs, **params)
         made = symbols_in(outputs)
         self.calls[ncalls:] = [Call(symbols_in(inputs), made)]
         if self.waiting and made:
-            # The graph of a SymbolBlock, and one that MXNet had before, read without being noted.
+            # The graph of a SymbolBlock, and one that MXNet had before, are not noted otherwise.
             before, within = set(self[:nnames]), self[nnames:]
             names = self.waiting.intersection(within) | (self.waiting - before)
             read = [name for name in mx.sym.Group(made).list_inputs() if name in names]
-            self[nnames:] = [*read, *(name for name in within if name not in self.waiting)]
+            nodes = symbol_json.parse(mx.sym.Group(made))["nodes"]
+            drawn = [node["name"] for node in nodes if draws(node) and node["name"] not in self]
+            called = [name for name in within if name not in self.waiting]
+            self[nnames:] = [*read, *called, *drawn]
         return outputs
 
 

@@ -9,16 +9,18 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import mxnet as mx
 
 from memplan.errors import TraceError
+from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.train.asking_code import asks
-from memplan.mxnet.train.block_changes import OF_MXNET, hybridized, is_graph
+from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
+from memplan.mxnet.train.random_order import Call
 from memplan.mxnet.train.read_by import is_mxnets, is_scripts_module, package_of, read_by
 
 Block = Any
@@ -79,24 +81,27 @@ def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) ->
         )
 
 
-def refusing_scaled_losses(blocks: Sequence[Block], graph: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``graph``; TraceError where ``blocks`` call a loss in it that AMP would scale without a plan.
+def refuse_scaled_losses(block: Block, calls: Iterable[Call]) -> None:
+    """TraceError where ``calls``, of ``block`` and its loss, have one that AMP scales in a loop.
 
-    AMP does where the loss gets arrays, so not where a hybridized block calls it. The scale changes
-    from step to step, and what is in a graph has one for all.
+    AMP does where the loss gets arrays, so not in a graph: there it is no call by itself. The scale
+    changes from step to step, and what is in a graph has one for all.
     """
     amp = sys.modules.get("mxnet.contrib.amp.amp")  # a script that uses it has imported it
-    prefixes = tuple(root.prefix for root in hybridized(blocks))
-    losses = (node for node in graph["nodes"] if node["op"] in _SCALED)
-    loss = next((node for node in losses if not node["name"].startswith(prefixes)), None)
-    if loss is not None and getattr(amp, "_amp_initialized", False):
-        raise TraceError(
-            f"op {loss['name']!r} ({loss['op']}) in the step of block {blocks[0].name!r} gets "
-            f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "
-            f"planned step is a graph, where AMP does not. Call hybridize(), with which MXNet does "
-            f"not either, or return what the loss is computed of, and take a loss of gluon.loss"
-        )
-    return graph
+    if not getattr(amp, "_amp_initialized", False):
+        return
+    made = [symbol for call in calls if call.inputs is None for symbol in call.outputs]
+    graph = symbol_json.parse(mx.sym.Group(made)) if made else {"nodes": [], "heads": []}
+    for place in dict.fromkeys(head[0] for head in graph["heads"]):
+        loss = graph["nodes"][place]
+        if loss["op"] in _SCALED:
+            raise TraceError(
+                f"op {loss['name']!r} ({loss['op']}) in the step of block {block.name!r} gets "
+                f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "
+                f"planned step is a graph, where AMP does not. Call hybridize(), with which MXNet "
+                f"does not either, or return what the loss is computed of, and take a loss of "
+                f"gluon.loss"
+            )
 
 
 def _asking(block: Block) -> Iterator[str]:

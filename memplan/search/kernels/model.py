@@ -140,7 +140,7 @@ def sequence_model(
         np.array([*(call.seconds for call in calls), 0.0]),
         np.array(repeatable),
         np.array(edges, dtype=np.int64).reshape(-1, 2),
-        np.array([op.seconds for op in graph.ops]),
+        np.array([op.seconds for op in graph.ops], dtype=float),
         *ragged(alias_readers),
     )
 
