@@ -78,7 +78,12 @@ def test_bad_usage_names_the_culprit(arguments: list[str], culprit: str, error: 
         (["--strategy", "auto:seed={[]}"], 2, "seed must be an integer >= 0, got '{[]}'"),
         (["--strategy", "search:time_limit=-1"], 2, "Error: time_limit must be a number"),
         (["--time-limit", "0"], 2, "Error: --time-limit must be a positive number"),
-        (["--strategy", "griewank:max_slots=1"], 4, "Name a budget, or take --strategy auto"),
+        pytest.param(
+            ["--strategy", "griewank:max_slots=1"],
+            4,
+            "Name a budget, or take --strategy auto",
+            marks=pytest.mark.long,
+        ),
         (["--grad-req", "*=add", "--realisation", "updating"], 6, "use --realisation packed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

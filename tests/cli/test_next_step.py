@@ -52,6 +52,7 @@ def test_a_block_without_a_device_and_one_that_mirrors(capsys: pytest.CaptureFix
     assert "TrainStep" not in mirrored
 
 
+@pytest.mark.long
 def test_a_table_of_costs_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["profile", *BLOCK, "--repeats", "1", "-o", "costs.json"]) == 0
     text = said(capsys, *BLOCK, "--ctx", "cpu", "--costs", "costs.json")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from helpers.amounts import long_unless
 from helpers.script import printed_by
 
 AMP = """
@@ -167,7 +168,7 @@ assert (gradient(planned(net_of(True), strategy="store_all")) == expected).all()
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(AMP, marks=pytest.mark.long), EQUAL_DTYPES, BFLOAT16, LOSSES],
+    long_unless([AMP, EQUAL_DTYPES, BFLOAT16, LOSSES], lambda script: script == BFLOAT16),
     ids=[
         "scaled loss",
         "terms of equal dtypes",

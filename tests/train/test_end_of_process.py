@@ -80,6 +80,7 @@ def test_it_waits_for_steps_where_a_thread_goes_on(
     assert {id(array) for array in written} <= set(waits)
 
 
+@pytest.mark.long
 def test_a_process_ends_where_a_thread_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=100)
     assert done.returncode == 0
