@@ -140,11 +140,9 @@ def _of_broadcast_sum(node: Node, call: Node) -> int:
 def _of_draws(node: Node, call: Node) -> int:
     """The probabilities, summed up, and a number for each draw (random/sample_multinomial_op.h)."""
     data, out = call.infos.inputs[0], call.infos.outputs[0]
-    return (
-        0
-        if node is not call or data is None or out is None
-        else 4 * (data.nelements + out.nelements)
-    )
+    if node is not call or data is None or out is None:
+        return 0
+    return 4 * (data.nelements + out.nelements)
 
 
 _FORMULAS: dict[str, Callable[[Node, Node], int]] = {
