@@ -9,7 +9,9 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, N, activated, pictures
+from memplan.mxnet.realise import workspace_estimate
 from memplan.mxnet.realise.copied_back import copied_back_nbytes
+from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 
@@ -82,3 +84,22 @@ def test_nothing_is_copied_over_what_another_op_reads_later() -> None:
         net = mx.sym.FullyConnected(activation(pictures()), num_hidden=4, flatten=False)
         behind.append(_copied_back(net))
     assert behind == [0, N]
+
+
+@pytest.mark.parametrize(
+    ("op", "times"),
+    [
+        (lambda data: mx.sym.FullyConnected(data, num_hidden=4, flatten=False), 1),
+        (mx.sym.softmax, 1),
+        (mx.sym.log_softmax, 1),
+        (mx.sym.tanh, 0),
+    ],
+)
+def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
+    monkeypatch: pytest.MonkeyPatch, op: Callable[[Symbol], Symbol], times: int
+) -> None:
+    """The largest array is that of ``op``; what it reads nobody else does."""
+    net = mx.sym.MakeLoss(mx.sym.mean(op(pictures() * mx.sym.Variable("by", shape=(2, 8, 64)))))
+    traced = trace(net, shapes={"data": (2, 8, 64)}, realisation="packed")
+    monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
+    assert packed_nbytes(traced.graph, traced.nodes) == times * 3 * (4 * 2 * 8 * 64) // 2

@@ -86,10 +86,11 @@ def executor_nbytes(
     at AVX-512, for which those of copies of many sizes had been too large.
     """
     all_copies = copies(graph, nodes)
+    copied_back = copied_back_nbytes(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    copied_back = max(copied_back_nbytes(graph, nodes), default=0)
+    space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
     for_copies, copied_first = max(sizes, default=0), min(max(kept, default=0), MOST_COPIED_FIRST)
-    of_one = max(for_copies, 3 * largest_nbytes(nodes) // 2, copied_back, copied_first)
+    of_one = max(space, 3 * largest_nbytes(nodes) // 2, copied_first)
     one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
     nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
     nbytes += max(map(space_nbytes, nodes), default=0)
