@@ -11,7 +11,7 @@ import pytest
 from helpers.small_convolutions import SHAPE, N, activated, pictures
 from memplan.mxnet.realise import workspace_estimate
 from memplan.mxnet.realise.copied_back import copied_back_nbytes
-from memplan.mxnet.realise.workspace_estimate import packed_nbytes
+from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 
@@ -103,3 +103,21 @@ def test_gradients_of_onednns_are_computed_beside_what_they_overwrite(
     traced = trace(net, shapes={"data": (2, 8, 64)}, realisation="packed")
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
     assert packed_nbytes(traced.graph, traced.nodes) == times * 3 * (4 * 2 * 8 * 64) // 2
+
+
+@pytest.mark.parametrize("realisation", ["packed", "mirror"])
+def test_what_is_computed_beside_its_place_leaves_no_holes_if_it_is_large(
+    monkeypatch: pytest.MonkeyPatch, realisation: str
+) -> None:
+    """Of more than so many bytes, which the C library gives back to the system at once."""
+    monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
+    monkeypatch.setattr(workspace_estimate, "further_calls", lambda *_: [])
+    traced = _traced(_of_product(mx.sym.softmax), realisation=realisation)
+    found = []
+    for most_kept in (N, N - 1):
+        monkeypatch.setattr(workspace_estimate, "MOST_KEPT", most_kept)
+        if realisation == "packed":
+            found.append(packed_nbytes(traced.graph, traced.nodes))
+        else:
+            found.append(executor_nbytes(traced.graph, traced.nodes, leaves_holes=True)[0])
+    assert found == [N + (N // 2 if realisation == "packed" else N), N]

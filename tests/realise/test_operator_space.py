@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,12 @@ BOXES: dict[str, tuple[str, Callable[..., Symbol], list[tuple[int, ...]], list[i
 def test_operators_of_detectors_have_space_by_formulas(name: str) -> None:
     op, make, shapes, expected = BOXES[name]
     assert _of_inputs(op, make, *shapes) == expected
+
+
+@pytest.mark.parametrize(("axis", "nbytes"), [(0, 0), (-2, 0), (1, 28 * 6 + 4 * 9), (-1, 204)])
+def test_the_gradient_of_a_take_along_a_later_axis_sorts_its_places(axis: int, nbytes: int) -> None:
+    take = functools.partial(mx.sym.take, axis=axis)
+    assert _of_inputs("take", take, (4, 8), (2, 3)) == [0, nbytes]
 
 
 def test_a_sum_of_a_gradient_has_the_places_of_what_it_sums() -> None:

@@ -36,8 +36,8 @@ _OF_ND = frozenset(
     reshape_like reverse rint ROIPooling round rsqrt scatter_nd SequenceLast SequenceMask
     SequenceReverse shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like
     SliceChannel smooth_l1 softmax SoftmaxActivation SoftmaxOutput softmin softsign space_to_depth
-    SpatialTransformer sqrt square squeeze stack sum SVMOutput SwapAxis take tan tanh tile
-    transpose trunc where zeros_like""".split()
+    SpatialTransformer sqrt square squeeze stack sum SVMOutput SwapAxis tan tanh tile transpose
+    trunc where zeros_like""".split()
 )
 
 _OF_NUMPY = frozenset(

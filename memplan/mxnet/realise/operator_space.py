@@ -110,6 +110,20 @@ def _of_sort(node: Node, call: Node) -> int:
     return nbytes
 
 
+def _of_take(node: Node, call: Node) -> int:
+    """The places by which the gradient sorts, where they are of another axis than the first.
+
+    For each place two numbers of four bytes in temporary space (TakeOpBackwardImpl of
+    tensor/indexing_op.h), both again and one of eight in vectors (SortByKey of tensor/sort_op.h),
+    and half of the latter in the buffer of a stable sort.
+    """
+    data, places = call.infos.inputs[:2]
+    if node is call or data is None or places is None:
+        return 0
+    axis = int(call.attrs.get("axis", "0")) % len(data.shape)
+    return 28 * places.nelements + 4 * (data.shape[axis] + 1) if axis else 0
+
+
 def _of_alignment(node: Node, call: Node) -> int:
     """What a CTCLoss computes for all alignments (get_workspace_size of nn/ctc_loss-inl.h).
 
@@ -149,6 +163,7 @@ _FORMULAS: dict[str, Callable[[Node, Node], int]] = {
     **dict.fromkeys(_SORTS, _of_sort),
     "_contrib_DeformableConvolution": _of_one_picture,
     "UpSampling": _of_upsampling,
+    "take": _of_take,
     "CTCLoss": _of_alignment,
     "_sample_multinomial": _of_draws,
     "broadcast_add": _of_broadcast_sum,

@@ -88,14 +88,15 @@ def executor_nbytes(
     all_copies = copies(graph, nodes)
     copied_back = copied_back_nbytes(graph, nodes)
     kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    space = max(map(operator.add, all_copies.temporary_nbytes, copied_back), default=0)
+    space, with_holes = _spaces(all_copies.temporary_nbytes, copied_back)
     for_copies, copied_first = max(sizes, default=0), min(max(kept, default=0), MOST_COPIED_FIRST)
-    of_one = max(space, 3 * largest_nbytes(nodes) // 2, copied_first)
+    of_others = max(3 * largest_nbytes(nodes) // 2, copied_first)
+    of_one = max(space, of_others)
     one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
     nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
     nbytes += max(map(space_nbytes, nodes), default=0)
     if leaves_holes:
-        holes = min(of_one, MOST_KEPT)
+        holes = min(max(with_holes, of_others), MOST_KEPT)
         nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
@@ -112,12 +113,12 @@ def executor_nbytes(
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
-    One temporary space, in which operators of oneDNN have their copies, half as large again, and
-    the copies of an operator without oneDNN (CreateDefaultInputs of MXNet's
-    src/common/exec_utils.h). Where these are more, some of those of a second such operator count,
-    as copies often do not fit where those of an operator before were, beside the space. What a norm
-    takes comes on top, or what a sort does, or, for an op of which nobody knows what it takes, what
-    it reads and writes, and three quarters of it.
+    One temporary space, in which operators of oneDNN have their copies, half as large again (but
+    for what goes back to the system), and the copies of an operator without oneDNN
+    (CreateDefaultInputs of MXNet's src/common/exec_utils.h). Where these are more, some of those of
+    a second such operator count, as copies often do not fit where those of an operator before were,
+    beside the space. What a norm takes comes on top, or what a sort does, or, for an op of which
+    nobody knows what it takes, what it reads and writes, and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of benchmarks/ at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
@@ -128,16 +129,26 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     in_space, beside_it = list(all_copies.temporary_nbytes), [0] * len(nodes)
     for index in all_copies.beside:
         in_space[index], beside_it[index] = 0, in_space[index]
-    space = max(map(operator.add, in_space, copied_back), default=0)
+    space, with_holes = _spaces(in_space, copied_back)
     *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
-    for_copies = max(space + space // 2 + kept, space + kept + again)
+    for_copies = space + kept + max(with_holes // 2, again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
+
+
+def _spaces(copied: Sequence[int], copied_back: Sequence[int]) -> tuple[int, int]:
+    """The most that an op copies and computes beside its place, and the most that leaves holes.
+
+    What is computed beside its place leaves none where the C library gives it back at once.
+    """
+    both = map(operator.add, copied, copied_back)
+    kept_back = (nbytes if nbytes <= MOST_KEPT else 0 for nbytes in copied_back)
+    return max(both, default=0), max(map(operator.add, copied, kept_back), default=0)
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
