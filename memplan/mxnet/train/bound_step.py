@@ -106,8 +106,7 @@ class BoundStep:
         )
         refuse_grad_across(self.gradients)
         renew_graphs_of(self.arguments)
-        self.scale = 1.0
-        self.reads = Reads.of(network.symbol)
+        self.scale, self.reads = 1.0, Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
         self.are_warned_of: set[bool] = set()
         self._tell_outputs_apart(trace)
