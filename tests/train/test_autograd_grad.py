@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.autograd import grad  # as a script binds it, before the first planned block
 from mxnet.gluon import nn
 
@@ -171,3 +171,36 @@ def test_what_does_not_go_through_the_open_step_is_as_mxnets(
         results.append([array.asnumpy() for array in found])
     assert all(map(np.array_equal, *results))
     assert all(array.any() for array in results[0])
+
+
+def test_what_was_given_up_is_refused_until_it_is_asked_for_anew() -> None:
+    net = dense(plan=False)
+    params, weight = net.collect_params(), net[0].weight
+    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
+    step = TrainStep(net, SOFTMAX, strategy="chen_sqrt", realisation="packed", trainer=trainer)
+    before = square(net)
+    for _ in range(2):
+        step(X, Y)
+        other = X.copy()
+        other.attach_grad()
+        with autograd.record():
+            both = (weight.data() * other[0]).sum()
+        for loss in (before, both, square(net)):
+            with pytest.raises(UsageError, match=REFUSED + r".*given their gradients up"):
+                autograd.grad(loss, [other, weight.data()], retain_graph=True)
+        [found] = autograd.grad(both, [other])
+        assert np.array_equal(found[0].asnumpy(), weight.data().sum(axis=0).asnumpy())
+        for request in ("null", "write"):
+            params.setattr("grad_req", request)
+        [found] = autograd.grad(square(net), [weight.data()])
+        assert np.array_equal(found.asnumpy(), 2 * weight.data().asnumpy())
+
+
+def test_a_gradient_that_a_script_attached_behind_it_is_computed() -> None:
+    net = dense(plan=False)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    TrainStep(net, SOFTMAX, strategy="chen_sqrt", realisation="packed", trainer=trainer)(X, Y)
+    weight = net[0].weight.data()
+    weight.attach_grad()
+    [found] = autograd.grad(square(net), [weight])
+    assert np.array_equal(found.asnumpy(), 2 * weight.asnumpy())

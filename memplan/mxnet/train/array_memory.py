@@ -61,6 +61,16 @@ def chunk_of(array: NDArray) -> int:
     return _number(array, _CHUNK) if _are_objects_known() else 0
 
 
+def memory_of(array: NDArray) -> Any:
+    """What equals that of another array in the same place of the same memory only.
+
+    Where this MXNet's objects are others it is that of the same handle only.
+    """
+    if not _are_objects_known():
+        return handle_of(array)
+    return _number(array, _CHUNK), _number(array, _OFFSET)
+
+
 def is_held_elsewhere(gradient: NDArray, *, is_asked: bool) -> bool:
     """Does anybody else have the memory of ``gradient`` than this object, and autograd?
 

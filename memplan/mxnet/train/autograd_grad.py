@@ -2,14 +2,15 @@
 
 The graph of autograd begins at what the first half returns. It would leave out of a parameter's
 gradient what goes through the block, and say nothing where a loss also reads the parameter itself.
-Nor does it reach one from a loss that was recorded before a step marked the parameters anew.
+Nor does it reach one from a loss that was recorded before a step marked the parameters anew, or one
+whose gradient was given up.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ import mxnet as mx
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
+from memplan.mxnet.train.given_up import given_up
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import leaves, listed
 from memplan.mxnet.train.read_by_loss import ReadByLoss, name_of
@@ -66,9 +68,23 @@ def _refusing(grad: Callable[..., Any]) -> Callable[..., Any]:
         for gradients in [reference() for reference in _GRADIENTS.keyrefs()]:
             if gradients is not None:
                 gradients.check_asked(read, asked)
+        _check_given_up(asked)
         return grad(heads, variables, *args, **options)
 
     return refusing
+
+
+def _check_given_up(asked: Collection[str]) -> None:
+    """UsageError if one of these has no gradient, for a reason that MXNet does not know."""
+    for parameter, array in given_up():
+        if name_of(array) in asked:
+            raise UsageError(
+                f"mx.autograd.grad does not reach parameter {parameter.name!r}: "
+                f"TrainStep(trainer=...) updates the parameters within the step, and has given "
+                f"their gradients up; for each that is asked set grad_req = 'null' and then "
+                f"'write', which makes one, and record the loss after that, or give TrainStep no "
+                f"trainer"
+            )
 
 
 def _check(half: FirstHalf, variables: list[NDArray]) -> None:

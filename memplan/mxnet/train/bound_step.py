@@ -31,6 +31,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
+from memplan.mxnet.train.static_graphs import renew_graphs_of
 from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
@@ -104,8 +105,8 @@ class BoundStep:
             pool.earlier,
         )
         refuse_grad_across(self.gradients)
-        self.scale = 1.0
-        self.reads = Reads.of(network.symbol)
+        renew_graphs_of(self.arguments)
+        self.scale, self.reads = 1.0, Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
         self.are_warned_of: set[bool] = set()
         self._tell_outputs_apart(trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,6 +10,7 @@ import mxnet as mx
 
 from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.array_memory import chunk_of
+from memplan.mxnet.train.asked_gradients import marked_gradient
 
 NDArray = Any
 Parameter = Any
@@ -34,3 +36,13 @@ _STAND_INS: WeakKeyDictionary[Parameter, int] = WeakKeyDictionary()
 def is_stand_in(parameter: Parameter, gradient: NDArray) -> bool:
     """Is what autograd has for the ``gradient`` of ``parameter`` none of anybody's?"""
     return chunk_of(gradient) == _STAND_INS.get(parameter)
+
+
+def given_up() -> Iterator[tuple[Parameter, NDArray]]:
+    """The parameters for whose gradients autograd has stand-ins, with the arrays of these."""
+    for parameter in [reference() for reference in _STAND_INS.keyrefs()]:
+        if parameter is not None and parameter._grad is None:
+            for array in parameter._data or ():
+                marked = marked_gradient(array)
+                if marked is not None and is_stand_in(parameter, marked):
+                    yield parameter, array
