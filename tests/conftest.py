@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import mxnet as mx
 import pytest
@@ -20,6 +21,20 @@ settings.register_profile("whole", deadline=None, derandomize=True, max_examples
 # make test-all looks for new ones, by --hypothesis-profile, and prints how to see a failure again.
 settings.register_profile("random", deadline=None, max_examples=200, print_blob=True)
 settings.load_profile("memplan")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The modules and tests that come now all stay: to look for garbage among them takes seconds.
+
+    Nor do later looks pass over them, of which tests of what is let go ask for many.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
