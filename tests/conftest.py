@@ -45,10 +45,12 @@ def _interrupts_arrive() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _plans_are_made_here() -> Iterator[None]:
     """A child takes longer to start than the plans of the suite's small networks to make."""
-    monkeypatch.setattr("memplan.planning.apart.IN_A_CHILD", False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.planning.apart.IN_A_CHILD", False)
+        yield
 
 
 @pytest.fixture(autouse=True)
