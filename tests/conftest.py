@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import mxnet as mx
 import pytest
@@ -22,6 +23,20 @@ settings.register_profile("random", deadline=None, max_examples=200, print_blob=
 settings.load_profile("memplan")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The modules and tests that come now all stay: to look for garbage among them takes seconds.
+
+    Nor do later looks pass over them, of which tests of what is let go ask for many.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> Iterator[None]:
     """A shell's background job ignores SIGINT, and so would the processes that tests start."""
@@ -30,10 +45,12 @@ def _interrupts_arrive() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _plans_are_made_here() -> Iterator[None]:
     """A child takes longer to start than the plans of the suite's small networks to make."""
-    monkeypatch.setattr("memplan.planning.apart.IN_A_CHILD", False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.planning.apart.IN_A_CHILD", False)
+        yield
 
 
 @pytest.fixture(autouse=True)

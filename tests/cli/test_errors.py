@@ -172,6 +172,7 @@ def test_a_file_that_holds_no_costs_is_bad_usage(text: str | None, error: Any) -
     assert "costs.json" in error(2, "plan", *NET, "--costs", "costs.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "advice"),
     [(["-OO"], "run Python without -OO"), (["-W", "error"], "let warnings be warnings")],

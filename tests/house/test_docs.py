@@ -96,7 +96,7 @@ def logger() -> Iterator[None]:
 @pytest.mark.usefixtures("registry", "logger")
 @pytest.mark.parametrize(
     "page",
-    long_unless(PAGES, lambda page: page.name in ("README.md", "choosing.md", "tutorial.md")),
+    long_unless(PAGES, lambda page: page.name in ("README.md", "choosing.md")),
     ids=lambda page: page.name,
 )
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

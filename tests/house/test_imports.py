@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -24,15 +26,6 @@ def _is_in(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def _imports(module: str) -> set[str]:
-    """The modules that the source of ``module`` imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= _imported(node)
-    return found
-
-
 def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
     """The modules that this line imports."""
     if isinstance(node, ast.Import):
@@ -42,21 +35,57 @@ def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
     return {name if name in MODULES else str(node.module) for name in names}
 
 
-IMPORTS = {module: _imports(module) for module in MODULES}
+def _is_typing_only(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What a module imports as it is loaded, in its functions later, and for its types only."""
+
+    at_once: set[str]
+    lazily: set[str]
+    for_types: set[str]
+
+    def all(self) -> set[str]:
+        return self.at_once | self.lazily | self.for_types
+
+
+@cache
+def _imports(module: str) -> Imports:
+    found = Imports(set(), set(), set())
+
+    def visit(node: ast.AST, names: set[str]) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= _imported(node)
+        elif _is_typing_only(node):
+            names = found.for_types
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and names is found.at_once:
+            names = found.lazily
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.expr):  # no expression has a statement in it
+                visit(child, names)
+
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), found.at_once)
+    return found
 
 
 def _importers(package: str) -> set[str]:
     return {
         module
-        for module, imports in IMPORTS.items()
-        if any(_is_in(imported, package) for imported in imports)
+        for module in MODULES
+        if any(_is_in(imported, package) for imported in _imports(module).all())
     }
 
 
 def test_the_modules_are_found() -> None:
     assert {"memplan", "memplan.step.graph", "memplan.mxnet.trace.build"} <= MODULES.keys()
-    assert "memplan.errors" in IMPORTS["memplan.step.graph"]
-    assert "mxnet" in IMPORTS["memplan.mxnet.trace.build"]
+    assert "memplan.errors" in _imports("memplan.step.graph").all()
+    assert "mxnet" in _imports("memplan.mxnet.trace.build").all()
 
 
 def test_only_the_mxnet_room_imports_mxnet() -> None:
@@ -81,7 +110,7 @@ SHARED = {
 def test_a_strategy_is_on_its_own(strategy: str) -> None:
     forbidden = [
         imported
-        for imported in IMPORTS[strategy]
+        for imported in _imports(strategy).all()
         if (_is_in(imported, "memplan.strategies") and imported not in SHARED)
         or _is_in(imported, "memplan.step.validate")
     ]
@@ -124,39 +153,22 @@ def _layer(module: str) -> int:
     return max(rooms)[1]
 
 
-def _is_typing_only(node: ast.If) -> bool:
-    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def _imports_when_run(module: str, *, lazily: bool) -> set[str]:
-    """What ``module`` imports as it is loaded; ``lazily``: what its functions import later."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST, inside: bool) -> None:
-        if isinstance(node, ast.If) and _is_typing_only(node):
-            return
-        if isinstance(node, ast.Import | ast.ImportFrom) and inside == lazily:
-            found.update(_imported(node))
-        deeper = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            visit(child, deeper)
-
-    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), False)
-    return {name for name in found if _is_in(name, "memplan")}
+def _higher(module: str, names: set[str]) -> set[str]:
+    """Which of ``names`` are modules of memplan that stand above ``module``."""
+    return {name for name in names if _is_in(name, "memplan") and _layer(name) > _layer(module)}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_what_stands_before_it(module: str) -> None:
-    above = {m for m in _imports_when_run(module, lazily=False) if _layer(m) > _layer(module)}
-    assert not above
-    lazily = {m for m in _imports_when_run(module, lazily=True) if _layer(m) > _layer(module)}
+    assert not _higher(module, _imports(module).at_once)
+    lazily = _higher(module, _imports(module).lazily)
     allowed = {room for importer, room in UPWARDS if importer == module}
     assert all(any(_is_in(m, room) for room in allowed) for m in lazily), lazily
 
 
 def test_every_import_upwards_that_is_allowed_is_made() -> None:
     for module, room in UPWARDS:
-        assert any(_is_in(m, room) for m in _imports_when_run(module, lazily=True)), (module, room)
+        assert any(_is_in(name, room) for name in _imports(module).lazily), (module, room)
 
 
 def test_planning_reaches_mxnet_by_one_door() -> None:
@@ -166,8 +178,7 @@ def test_planning_reaches_mxnet_by_one_door() -> None:
         if _is_in(module, "memplan.planning")
         and any(
             _is_in(imported, "memplan.mxnet")
-            for lazily in (False, True)
-            for imported in _imports_when_run(module, lazily=lazily)
+            for imported in _imports(module).at_once | _imports(module).lazily
         )
     }
     assert importers == {"memplan.planning.realisation"}
@@ -182,7 +193,7 @@ def test_imports_go_one_way() -> None:
     graph = networkx.DiGraph(
         (module, imported)
         for module in MODULES
-        for imported in _imports_when_run(module, lazily=False) & MODULES.keys()
+        for imported in _imports(module).at_once & MODULES.keys()
     )
     cycle = [] if networkx.is_directed_acyclic_graph(graph) else networkx.find_cycle(graph)
     assert not cycle

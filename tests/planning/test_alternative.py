@@ -23,7 +23,7 @@ SHAPE = (8, 3, 16, 16)
 
 
 def test_a_refusal_of_mirroring_says_that_a_packed_plan_fits() -> None:
-    net, _ = residual_net(units=2)
+    net, _ = residual_net(units=1)
     lowest = memplan.plan(net, strategy="search:rounds=1", data=SHAPE).total_nbytes
     options = {"budget": int(0.9 * lowest), "time_limit": NEVER_SECONDS, "data": SHAPE}
     with pytest.raises(

@@ -171,7 +171,7 @@ class HoldsAFunction:
 def test_a_strategy_that_cannot_be_sent_runs_here() -> None:
     processes: list[int] = []
     with pytest.raises(BudgetError):
-        planned(HoldsAFunction(lambda number: processes.append(number)))
+        planned(HoldsAFunction(lambda number: processes.append(number)), time_limit=0.1)
     assert processes == [os.getpid()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import os
 import signal
@@ -36,6 +37,12 @@ def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:
     net, _ = residual_net(size=32, units=3)
     given = {"strategy": "memonger", "costs": COSTS, "data": ("N", 3, 32, 32), **options}
     return memplan.max_batch_size(net, budget, **given)
+
+
+@functools.cache
+def usual(**options: Any) -> memplan.BatchSize:
+    """As ``largest``, and once for all tests that ask for the same."""
+    return largest(**options)
 
 
 def plan(size: int, **options: Any) -> memplan.Plan:
@@ -76,17 +83,17 @@ def test_a_network_that_takes_some_sizes_only_is_said_to_be_one() -> None:
 
 
 def test_it_is_the_largest_that_least_memory_allows() -> None:
-    result = largest()
+    result = usual()
     least = plan(result.batch_size + 1)
     assert least.total_nbytes > 16 << 20 >= plan(result.batch_size).total_nbytes
-    assert result.batch_size > 1.3 * largest(strategy="store_all").batch_size
+    assert result.batch_size > 1.3 * usual(strategy="store_all").batch_size
 
 
 def test_an_overhead_may_be_too_much() -> None:
-    everything = largest(strategy="store_all").batch_size
+    everything = usual(strategy="store_all").batch_size
     assert largest(max_overhead=0.0).batch_size == everything
-    assert largest(max_overhead=0.1).batch_size == everything  # memonger's plans take more
-    assert largest(max_overhead=1.0).batch_size == largest().batch_size
+    assert usual(max_overhead=0.1).batch_size == everything  # memonger's plans take more
+    assert largest(max_overhead=1.0).batch_size == usual().batch_size
 
 
 def test_more_overhead_than_usual_may_be_accepted() -> None:
@@ -95,14 +102,14 @@ def test_more_overhead_than_usual_may_be_accepted() -> None:
         hidden = mx.sym.sin(hidden)
     options = {"strategy": "evict:patience=20", "realisation": "packed", "data": ("N", 16)}
     net = mx.sym.MakeLoss(mx.sym.sum(hidden))
-    usual = memplan.max_batch_size(net, "256KiB", **options)
+    less = memplan.max_batch_size(net, "256KiB", **options)
     more = memplan.max_batch_size(net, "256KiB", max_overhead=20.0, **options)
-    assert more.batch_size > usual.batch_size
+    assert more.batch_size > less.batch_size
     assert more.plan.overhead > MOST_OVERHEAD
 
 
 def test_sizes_that_were_tried_are_told() -> None:
-    result = largest(max_overhead=0.1)
+    result = usual(max_overhead=0.1)
     sizes = [trial.batch_size for trial in result.tried]
     assert sizes == sorted(set(sizes))
     assert {True, False} == {trial.fits for trial in result.tried}
@@ -124,7 +131,7 @@ def test_sizes_that_were_tried_are_told() -> None:
 
 
 def test_an_executor_finds_the_same() -> None:
-    here = largest(max_overhead=0.1)
+    here = usual(max_overhead=0.1)
     with ThreadPoolExecutor(2) as executor:
         there = largest(max_overhead=0.1, executor=executor)
     assert there.batch_size == here.batch_size
@@ -246,7 +253,7 @@ def test_an_interrupt_ends_it_with_the_largest_found() -> None:
     result = largest(strategy=Interrupted(), max_overhead=0.5)
     assert len(searches) == 3
     assert result.plan.total_nbytes <= 16 << 20
-    assert result.batch_size <= largest().batch_size
+    assert result.batch_size <= usual().batch_size
 
 
 @dataclass(frozen=True)

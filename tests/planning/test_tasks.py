@@ -31,8 +31,9 @@ BUDGETS = (0.9, 0.6, None)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Executor]:
+    """Of one process: to start each takes three seconds."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn) as executor:
+    with ProcessPoolExecutor(1, mp_context=spawn) as executor:
         yield executor
 
 

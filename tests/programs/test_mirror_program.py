@@ -261,7 +261,7 @@ def attention(layers: int = 2, width: int = 16) -> Network:
     # Nine steps: the gradients of a shared weight are added up one after the other from eight on,
     # so that backward ops wait for each other.
     [
-        resnet,
+        pytest.param(resnet, marks=pytest.mark.long),
         pytest.param(lambda: unrolled_lstm(steps=9, layers=1), marks=pytest.mark.long),
         attention,
     ],

@@ -93,7 +93,7 @@ def seconds_of(
 
 
 @taking(unordered=10, dearer=5, equal=5)
-@examples(300, quick=100)
+@examples(300, quick=60)
 @given(st.data())
 def test_an_imposed_order_says_what_the_graph_with_that_order_says(
     taken: Counter[str], data: st.DataObject

@@ -10,7 +10,6 @@ import mxnet as mx
 import pytest
 
 from helpers import recurrent
-from helpers.amounts import long_except
 from helpers.recurrent import Layers
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
@@ -30,7 +29,8 @@ def kept(layers: Layers, realisation: str = "mirror") -> int:
     return sum(nbytes_kept(node) for node in traced.nodes if node.op == "RNN")
 
 
-@pytest.mark.parametrize("name", long_except(MEASURED, ["two layers"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_process_keeps_about_as_much(name: str) -> None:
     layers = MEASURED[name]
     command = [sys.executable, recurrent.__file__, json.dumps(layers)]

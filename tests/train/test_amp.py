@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from helpers.amounts import long_unless
 from helpers.script import printed_by
 
 AMP = """
@@ -166,9 +165,10 @@ assert (gradient(planned(net_of(True), strategy="store_all")) == expected).all()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
-    long_unless([AMP, EQUAL_DTYPES, BFLOAT16, LOSSES], lambda script: script == BFLOAT16),
+    [AMP, EQUAL_DTYPES, BFLOAT16, LOSSES],
     ids=[
         "scaled loss",
         "terms of equal dtypes",
