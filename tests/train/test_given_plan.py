@@ -8,6 +8,8 @@ import mxnet as mx
 import pytest
 
 import memplan
+import memplan.mxnet
+from helpers.buckets import BATCH, Sentences, network
 from helpers.fitting import MIB, NETWORKS, batches, planned, steps
 from memplan.planning.plan import Plan
 
@@ -86,3 +88,21 @@ def test_a_module_beside_one_with_a_given_plan_counts_the_same() -> None:
     second.bind(other.provide_data, other.provide_label, shared_module=first)
     assert second.plan is not None
     assert second.plan.footprint.reserve_nbytes == 3 * MIB
+
+
+def test_buckets_count_what_the_given_plan_counts() -> None:
+    data = Sentences((5, 3))
+    options: Any = {"realisation": "packed", "strategy": "store_all", "reserve": 3 * MIB}
+    shapes = {"data": (BATCH, 5), "softmax_label": (BATCH, 5)}
+    given = memplan.plan(network(5)[0], budget=64 * MIB, **options, **shapes)
+    module = memplan.mxnet.BucketingModule(
+        network, default_bucket_key=5, plan=given, strategy="store_all"
+    )
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params()
+    for batch in data:
+        module.forward(batch, is_train=True)
+    assert module.plans[5] is given
+    other = module.plans[3].footprint
+    assert other.reserve_nbytes == 3 * MIB
+    assert other.workspace_source == given.footprint.workspace_source
