@@ -17,16 +17,17 @@ def next_step(plan: Plan, output: Path | None, args: Arguments, network: Network
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if network.gluon:
         return "\n".join(lines + _by_gluon(plan, args))
+    without, is_step = plan.trace.outputs_without_loss, plan.trace.form.spells_out_backward
     if output is None:
         lines.append("To write the planned network: -o FILE")
-    else:
+    elif not (without and is_step):
         arguments = network.symbol.list_arguments()
         labels = [name for name in arguments if name.endswith("label")]
         data = [name for name, _ in args.shape if name not in labels]
         lines += _by_module(plan, output, args, names=_input_names(data, labels))
-    if without := plan.trace.outputs_without_loss:
+    if without:
         advice = "put yours behind it; its plan stays on a network that is part of another."
-        if plan.trace.form.spells_out_backward:
+        if is_step:
             advice = "put yours behind it and plan that, for Module cannot train this."
         lines.append(f"Of its outputs {', '.join(without)} is no loss: {advice}")
     return "\n".join(lines)

@@ -92,7 +92,8 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
     """What holds the peak, or why NAME (an op or tensor) is kept or recomputed.
 
     NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote, for which there
-    are no options but --json.
+    are no options but --json. What it writes with --realisation mirror is a Symbol, which is
+    planned anew.
 
     \b
     Examples:
@@ -107,9 +108,14 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
       of tensor, op, kind, layer, role, nbytes, since and until (steps), reader
     """
     with working("planning") as interrupt:
-        plan = _planned(args, strategy, budget)
+        plan, is_other = _planned(args, strategy, budget)
         if name is not None:
             reason = why(plan.schedule, name, plan.trace.shapes)
+    if is_other:
+        note(
+            f"{args.network} is a Symbol with flags of a mirror plan, which do not say all of the "
+            f"plan: this is about a new one, by the options given here."
+        )
     if not args.as_json:
         click.echo(peak(plan.schedule) if name is None else reason)
     elif name is not None:
@@ -123,15 +129,18 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
     return Exit.INTERRUPTED if interrupt.has_come else Exit.OK
 
 
-def _planned(args: Arguments, strategy: str, budget: Any) -> Plan:
+def _planned(args: Arguments, strategy: str, budget: Any) -> tuple[Plan, bool]:
+    """The plan to explain; is it another one than that by which NETWORK was flagged?"""
     from memplan.mxnet.plan_file import is_plan, load_plan
+    from memplan.mxnet.trace.build import has_flags
 
     if is_plan(Path(args.network)):
         _refuse_options(args.network)
-        return load_plan(args.network)
+        return load_plan(args.network), False
     network = args.load()
     options = args.options(network)
-    return memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+    plan = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+    return plan, has_flags(network.symbol)
 
 
 def _refuse_options(path: str) -> None:

@@ -45,8 +45,9 @@ def apart(job: Job) -> Iterator[Do]:
     The child starts with the first call, unless one waits since the last block; after this one it
     waits for the next. What the function raises is raised here; PlanningError if the child ends
     before it has answered. Functions and arguments that cannot be sent, such as a strategy that the
-    script itself defines, are called here, and so are all where no process can be started. An
-    interrupt is the function's; the second one ends the child.
+    script itself defines, are called here, and so are all where no process can be started, or what
+    starts is no Python with memplan: a program that embeds Python may be what it takes for its own.
+    An interrupt is the function's; the second one ends the child.
     """
     helper = _Child(job)
     try:
@@ -64,6 +65,7 @@ class _Child:
         self._objects: dict[str, Any] = {GRAPH: job.graph, TRACE: job.trace}
         self._modules: set[str] = set()
         self._process: PlanningProcess | None = None
+        self._can_begin = True
         self._is_settled = False
         self._ninterrupts = 0
 
@@ -71,7 +73,7 @@ class _Child:
         """See :func:`apart`."""
         try:
             request = pickled((function, arguments, options), self._objects, self._modules)
-            with_child = IN_A_CHILD and self._has_begun()
+            with_child = IN_A_CHILD and self._can_begin and self._has_begun()
         except CANNOT_PICKLE:
             with_child = False
         if not with_child:
@@ -108,13 +110,26 @@ class _Child:
         try:
             self._process = PlanningProcess()
         except OSError as error:
-            LOGGER.warning("memplan plans in this process, as it can start no other: %s", error)
-            return False
+            return self._begins_not(f"it can start no other: {error}")
         try:
             self._process.begin(about)
         except (EOFError, BrokenPipeError):
-            raise self._death() from None
+            status = self._process.popen.wait()
+            if status < 0:  # what ends one process by a signal may end this one
+                raise self._death() from None
+            self._process.end()
+            self._process = None
+            return self._begins_not(
+                f"the other that it has started {ending(status)}; sys.executable, which is "
+                f"{sys.executable!r}, should be the Python that has memplan"
+            )
         return True
+
+    def _begins_not(self, reason: str) -> bool:
+        """False, as :meth:`_has_begun` is to say; the log has the ``reason``, once."""
+        LOGGER.warning("memplan plans in this process, as %s", reason)
+        self._can_begin = False
+        return False
 
     def _answer(self, process: PlanningProcess) -> tuple[Any, ...]:
         """What the child says in the end; before that, it may tell and ask."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
+from memplan.planning.given import CountedBefore
 from memplan.planning.job import Job, realise
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
-from memplan.planning.realisation import Symbol
+from memplan.planning.realisation import Context, Symbol
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs, table_of
 from memplan.step.schedule import Schedule
@@ -103,6 +104,7 @@ class ShapePlanner:
         self._unseen, self._share_of_first = unseen, share_of_first
         self._asked = (budget, strategy, unseen, share_of_first)
         self._plans: list[Plan] = []
+        self._counted: CountedBefore | None = None
         # The bytes of the largest step, and of the largest one within its budget, which are held at
         # every other one, too: of a last batch of few examples a share may not be possible, as
         # little of it is activations.
@@ -114,13 +116,27 @@ class ShapePlanner:
         It takes the place of one of the same size, as of a block that computes something else in
         every step: the others would pile up.
         """
-        if self._share_of_first and not self._plans and plan.budget_nbytes is not None:
-            self.budget = plan.budget_nbytes
+        if self._share_of_first and not self._plans:
+            nbytes = parse_budget(self.budget, plan.unplanned.total_nbytes)
+            self.budget = plan.budget_nbytes if nbytes is None else nbytes
         self._plans = [other for other in self._plans if _size(other) != _size(plan)]
         self._plans.append(plan)
         self._largest_nbytes = max(self._largest_nbytes, plan.total_nbytes)
         if plan.total_nbytes <= (plan.budget_nbytes or 0):
             self._kept_nbytes = max(self._kept_nbytes, plan.total_nbytes)
+
+    def adopt_given(self, plan: Plan, ctx: Context) -> None:
+        """As :meth:`adopt`, for a plan that something else has made, for training on ``ctx``.
+
+        Others count what it counts, and have its budget, unless this planner was asked for its own:
+        else they would take bytes for activations that it leaves for something else, or be refused
+        where it was not.
+        """
+        has_own_budget = self._asked[0] is not None
+        self._counted = CountedBefore.by(
+            plan, ctx, has_own_budget=has_own_budget, options=self._options
+        )
+        self.adopt(plan)
 
     def is_like(self, other: ShapePlanner) -> bool:
         """Was ``other`` asked to plan in the same way?"""
@@ -133,6 +149,7 @@ class ShapePlanner:
         """The plans of ``other`` are such that others may begin with; the budget stays as it is."""
         known = set(map(id, self._plans))
         self._plans += [plan for plan in other._plans if id(plan) not in known]
+        self._counted = self._counted or other._counted
         self._largest_nbytes = max(self._largest_nbytes, other._largest_nbytes)
         self._kept_nbytes = max(self._kept_nbytes, other._kept_nbytes)
 
@@ -155,6 +172,8 @@ class ShapePlanner:
         job = Job.of_inputs(net, shapes, realisation=realisation or self.realisation, **options)
         if check is not None:
             check(job.trace)
+        if self._counted is not None:
+            job = self._counted.applied_to(job)
         limit = parse_budget(self.budget, job.unplanned.total_nbytes)
         nearest = min(self._plans, key=lambda plan: _distance(plan, job), default=None)
         with apart(job) as do:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from memplan.errors import ArgumentError, MemplanError, PlanningError
+from memplan.errors import ArgumentError, MemplanError, PlanningError, UsageError
 from memplan.planning import parcel, record
 from memplan.planning.apart import Do
 from memplan.planning.attempt import try_strategy
@@ -247,7 +247,7 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
         for task in tasks:
             start = None if task.start is None else task.start.to_json()
             arguments = (texts[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
-            futures.append(executor.submit(_answer, *arguments, task.bound_seconds))
+            futures.append(_submitted(executor, *arguments, task.bound_seconds))
         for task, future in zip(tasks, futures, strict=True):
             try:
                 data = json.loads(future.result())
@@ -259,6 +259,14 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
     finally:
         for future in futures:
             future.cancel()
+
+
+def _submitted(executor: Executor, *arguments: Any) -> Future[str]:
+    """What ``executor`` will answer; UsageError where it was shut down, or has broken before."""
+    try:
+        return executor.submit(_answer, *arguments)
+    except RuntimeError as error:
+        raise UsageError(f"executor takes no more tasks: {error}; make a new one") from error
 
 
 def _answer(

@@ -20,7 +20,10 @@ def calling_main(module: str, *numbers: int) -> list[str]:
     """The command of a process that calls ``main`` of ``module``.
 
     Its arguments are the number of this process and ``numbers``; it imports what this one would.
+    OSError where Python does not know its own program, as in one that embeds it.
     """
+    if not sys.executable:
+        raise FileNotFoundError(errno.ENOENT, f"sys.executable is {sys.executable!r}")
     path = "\n".join(entry for entry in sys.path if isinstance(entry, str))
     code = _CODE.format(module)
     return [sys.executable, "-c", code, *map(str, (os.getpid(), *numbers)), path]

@@ -18,6 +18,7 @@ from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
 from memplan.util.files import write_text
 from memplan.util.nbytes import format_nbytes
+from memplan.util.numbers import shown
 from memplan.views import palette
 from memplan.views.explain import Reasons
 from memplan.views.layout import forward_layout
@@ -50,7 +51,10 @@ def report_html(plan: Plan, *, others: Plans | None = None, title: str | None = 
     Bytes over the steps with and without the plan, what is alive at any step, the network with
     the reason for every op, and the schedule's matrices. With ``others`` (a Comparison, or plans
     of the same network such as a frontier) also overhead against memory. ``title`` heads the page.
+    ArgumentError for one that is no string.
     """
+    if not isinstance(title, str | None):
+        raise ArgumentError(f"title must be a string, got {shown(title)}")
     texts = {
         "TITLE": html.escape(title or f"Training step in {format_nbytes(plan.total_nbytes)}"),
         "LEAD": html.escape(_lead(plan)),

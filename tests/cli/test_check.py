@@ -129,6 +129,10 @@ def test_a_trial_that_cannot_be_started_is_an_error_of_memplan(
     traced = trace(net, shapes=shapes)
     with pytest.raises(CostError, match=r"no process can be started .*: Resource temporarily"):
         run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu())
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", None)  # as where Python is embedded
+    with pytest.raises(CostError, match=r"sys\.executable is None; set sys\.executable to"):
+        run_apart(Schedule.unplanned(traced.graph), traced, ctx=mx.cpu())
 
 
 def test_a_broken_promise_is_told(

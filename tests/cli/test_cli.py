@@ -277,6 +277,19 @@ def test_max_batch_of_a_network_with_parameters(result: Any) -> None:
     assert result("max-batch", *network, *QUICK, "--budget", "300KiB")["batch_size"] > 2
 
 
+def test_a_mirrored_network_is_explained_anew_which_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said(*arguments: str) -> str:
+        assert cli.run(["explain", *arguments, *SHAPE, *QUICK]) == 0
+        return capsys.readouterr().err
+
+    assert cli.run(["plan", *NET, *QUICK, *MIRROR, "-o", "mirrored.json"]) == 0
+    assert flagged(mx.sym.load("mirrored.json"))
+    assert "new one" not in said(NET[0])
+    assert "mirrored.json is a Symbol with flags of a mirror plan" in said("mirrored.json")
+
+
 def test_explain(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     said = result("explain", *NET, *QUICK)
     assert sum(tensor["nbytes"] for tensor in said["alive"]) == said["peak_nbytes"]

@@ -77,6 +77,14 @@ def test_modules_are_told_the_names_of_inputs(
     assert "names=" not in said(capsys, *NET, "-o", "other.json")
 
 
+def test_what_module_cannot_train_is_not_given_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="scores")
+    net.save("body.json")
+    text = said(capsys, "body.json", "--shape", "data=4,6", "-o", "plan.json")
+    assert "Wrote plan.json.\nOf its outputs scores_output is no loss: put yours behind it" in text
+    assert "To train by it" not in text
+
+
 @pytest.mark.parametrize("reserve", ["0", "0B", "0 MiB", "0.0"])
 def test_no_reserve_can_be_said(reserve: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in said(capsys, *NET, "--reserve", reserve)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,6 +23,8 @@ from helpers.planning import quick
 from helpers.script import script
 from memplan.errors import BudgetError, PlanningError
 from memplan.planning import apart, process
+from memplan.planning.attempt import try_strategy
+from memplan.planning.job import Job
 from memplan.planning.shapes import ShapePlanner
 from memplan.strategies import Outcome, Problem, Status
 
@@ -184,10 +187,40 @@ def test_a_strategy_with_a_state_runs_here() -> None:
 def test_where_no_process_can_be_started_planning_goes_on_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    planned(Odd("nothing", str(tmp_path / "process")))
+    for executable in (str(tmp_path / "none"), "", None):
+        monkeypatch.setattr(sys, "executable", executable)
+        planned(Odd("nothing", str(tmp_path / "process")))
+        assert (tmp_path / "process").read_text() == str(os.getpid())
+        assert "can start no other" in caplog.text
+        caplog.clear()
+
+
+def test_where_python_takes_another_program_for_its_own_planning_goes_on_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As one that embeds Python, which does something else with the arguments, and ends."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    net, shapes = network()
+    strategy = Odd("nothing", str(tmp_path / "process"))
+    with apart.apart(Job.prepare(net, costs="roofline:v100", **shapes)) as do:
+        attempts = [do(try_strategy, strategy, None) for _ in range(2)]
+    assert all(attempt.plan is not None for attempt in attempts)
     assert (tmp_path / "process").read_text() == str(os.getpid())
-    assert "can start no other" in caplog.text
+    [record] = [r for r in caplog.records if "in this process" in r.getMessage()]
+    assert "ended with status 1; sys.executable, which is" in record.getMessage()
+    assert process.PlanningProcess.waiting() is None
+
+
+def test_a_child_that_is_killed_as_it_begins_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the machine has no memory for it, this process would be the next to be killed."""
+    program = tmp_path / "killed"
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PlanningError, match="ended by SIGKILL, probably as"):
+        planned(Odd("nothing"))
 
 
 @pytest.mark.parametrize("what", ["be_interrupted", "be_interrupted_twice"])

@@ -21,7 +21,7 @@ from helpers.attempts import answer
 from helpers.networks import Network, dropout_net, residual_net
 from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
-from memplan.errors import ArgumentError, PlanningError
+from memplan.errors import ArgumentError, PlanningError, UsageError
 from memplan.planning.comparison import Comparison
 from memplan.strategies import Outcome, Status
 from memplan.strategies.base import Problem
@@ -208,3 +208,10 @@ def test_what_is_in_the_cache_does_not_travel(pool: Executor, tmp_path: Path) ->
 def test_what_is_no_executor_is_said() -> None:
     with pytest.raises(ArgumentError, match=r"executor must be a concurrent\.futures\.Executor"):
         compared("mirror", 4)  # type: ignore[arg-type]
+
+
+def test_an_executor_that_was_shut_down_is_said() -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    with pytest.raises(UsageError, match=r"executor takes no more tasks: .*after shutdown; make a"):
+        compared("mirror", executor)

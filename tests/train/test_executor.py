@@ -99,6 +99,16 @@ def test_a_range_that_is_none(value: Any) -> None:
         TrainExecutor(*network(), match_range=value)
 
 
+def test_what_is_no_trace_schedule_or_context() -> None:
+    traced, schedule = network()
+    with pytest.raises(ArgumentError, match=r"trace must be that of a plan \(plan\.trace\), got 3"):
+        TrainExecutor(3, schedule)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="schedule must be that of a plan"):
+        TrainExecutor(traced, 4)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"ctx must be a context .*'cpu'"):
+        TrainExecutor(traced, schedule, ctx="cpu")
+
+
 def test_threads_bind_under_their_own_range() -> None:
     totals: list[tuple[int | None, int]] = []
     network(), expected()

@@ -158,6 +158,16 @@ def test_what_a_trainer_cannot_divide_by_is_no_batch_size(batch_size: Any) -> No
     assert_equal(before, {name: p.data().asnumpy() for name, p in net.collect_params().items()})
 
 
+@pytest.mark.parametrize("scale", ["a", "2", None, 1j, mx.nd.ones(2)])
+def test_what_no_gradient_can_be_multiplied_by_is_no_scale(scale: Any) -> None:
+    strategy = Counting([])
+    net = conv_net()
+    net.initialize(ctx=CPU)
+    with pytest.raises(ArgumentError, match="scale must be a number, got"):
+        train_step(net, strategy=strategy)(*images(8), scale=scale)
+    assert not strategy.asked
+
+
 @pytest.mark.parametrize("block", [None, mx.sym.Variable("data"), []])
 def test_only_hybrid_blocks_are_planned(block: Any) -> None:
     with pytest.raises(

@@ -247,3 +247,18 @@ def test_misuse_is_an_error() -> None:
         step.forward(mx.nd.ones((4, 8)))
     with pytest.raises(ArgumentError, match="without a loss"):
         train_step(net, SOFTMAX).forward(x)
+
+
+@pytest.mark.parametrize("wrong", [3, np.ones(4), [3], {"loss": 3}, "loss"])
+def test_what_is_no_array_is_no_loss(wrong: Any) -> None:
+    net, step, (x, y) = started()
+    expected = autograd_gradients(net, (x, y))
+    loss = loss_of(step, x, y)
+    with pytest.raises(ArgumentError, match="loss must be an array"):
+        step.backward(wrong)
+    with pytest.raises(ArgumentError, match="head_grads must be an array"):
+        step.backward(loss, wrong)
+    with pytest.raises(ArgumentError, match="head_grads are 2, and losses 1"):
+        step.backward(loss, [None, None])
+    step.backward(loss, [None])
+    assert_equal(expected, gradients(net))

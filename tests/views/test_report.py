@@ -272,6 +272,13 @@ def _nbytes(nbytes: int) -> str:
     return f"{nbytes / 2**10:.2f} KiB" if nbytes >= 2**10 else f"{nbytes} B"
 
 
+@pytest.mark.parametrize("title", [3, 0, b"title"])
+def test_a_title_is_a_string(title: Any) -> None:
+    plan = plan_of(Schedule.unplanned(unit_chain(3)))
+    with pytest.raises(ArgumentError, match="title must be a string"):
+        report_html(plan, title=title)
+
+
 def test_a_plan_shows_itself(tmp_path: Path) -> None:
     net, shapes = residual_net()
     plan = memplan.plan(net, strategy="chen_sqrt", **shapes)

@@ -48,6 +48,8 @@ from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
+_FLAGS = {"__force_mirroring__", "force_mirroring"}
+
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
 
 
@@ -175,6 +177,11 @@ def check_symbol(net: Any) -> None:
         raise ArgumentError(f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {net!r}")
 
 
+def has_flags(net: mx.sym.Symbol) -> bool:
+    """Is an op of ``net`` flagged for mirroring, as by a mirror plan?"""
+    return any(attrs.keys() & _FLAGS for _, attrs in symbol_json.attributes(net))
+
+
 def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan.
 
@@ -184,7 +191,7 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
     data = symbol_json.parse(net)
     for node in data["nodes"]:
         attrs = node.get("attrs", {})
-        for name in ("__force_mirroring__", "force_mirroring"):
+        for name in _FLAGS:
             attrs.pop(name, None)
         before = attrs.pop(CUDNN_OFF_BEFORE, None)
         if before == "":

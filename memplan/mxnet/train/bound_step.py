@@ -36,6 +36,7 @@ from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
 from memplan.planning.plan import Plan
+from memplan.util.numbers import plain, shown
 
 NDArray = Any
 Parameter = Any
@@ -277,6 +278,16 @@ def check_mode() -> None:
             "TrainStep trains in training mode only; call it outside of "
             "autograd.record(train_mode=False). If layers are to compute as in inference, make "
             "BatchNorm with use_global_stats=True, and leave Dropout out"
+        )
+
+
+def check_scale(scale: Any) -> None:
+    """ArgumentError for what is no number, nor an array of one."""
+    is_array_of_one = getattr(scale, "size", None) == 1
+    if not is_array_of_one and not isinstance(plain(scale), int | float):
+        raise ArgumentError(
+            f"scale must be a number, got {shown(scale)}; with AMP it is what "
+            f"amp.scale_loss(1.0, trainer) gives, else leave it out"
         )
 
 

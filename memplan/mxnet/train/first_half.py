@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import mxnet as mx
 from mxnet import autograd
 
-from memplan.errors import UsageError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.train.array_memory import is_recorded_elsewhere
 from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
+from memplan.mxnet.train.nesting import leaves
 from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
 from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
 from memplan.mxnet.train.writes import Writes, warn_of_inputs
+from memplan.util.numbers import shown
 
 if TYPE_CHECKING:
     from memplan.mxnet.train.bound_step import BoundStep
@@ -164,6 +167,28 @@ class FirstHalf:
             self.forget()
             self.late = self.bound.second_half()
         self.writes.end()
+
+
+def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | None] | None]:
+    """The arrays of a ``loss``, and their gradients, as ``autograd.backward`` takes them.
+
+    ArgumentError for what is no array, and where there is not a gradient for each.
+    """
+    heads = list(leaves(loss))
+    is_list = head_grads is None or isinstance(head_grads, list | tuple)
+    grads = None if head_grads is None else list(head_grads) if is_list else [head_grads]
+    for name, values in (("loss", heads), ("head_grads", grads or [])):
+        for value in values:
+            if not (isinstance(value, mx.nd.NDArray) or (name == "head_grads" and value is None)):
+                raise ArgumentError(
+                    f"{name} must be an array of MXNet's or a list of them, got {shown(value)}; "
+                    f"compute the loss under autograd.record() from what forward() returned"
+                )
+    if grads is not None and len(grads) != len(heads):
+        raise ArgumentError(
+            f"head_grads are {len(grads)}, and losses {len(heads)}; give one for each loss"
+        )
+    return heads, grads
 
 
 def differentiate(

@@ -171,7 +171,7 @@ class Plans:
         if request.key not in self.plans:
             if self._given is not None and not self.plans:
                 self.plans[request.key] = self._checked(self._given, request)
-                self._planner.adopt(self._given)
+                self._planner.adopt_given(self._given, request.ctx)
             else:
                 self.plans[request.key] = self._planned(request)
             self.realisation = self.plans[request.key].realisation

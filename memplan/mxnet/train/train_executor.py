@@ -30,8 +30,10 @@ from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.bound_arrays import BoundArrays, Gradients
 from memplan.mxnet.train.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
+from memplan.planning.realisation import check_is_context
 from memplan.step.schedule import Schedule
 from memplan.util.heap import keep_large
+from memplan.util.numbers import shown
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
 # in layouts that the first has left.
@@ -60,8 +62,9 @@ class TrainExecutor(BoundArrays):
     :class:`memplan.mxnet.realise.packed.PackedStep`. The objects of Custom ops are in
     ``operators``, or new ones; without ``keeps_operators`` packed steps make them anew for every
     step. ``updates`` does the updates of one made for "updating". Raises ArgumentError for an array
-    that is unknown or of the wrong shape or dtype, and for a ``match_range`` that is no whole
-    number; UsageError for a trace with NumPy's shapes where MXNet has its own.
+    that is unknown or of the wrong shape or dtype, for a ``match_range`` that is no whole number
+    and for what is no trace, schedule or context; UsageError for a trace with NumPy's shapes where
+    MXNet has its own.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class TrainExecutor(BoundArrays):
         updates: Updates | None = None,
         packing: Packing | None = None,
     ) -> None:
-        _check_semantics(trace)
+        _check(trace, schedule, ctx)
         self.trace, self.schedule = trace, schedule
         self._symbol = trace.symbol  # which MXNet's Monitor asks for names
         self.ctx = mx.context.current_context() if ctx is None else ctx
@@ -341,8 +344,16 @@ class TrainExecutor(BoundArrays):
         return self._training.debug_str()
 
 
-def _check_semantics(trace: Trace) -> None:
-    """UsageError for a trace with NumPy's shapes where MXNet has its own."""
+def _check(trace: Any, schedule: Any, ctx: Any) -> None:
+    """ArgumentError for what is none of these three.
+
+    UsageError for a trace with NumPy's shapes where MXNet has its own.
+    """
+    for name, value, kind in (("trace", trace, Trace), ("schedule", schedule, Schedule)):
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{name} must be that of a plan (plan.{name}), got {shown(value)}")
+    if ctx is not None:
+        check_is_context(ctx)
     if trace.numpy_shapes and not mx.util.is_np_shape():
         raise UsageError(
             "the plan was made with NumPy semantics, where () is the shape of a scalar; call "

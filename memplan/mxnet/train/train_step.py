@@ -31,13 +31,14 @@ from memplan.mxnet.train.bound_step import (
     BoundStep,
     arguments_of,
     check_mode,
+    check_scale,
     contexts_of_params,
     gradient_request,
     place_of,
 )
 from memplan.mxnet.train.cached_graphs import KeptGraphs
 from memplan.mxnet.train.computed import Computed, state_of
-from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
+from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
 from memplan.mxnet.train.hooks import call_after, call_before
 from memplan.mxnet.train.loss_calls import LossCalls
@@ -196,6 +197,7 @@ class TrainStep:
         whatever :func:`memplan.plan` raises.
         """
         check_mode()
+        check_scale(scale)
         batches = per_context(x, y)
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
         call_before(self, parts)
@@ -259,12 +261,10 @@ class TrainStep:
         """
         if not self.unfinished:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
-        heads = list(leaves(loss))
+        heads, grads = heads_of(loss, head_grads)
         read = ReadByLoss(heads)
         for half in self.unfinished.values():
             half.check(read)
-        grads = list(head_grads) if isinstance(head_grads, list | tuple) else head_grads
-        grads = [grads] if isinstance(grads, mx.nd.NDArray) else grads
         halves = self.unfinished.values()
         with overwriting(halves):
             try:

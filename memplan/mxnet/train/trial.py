@@ -112,9 +112,11 @@ def _process(request: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except OSError as error:
+        advice = "end others, or raise the limit of processes (ulimit -u)"
+        if isinstance(error, FileNotFoundError | PermissionError):
+            advice = "set sys.executable to the path of the Python that has memplan"
         raise CostError(
-            f"no process can be started to train this network: {error.strerror}; end others, or "
-            "raise the limit of processes (ulimit -u)"
+            f"no process can be started to train this network: {error.strerror}; {advice}"
         ) from error
 
 

@@ -1,0 +1,108 @@
+"""A Module that is given a plan: what it does for other shapes than those of the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import pytest
+
+import memplan
+import memplan.mxnet
+from helpers.buckets import BATCH, Sentences, network
+from helpers.fitting import MIB, NETWORKS, batches, planned, steps
+from memplan.planning.plan import Plan
+
+NETWORK = NETWORKS["residual"]
+COUNTED: dict[str, Any] = {"ctx": mx.cpu(), "reserve": 3 * MIB, "optimizer": "adagrad"}
+
+
+def plan(size: int = 8, **options: Any) -> Plan:
+    shape = (size, *NETWORK[1]["data"][1:])
+    return memplan.plan(NETWORK[0], strategy="evict", data=shape, **options)
+
+
+def of_other_shapes(given: Plan, size: int = 5, **options: Any) -> Plan:
+    """The plan that a Module makes for batches of this ``size`` after those of ``given``."""
+    options = {"strategy": "evict", "plan": given, **options}
+    module = planned(NETWORK[0], **options)
+    for _ in steps(module, NETWORK, 8, size):
+        pass
+    first, other = module._plans.plans.values()
+    assert first is given
+    return other
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_other_shapes_count_what_the_given_plan_counts(realisation: str) -> None:
+    """The arrays that AdaGrad makes as it updates, too, which are workspace."""
+    options = {**COUNTED, "realisation": realisation, "budget": 64 * MIB}
+    found, own = of_other_shapes(plan(**options)), plan(5, **options)
+    assert found.footprint == own.footprint
+    assert found.unplanned == own.unplanned
+    assert found.budget_nbytes == own.budget_nbytes
+    assert found.footprint.reserve_nbytes == 3 * MIB
+    assert found.optimizer_nbytes > 0
+
+
+def test_what_the_module_names_is_counted_instead() -> None:
+    given = plan(**COUNTED, realisation="packed", budget=64 * MIB)
+    found = of_other_shapes(given, reserve=MIB, optimizer="adam").footprint
+    options = COUNTED | {"reserve": MIB, "optimizer": "adam"}
+    own = plan(5, **options, realisation="packed", budget=64 * MIB).footprint
+    assert found == own
+    assert found.optimizer_nbytes > given.optimizer_nbytes
+
+
+@pytest.mark.parametrize("budget", ["8MiB", "90%"])
+def test_the_budget_that_the_module_names_stays(budget: str) -> None:
+    given = plan(realisation="packed", ctx=mx.cpu(), budget="80%")
+    found = of_other_shapes(given, budget=budget)
+    share = int(0.9 * given.unplanned.total_nbytes)
+    assert found.budget_nbytes == (share if budget == "90%" else 8 * MIB)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_given_plan_that_counts_no_workspace_leaves_room_for_smaller_batches(
+    realisation: str,
+) -> None:
+    given = plan(realisation=realisation, budget=0.7)
+    assert given.workspace_nbytes == 0
+    found = of_other_shapes(given, size=7)
+    assert found.footprint.workspace_source == given.footprint.workspace_source
+    assert found.total_nbytes <= found.budget_nbytes == given.budget_nbytes
+
+
+def test_a_budget_of_the_module_is_for_workspace_too() -> None:
+    given = plan(realisation="packed", budget=0.7)
+    assert of_other_shapes(given, budget=64 * MIB).workspace_nbytes > 0
+
+
+def test_a_module_beside_one_with_a_given_plan_counts_the_same() -> None:
+    given = plan(**COUNTED, realisation="packed", budget=64 * MIB)
+    first = planned(NETWORK[0], strategy="evict", plan=given, realisation="packed")
+    second = planned(NETWORK[0], strategy="evict", realisation="packed")
+    data, other = batches(NETWORK, 8), batches(NETWORK, 5)
+    first.bind(data.provide_data, data.provide_label)
+    first.init_params()
+    second.bind(other.provide_data, other.provide_label, shared_module=first)
+    assert second.plan is not None
+    assert second.plan.footprint.reserve_nbytes == 3 * MIB
+
+
+def test_buckets_count_what_the_given_plan_counts() -> None:
+    data = Sentences((5, 3))
+    options: Any = {"realisation": "packed", "strategy": "store_all", "reserve": 3 * MIB}
+    shapes = {"data": (BATCH, 5), "softmax_label": (BATCH, 5)}
+    given = memplan.plan(network(5)[0], budget=64 * MIB, **options, **shapes)
+    module = memplan.mxnet.BucketingModule(
+        network, default_bucket_key=5, plan=given, strategy="store_all"
+    )
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params()
+    for batch in data:
+        module.forward(batch, is_train=True)
+    assert module.plans[5] is given
+    other = module.plans[3].footprint
+    assert other.reserve_nbytes == 3 * MIB
+    assert other.workspace_source == given.footprint.workspace_source
