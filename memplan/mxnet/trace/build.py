@@ -47,9 +47,9 @@ from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
 
-# NumPy has no bfloat16, the other dtype of MXNet's.
 _FLAGS = {"__force_mirroring__", "force_mirroring"}
 
+# NumPy has no bfloat16, the other dtype of MXNet's.
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
 
 

@@ -175,8 +175,8 @@ def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | 
     ArgumentError for what is no array, and where there is not a gradient for each.
     """
     heads = list(leaves(loss))
-    is_list = head_grads is None or isinstance(head_grads, list | tuple)
-    grads = None if head_grads is None else list(head_grads) if is_list else [head_grads]
+    several = isinstance(head_grads, Iterable) and not isinstance(head_grads, mx.nd.NDArray)
+    grads = None if head_grads is None else list(head_grads) if several else [head_grads]
     for name, values in (("loss", heads), ("head_grads", grads or [])):
         for value in values:
             if not (isinstance(value, mx.nd.NDArray) or (name == "head_grads" and value is None)):
