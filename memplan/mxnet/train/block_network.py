@@ -33,7 +33,7 @@ from memplan.mxnet.train.initial_order import (
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
-from memplan.mxnet.train.named_parameters import refusing_others
+from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refuse_scaled_losses, refusing_rows, warn_of_symbols
@@ -100,7 +100,7 @@ def compose(
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
-        refusing_others(blocks, params),
+        telling_others_apart(blocks, params) as others,
         noting_calls(params) as noted,
         by_graphs(blocks, params, noted.of_graph),
     ):
@@ -115,6 +115,7 @@ def compose(
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
         raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
+    refuse_read(others, mx.sym.Group(symbols))
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
