@@ -35,8 +35,9 @@ from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.scaled_losses import noting_scaled_losses, refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
-from memplan.mxnet.train.symbols_seen import refuse_scaled_losses, refusing_rows, warn_of_symbols
+from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
 
 Parameter = Any
 
@@ -102,6 +103,7 @@ def compose(
         cells_begin_anew(block),
         telling_others_apart(blocks, params) as others,
         noting_calls(params) as noted,
+        noting_scaled_losses(noted.calls),
         by_graphs(blocks, params, noted.of_graph),
     ):
         run = run or (_as_called(block, inputs) if has_been_called else block)
@@ -130,7 +132,7 @@ def compose(
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     graph = _parsed(symbol)
-    refuse_scaled_losses(block, noted.calls)
+    refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
