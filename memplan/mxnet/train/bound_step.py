@@ -31,6 +31,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
+from memplan.mxnet.train.read_by_loss import name_of
 from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
@@ -123,6 +124,9 @@ class BoundStep:
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
+        ops = _loss_operators(trace)
+        #: The loss operators of which each output is computed, its own included.
+        self._losses_behind = [ops.intersection(depth_first([entry])) for entry in outputs]
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
@@ -204,7 +208,10 @@ class BoundStep:
         outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        return outputs, FirstHalf(self, pairs, losses, constants, as_graph, inputs)
+        behind = zip(arrays, self._losses_behind, strict=True)
+        # A graph is differentiated whole, whichever of its outputs a loss reads.
+        by_name = {} if as_graph else {name_of(array): ops for array, ops in behind if ops}
+        return outputs, FirstHalf(self, pairs, losses, constants, by_name, as_graph, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -245,6 +252,24 @@ def _depends_on_trained(output: Node, trace: Trace) -> bool:
     """Does the ``output`` depend on a parameter of which the step computes the gradient?"""
     variables = (node for node in depth_first([(output, 0)]) if node.is_variable)
     return any(trace.grad_req.get(node.name, "null") != "null" for node in variables)
+
+
+def _loss_operators(trace: Trace) -> frozenset[Node]:
+    """The ops whose gradients are computed of no gradient of what they return.
+
+    So BlockGrad does not stop theirs.
+    """
+    names = {node.name for node in trace.head_grads.values()}
+    gradients: set[Node] = set()
+    losses: set[Node] = set()
+    for node in trace.nodes:
+        sources = [source for source, _ in node.inputs]
+        if any(n in gradients or (n.is_variable and n.name in names) for n in sources):
+            gradients.add(node)
+        elif node.forward is not None:
+            gradients.add(node)
+            losses.add(node.forward)
+    return frozenset(losses)
 
 
 def _held(
