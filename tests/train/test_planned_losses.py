@@ -70,6 +70,35 @@ def test_losses_that_are_not_differentiated(heads: list[int]) -> None:
     assert not differences(results[:1], results[1:])
 
 
+class OfChild(gluon.HybridBlock):
+    """Its outputs are those of a child, which MXNet runs as a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.child = WithLosses()
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        return self.child(x, y)
+
+
+def test_losses_of_a_graph_are_differentiated_together() -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net, (x, y) = OfChild(), images(8)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x, y)
+        net.child.hybridize()
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        with autograd.record():
+            outputs = net(x, y)
+        outputs[1].backward()
+        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
+    assert not differences(results[:1], results[1:])
+
+
 class WithinLosses(WithLosses):
     """One whose loss operators are not its outputs, which have no gradients that anything needs."""
 

@@ -17,6 +17,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
+from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.constants import mark_constants
 from memplan.mxnet.train.first_half import FirstHalf
@@ -208,10 +209,22 @@ class BoundStep:
         outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        behind = zip(arrays, self._losses_behind, strict=True)
-        # A graph is differentiated whole, whichever of its outputs a loss reads.
-        by_name = {} if as_graph else {name_of(array): ops for array, ops in behind if ops}
-        return outputs, FirstHalf(self, pairs, losses, constants, by_name, as_graph, inputs)
+        behind = {} if as_graph else self._checked_losses(arrays, block)
+        return outputs, FirstHalf(self, pairs, losses, constants, behind, as_graph, inputs)
+
+    def _checked_losses(self, arrays: Arrays, block: Any) -> dict[str | None, frozenset[Node]]:
+        """The loss operators behind outputs, by the names that autograd has for these ``arrays``.
+
+        Without those in hybridized children: MXNet differentiates a graph whole, whichever of its
+        outputs a loss reads.
+        """
+        if not any(self._losses_behind):
+            return {}
+        prefixes = tuple(root.prefix for root in hybridized([block]) if root is not block)
+        return {
+            name_of(array): frozenset(op for op in ops if not op.name.startswith(prefixes))
+            for array, ops in zip(arrays, self._losses_behind, strict=True)
+        }
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
