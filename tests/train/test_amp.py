@@ -111,7 +111,8 @@ else:
 """
 
 
-# AMP scales the gradients of losses that are called with arrays, and those of Symbols not.
+# AMP scales the gradients of losses that are called with arrays, by the names of their functions,
+# and those of Symbols not.
 LOSSES = """
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -124,19 +125,24 @@ class Regression(gluon.HybridBlock):
     def hybrid_forward(self, F, x, y):
         return F.LinearRegressionOutput(F.Flatten(x) * 2, y)
 
-def net_of(is_hybridized):
+class Unscaled(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        F.SoftmaxOutput(F.Flatten(x), F.max(y, axis=1))  # no gradient comes from there
+        return F.Softmax(F.Flatten(x) * 2, F.max(y, axis=1))  # AMP wraps one name of the operator
+
+def net_of(is_hybridized, loss=Regression):
     net = gluon.nn.HybridSequential(prefix="")  # as long as none of its names says whose it is
     net.add(gluon.nn.BatchNorm(in_channels=3))
-    whole = Whole(net)
+    whole = Whole(net, loss())
     net.initialize()
     net.hybridize()
     whole.loss.hybridize(is_hybridized)
     return whole
 
 class Whole(gluon.HybridBlock):
-    def __init__(self, net):
+    def __init__(self, net, loss):
         super().__init__()
-        self.net, self.loss = net, Regression()
+        self.net, self.loss = net, loss
     def hybrid_forward(self, F, x, y):
         return self.loss(self.net(x), y)
 
@@ -158,10 +164,12 @@ def called_in_a_loss():
 
 assert is_refused(lambda: gradient(planned(net_of(False), strategy="store_all")))
 assert is_refused(called_in_a_loss)
-mx.random.seed(1)
-expected = gradient(net_of(True))
-mx.random.seed(1)
-assert (gradient(planned(net_of(True), strategy="store_all")) == expected).all() and expected.any()
+for arguments in ((True,), (False, Unscaled)):
+    mx.random.seed(1)
+    expected = gradient(net_of(*arguments))
+    mx.random.seed(1)
+    by_plan = gradient(planned(net_of(*arguments), strategy="store_all"))
+    assert (by_plan == expected).all() and expected.any()
 """
 
 

@@ -100,3 +100,43 @@ def test_a_copy_that_a_step_reads_is_refused(way: str, kind: str, tmp_path: Path
         step(mx.nd.ones((2, 6)))
     # They are read elsewhere as before.
     net.average(mx.sym.Variable("data"))
+    net.average(mx.nd.ones((2, 6)))
+
+
+class Shadowed(gluon.HybridBlock):
+    """A layer beside a parameter that MXNet hands to ``hybrid_forward``, and nothing reads."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix=prefix)
+        with self.name_scope():
+            self.layer = nn.Dense(6, in_units=6)
+        self.mean = gluon.Parameter("mean", shape=(6,), grad_req="null")  # has no prefix
+        self.mean.initialize()
+
+    def hybrid_forward(self, F: Any, x: Any, mean: Any) -> Any:  # noqa: N803
+        return F.tanh(self.layer(x))
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("way", ["planned", "TrainStep"])
+def test_two_of_one_name_that_no_operator_reads(way: str, hybridized: bool) -> None:
+    x, y = mx.nd.ones((2, 6)), mx.nd.zeros((2, 6))
+    results = []
+    for is_planned in (False, True):
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        net.add(Shadowed("a_"), Shadowed("b_"))
+        net.initialize(mx.init.Xavier())
+        if hybridized:
+            net.hybridize()
+        step = TrainStep(net, L2, **QUICKLY) if is_planned and way == "TrainStep" else None
+        if is_planned and way == "planned":
+            planned(net, **QUICKLY)
+        if step is not None:
+            loss = step(x, y)
+        else:
+            with autograd.record():
+                loss = L2(net(x), y)
+            loss.backward()
+        results.append([loss.asnumpy(), *(part.layer.weight.grad().asnumpy() for part in net)])
+    assert all(map(np.array_equal, *results))

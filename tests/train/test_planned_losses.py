@@ -11,6 +11,7 @@ from mxnet.contrib import autograd as old_autograd
 
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, conv_net, images
+from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 
 
@@ -43,6 +44,57 @@ def test_outputs_may_be_losses(heads: list[int], realisation: str) -> None:
         with autograd.record():
             outputs = net(x, y)
         autograd.backward([outputs[place] for place in heads])
+        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
+    assert not differences(results[:1], results[1:])
+
+
+@pytest.mark.parametrize("heads", [[0], [0, 1], [0, 1, 2], [2]])
+def test_losses_that_are_not_differentiated(heads: list[int]) -> None:
+    """Not hybridized: MXNet computes the gradients of what it comes by, and a step of them all."""
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net, (x, y) = WithLosses(), images(8)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x, y)
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        with autograd.record():
+            outputs = net(x, y)
+        if plan and not {0, 1}.issubset(heads):
+            with pytest.raises(UsageError, match=r"does not read op .*, whose gradient needs none"):
+                autograd.backward([outputs[place] for place in heads])
+            return
+        autograd.backward([outputs[place] for place in heads])
+        results.append({str(i): g for i, g in enumerate(gradients(net).values())})
+    assert not differences(results[:1], results[1:])
+
+
+class OfChild(gluon.HybridBlock):
+    """Its outputs are those of a child, which MXNet runs as a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.child = WithLosses()
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        return self.child(x, y)
+
+
+def test_losses_of_a_graph_are_differentiated_together() -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net, (x, y) = OfChild(), images(8)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x, y)
+        net.child.hybridize()
+        if plan:
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        with autograd.record():
+            outputs = net(x, y)
+        outputs[1].backward()
         results.append({str(i): g for i, g in enumerate(gradients(net).values())})
     assert not differences(results[:1], results[1:])
 

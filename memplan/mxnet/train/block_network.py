@@ -33,10 +33,11 @@ from memplan.mxnet.train.initial_order import (
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
-from memplan.mxnet.train.named_parameters import refusing_others
+from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
-from memplan.mxnet.train.symbols_seen import refuse_scaled_losses, refusing_rows, warn_of_symbols
+from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
 
 Parameter = Any
 
@@ -100,7 +101,7 @@ def compose(
         mx.name.NameManager(),
         _without_hooks(block),
         cells_begin_anew(block),
-        refusing_others(blocks, params),
+        telling_others_apart(blocks, params) as others,
         noting_calls(params) as noted,
         by_graphs(blocks, params, noted.of_graph),
     ):
@@ -112,9 +113,8 @@ def compose(
         _check_unwritten(block, given, list(leaves((inputs, labels))))
     block_outputs = alike(_blocked, outputs) if keep_outputs else None
     symbols = list(leaves((losses, block_outputs)))
-    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
-        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
-        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
+    _check_symbols(block, loss, losses, symbols)
+    refuse_read(others, mx.sym.Group(symbols))
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
@@ -129,7 +129,7 @@ def compose(
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     graph = _parsed(symbol)
-    refuse_scaled_losses(block, noted.calls)
+    refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
@@ -209,6 +209,13 @@ def _composed(
             f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
             f"hybridize() does: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_symbols(block: Any, loss: Any, losses: Any, symbols: Sequence[Any]) -> None:
+    """TraceError unless ``symbols``, of the ``losses`` and outputs of the block, are some."""
+    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
+        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
+        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
 
 
 def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:

@@ -17,6 +17,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
+from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.constants import mark_constants
 from memplan.mxnet.train.first_half import FirstHalf
@@ -31,6 +32,7 @@ from memplan.mxnet.train.gradients import (
 from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
+from memplan.mxnet.train.read_by_loss import name_of
 from memplan.mxnet.train.static_graphs import renew_graphs_of
 from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -125,6 +127,9 @@ class BoundStep:
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
+        ops = _loss_operators(trace)
+        #: The loss operators of which each output is computed, its own included.
+        self._losses_behind = [ops.intersection(depth_first([entry])) for entry in outputs]
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
@@ -206,7 +211,22 @@ class BoundStep:
         outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        return outputs, FirstHalf(self, pairs, losses, constants, as_graph, inputs)
+        behind = {} if as_graph else self._checked_losses(arrays, block)
+        return outputs, FirstHalf(self, pairs, losses, constants, behind, as_graph, inputs)
+
+    def _checked_losses(self, arrays: Arrays, block: Any) -> dict[str | None, frozenset[Node]]:
+        """The loss operators behind outputs, by the names that autograd has for these ``arrays``.
+
+        Without those in hybridized children: MXNet differentiates a graph whole, whichever of its
+        outputs a loss reads.
+        """
+        if not any(self._losses_behind):
+            return {}
+        prefixes = tuple(root.prefix for root in hybridized([block]) if root is not block)
+        return {
+            name_of(array): frozenset(op for op in ops if not op.name.startswith(prefixes))
+            for array, ops in zip(arrays, self._losses_behind, strict=True)
+        }
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -247,6 +267,24 @@ def _depends_on_trained(output: Node, trace: Trace) -> bool:
     """Does the ``output`` depend on a parameter of which the step computes the gradient?"""
     variables = (node for node in depth_first([(output, 0)]) if node.is_variable)
     return any(trace.grad_req.get(node.name, "null") != "null" for node in variables)
+
+
+def _loss_operators(trace: Trace) -> frozenset[Node]:
+    """The ops whose gradients are computed of no gradient of what they return.
+
+    So BlockGrad does not stop theirs.
+    """
+    names = {node.name for node in trace.head_grads.values()}
+    gradients: set[Node] = set()
+    losses: set[Node] = set()
+    for node in trace.nodes:
+        sources = [source for source, _ in node.inputs]
+        if any(n in gradients or (n.is_variable and n.name in names) for n in sources):
+            gradients.add(node)
+        elif node.forward is not None:
+            gradients.add(node)
+            losses.add(node.forward)
+    return frozenset(losses)
 
 
 def _held(

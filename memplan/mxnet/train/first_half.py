@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.array_memory import is_recorded_elsewhere
 from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
@@ -33,14 +34,17 @@ class FirstHalf:
 
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
-    gradient, though MXNet goes through them into the block. ``inputs`` are those that it was given,
-    by name, ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
+    gradient, though MXNet goes through them into the block. ``losses_behind`` are the loss
+    operators of which outputs are computed, by the names that autograd has for these, if MXNet
+    leaves out those that no loss reads. ``inputs`` are those that it was given, by name, ``thread``
+    is that in which it has run. Does MXNet run the block ``as_graph``?
     """
 
     bound: BoundStep
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
     constants: list[NDArray]
+    losses_behind: Mapping[str | None, frozenset[Node]]
     as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
@@ -72,6 +76,7 @@ class FirstHalf:
         if not self.is_read(read):
             return
         self._check_parameters()
+        self._check_losses(read)
         bound.gradients.check_marks()
         reads_parameters = bound.gradients.reads(read)
         self._warn_of_sums(read, reads_parameters)
@@ -83,6 +88,20 @@ class FirstHalf:
                     f"has both calls, which memplan does not know; record and differentiate the "
                     f"two one after the other, with grad_req='add', or train the block unplanned"
                 )
+
+    def _check_losses(self, read: ReadByLoss) -> None:
+        """UsageError where the step would train by a loss operator that no loss is computed of."""
+        behind = self.losses_behind
+        reached = {loss for name, losses in behind.items() if name in read.names for loss in losses}
+        unread = {loss for losses in behind.values() for loss in losses} - reached
+        if unread:
+            name, op = min((loss.name, loss.op) for loss in unread)
+            raise UsageError(
+                f"the loss does not read op {name!r} ({op}) of the planned block, whose gradient "
+                f"needs none of its output: MXNet computes no gradient of it then, and a planned "
+                f"step does, as a hybridized block. Call hybridize(), or return what the op reads, "
+                f"and compute it outside of the block"
+            )
 
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
         """Warn, once, where MXNet adds up gradients in another order.

@@ -27,6 +27,7 @@ from memplan.mxnet.train.random_order import (
     other_draws,
     symbols_in,
 )
+from memplan.mxnet.train.scaled_losses import noting_scaled_losses
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
@@ -96,7 +97,7 @@ def noting_calls(params: Mapping[str, Parameter]) -> Iterator[Calls]:
     for kind, get in managers.items():
         kind.get = called_in_it(_noting(kind, get, noted), get)
     try:
-        with noting_symbols() as noted.calls:
+        with noting_symbols() as noted.calls, noting_scaled_losses(noted.calls):
             yield noted
     finally:
         for parameter in waiting:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
@@ -210,7 +210,8 @@ def _put_behind(
     losses = alike(part, losses)
     for place, call in enumerate(new, start=nnoted):
         inputs = call.inputs and [part(symbol).as_nd_ndarray() for symbol in call.inputs]
-        calls[place] = Call(inputs, [part(symbol).as_nd_ndarray() for symbol in call.outputs])
+        made = [part(symbol).as_nd_ndarray() for symbol in call.outputs]
+        calls[place] = replace(call, inputs=inputs, outputs=made)
     return losses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -12,8 +12,12 @@ import mxnet as mx
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.asked_gradients import every_parameter, own_parameters
 from memplan.mxnet.train.composing_thread import called_in_it
+from memplan.mxnet.train.nesting import of_semantics
 
 Parameter = Any
+
+# How the names of variables begin that stand for parameters with the names of others.
+_OTHER = "memplan_other"
 
 
 def named_parameters(block: mx.gluon.Block) -> dict[str, Parameter]:
@@ -21,7 +25,7 @@ def named_parameters(block: mx.gluon.Block) -> dict[str, Parameter]:
 
     A ``collect_params`` of the user's may leave some out that the block reads, as frozen ones. It
     may leave out others of the names that it has, as those of an averaged copy of the network:
-    these are left out here, too, and :func:`refusing_others` sees that no network reads them.
+    these are left out here, too, and :func:`refuse_read` sees that no network reads them.
     """
     try:
         parameters = dict(block.collect_params().items())
@@ -43,30 +47,62 @@ def by_name(pairs: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
 
 
 @contextlib.contextmanager
-def refusing_others(
+def telling_others_apart(
     blocks: Iterable[mx.gluon.Block], parameters: Mapping[str, Parameter]
-) -> Iterator[None]:
-    """Within it ArgumentError where this thread reads others of the same names in ``blocks``.
+) -> Iterator[dict[str, str]]:
+    """Within it others of the same names in ``blocks`` have variables of other names here.
 
-    A step would take for them those that are given here by their names.
+    A step would take for them those that are given here by their names. It gives the names by those
+    of the variables, for :func:`refuse_read`: whatever ``hybrid_forward`` gets it need not read.
     """
     parts: list[mx.gluon.Block] = []
     for block in blocks:
         block.apply(parts.append)
-    read: dict[Any, tuple[str, str]] = {}
+    names: dict[str, str] = {}
+    replaced: dict[Any, tuple[str, Callable[..., Any]]] = {}
     for part in parts:
         others = [p for p in own_parameters(part) if parameters.get(p.name, p) is not p]
-        read |= {other: ("var", other.name) for other in others}
+        for other in others:
+            variable = f"{_OTHER}{len(names)}"
+            names[variable] = other.name
+            replaced[other] = "var", functools.partial(_variable, variable, other)
         if others and isinstance(part, mx.gluon.SymbolBlock):  # whose graph has their names
-            read[part] = "forward", others[0].name
-    for owner, (method, name) in read.items():
+            replaced[part] = "forward", functools.partial(_refuse, others[0].name)
+    for owner, (method, function) in replaced.items():
         usual = functools.partial(getattr(type(owner), method), owner)
-        vars(owner)[method] = called_in_it(functools.partial(_refuse, name), usual)
+        vars(owner)[method] = called_in_it(function, usual)
     try:
-        yield
+        yield names
     finally:
-        for owner, (method, _) in read.items():
+        for owner, (method, _) in replaced.items():
             del vars(owner)[method]
+        _forget_graphs(parts if names else [], names)
+
+
+def refuse_read(names: Mapping[str, str], symbol: mx.sym.Symbol) -> None:
+    """ArgumentError where ``symbol`` reads a parameter that has another's name.
+
+    ``names`` are those that :func:`telling_others_apart` gives.
+    """
+    for variable in symbol.list_inputs():
+        if variable in names:
+            _refuse(names[variable])
+
+
+def _variable(name: str, parameter: Parameter) -> mx.sym.Symbol:
+    """A variable for ``parameter``, of this ``name``."""
+    return of_semantics(mx.sym.var(name, shape=parameter.shape, dtype=parameter.dtype))
+
+
+def _forget_graphs(parts: Iterable[mx.gluon.Block], names: Collection[str]) -> None:
+    """Leave MXNet no graph that reads variables of these ``names``, which it does not know.
+
+    Such a graph was made for a step that is refused.
+    """
+    for part in parts:
+        graph = getattr(part, "_cached_graph", ())
+        if graph and not set(names).isdisjoint(graph[1].list_inputs()):
+            part._clear_cached_op()
 
 
 def _refuse(name: str, *_: Any) -> None:

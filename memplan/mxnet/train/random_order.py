@@ -25,10 +25,14 @@ Symbols = list[mx.sym.Symbol]
 
 @dataclass(frozen=True)
 class Call:
-    """Of an operator, or of a graph: the Symbols that it got, and those that it made of them."""
+    """Of an operator, or of a graph: the Symbols that it got, and those that it made of them.
+
+    ``is_scaled`` marks a loss whose gradient AMP scales where it gets arrays.
+    """
 
     inputs: Symbols | None
     outputs: Symbols
+    is_scaled: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from typing import Any, TypeVar
 import mxnet as mx
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.train.asking_code import asks
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
-from memplan.mxnet.train.random_order import Call
 from memplan.mxnet.train.read_by import is_mxnets, is_scripts_module, package_of, read_by
 
 Block = Any
@@ -34,17 +32,6 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 # What gives rows of an array, and outputs of a Symbol, by the methods that do.
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
-
-# The losses whose gradients AMP scales where MXNet calls them with arrays: its
-# LOSS_OUTPUT_FUNCTIONS (contrib/amp/lists, tag 1.9.1).
-_SCALED = frozenset(
-    {
-        "SoftmaxOutput",
-        "LinearRegressionOutput",
-        "LogisticRegressionOutput",
-        "MAERegressionOutput",
-    }
-)
 
 
 def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) -> None:
@@ -79,29 +66,6 @@ def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) ->
             f"it with arrays in training without a plan; let both be the same",
             stacklevel=2,
         )
-
-
-def refuse_scaled_losses(block: Block, calls: Iterable[Call]) -> None:
-    """TraceError where ``calls``, of ``block`` and its loss, have one that AMP scales in a loop.
-
-    AMP does where the loss gets arrays, so not in a graph: there it is no call by itself. The scale
-    changes from step to step, and what is in a graph has one for all.
-    """
-    amp = sys.modules.get("mxnet.contrib.amp.amp")  # a script that uses it has imported it
-    if not getattr(amp, "_amp_initialized", False):
-        return
-    made = [symbol for call in calls if call.inputs is None for symbol in call.outputs]
-    graph = symbol_json.parse(mx.sym.Group(made)) if made else {"nodes": [], "heads": []}
-    for place in dict.fromkeys(head[0] for head in graph["heads"]):
-        loss = graph["nodes"][place]
-        if loss["op"] in _SCALED:
-            raise TraceError(
-                f"op {loss['name']!r} ({loss['op']}) in the step of block {block.name!r} gets "
-                f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "
-                f"planned step is a graph, where AMP does not. Call hybridize(), with which MXNet "
-                f"does not either, or return what the loss is computed of, and take a loss of "
-                f"gluon.loss"
-            )
 
 
 def _asking(block: Block) -> Iterator[str]:
