@@ -38,6 +38,7 @@ from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variabl
 from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
+from memplan.mxnet.train.unread_losses import refuse_unread_losses
 
 Parameter = Any
 
@@ -130,6 +131,7 @@ def compose(
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     graph = _parsed(symbol)
     refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
+    refuse_unread_losses(block, losses, outputs, keep_outputs=keep_outputs)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])

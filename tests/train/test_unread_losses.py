@@ -1,0 +1,62 @@
+"""Loss operators among the outputs of a block whose loss does not read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+
+from helpers.blocks import CPU
+from memplan.errors import TraceError
+from memplan.mxnet.gluon import TrainStep
+
+
+class WithProbabilities(gluon.HybridBlock):
+    """Something that a loss reads, and probabilities."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__()
+        self.operator = operator
+        with self.name_scope():
+            self.w = self.params.get("w", shape=(3, 4), init=mx.init.Constant(0.5))
+
+    def hybrid_forward(self, F: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        others = [y] if self.operator == "SoftmaxOutput" else []
+        return F.exp(F.sin(w * 1)), getattr(F, self.operator)(w, *others)
+
+
+def _first(outputs: Any, _: Any) -> Any:
+    return (outputs[0] * outputs[0]).mean()
+
+
+def _gradient(operator: str, *, hybridized: bool, **options: Any) -> list[Any]:
+    """That of a step, with ``options`` of TrainStep, or of MXNet's own."""
+    block = WithProbabilities(operator)
+    block.initialize(ctx=CPU)
+    if hybridized:
+        block.hybridize()
+    x, y = mx.nd.array([0, 1, 2], ctx=CPU), mx.nd.zeros((3,), ctx=CPU)
+    if options:
+        TrainStep(block, _first, strategy="store_all", **options)(x, y)
+    else:
+        with autograd.record():
+            loss = _first(block(x), y)
+        loss.backward()
+    gradient: list[Any] = block.w.grad().asnumpy().tolist()
+    return gradient
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("keep_outputs", [False, True])
+@pytest.mark.parametrize("operator", ["SoftmaxOutput", "MakeLoss", "softmax"])
+def test_a_step_trains_by_them_as_mxnet_does_or_not_at_all(
+    operator: str, keep_outputs: bool, hybridized: bool
+) -> None:
+    if operator != "softmax" and keep_outputs != hybridized:
+        with pytest.raises(TraceError, match=f"does not read op .*{operator}"):
+            _gradient(operator, hybridized=hybridized, keep_outputs=keep_outputs)
+        return
+    expected = _gradient(operator, hybridized=hybridized)
+    assert _gradient(operator, hybridized=hybridized, keep_outputs=keep_outputs) == expected
