@@ -83,7 +83,7 @@ def test_without_a_measurement_it_is_estimated_where_a_cpu_is_named() -> None:
         counted = plan(NET, ctx=mx.cpu(), **options, **SHAPES)
         assert counted.footprint.workspace_source == "estimated from shapes"
         # A mirrored one has what nobody reads in temporary space, too.
-        assert 0 < counted.unplanned.workspace_nbytes
+        assert counted.unplanned.workspace_nbytes > 0
         assert 0 < counted.workspace_nbytes <= 16 * largest
 
 
