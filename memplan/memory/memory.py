@@ -14,13 +14,15 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
 from memplan.memory.layouts import Rule, further_copies
 from memplan.memory.packing import Packing, nbytes_within, pack
+from memplan.memory.temporary import NOTHING, Temporary, further_space
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 
 # The bytes that the operators of a step take beside what they read and write, if each runs once;
-# those that they keep for each further run, op by op (none: nothing); and in which layouts they
-# leave arrays, op by op, where the schedule decides of which ones copies are kept (none: of none).
-Workspace = tuple[int, tuple[int, ...], tuple[Rule, ...]]
+# those that they keep for each further run, op by op (none: nothing); in which layouts they leave
+# arrays, op by op, where the schedule decides of which ones copies are kept (none: of none); and
+# what temporary space they take where the schedule decides on that.
+Workspace = tuple[int, tuple[int, ...], tuple[Rule, ...], Temporary]
 
 
 class Memory:
@@ -132,6 +134,7 @@ class WithRuns(Memory):
     memory: Memory
     nbytes_of_run: tuple[int, ...]
     layouts: tuple[Rule, ...] = ()
+    temporary: Temporary = NOTHING
 
     @property
     def match_ranges(self) -> tuple[int, ...]:
@@ -139,7 +142,7 @@ class WithRuns(Memory):
 
     @property
     def counts_runs(self) -> bool:
-        return any(self.nbytes_of_run) or bool(self.layouts)
+        return any((*self.nbytes_of_run, self.layouts, *map(any, self.temporary)))
 
     def executed(self, schedule: Schedule) -> Schedule:
         return self.memory.executed(schedule)
@@ -158,22 +161,26 @@ class WithRuns(Memory):
         return self.memory.packing(schedule)
 
     def _further_nbytes(self, schedule: Schedule) -> int:
-        return further_nbytes(schedule, self.nbytes_of_run, self.layouts)
+        return further_nbytes(schedule, self.nbytes_of_run, self.layouts, self.temporary)
 
 
 def further_nbytes(
-    schedule: Schedule, nbytes_of_run: Sequence[int], layouts: Sequence[Rule]
+    schedule: Schedule,
+    nbytes_of_run: Sequence[int],
+    layouts: Sequence[Rule],
+    temporary: Temporary,
 ) -> int:
     """What is kept for ``schedule`` beside its memory and is not for the unplanned step.
 
-    Those are ``nbytes_of_run`` of each op that runs again, each time, and copies of arrays in
-    other ``layouts`` (:mod:`memplan.memory.layouts`).
+    Those are ``nbytes_of_run`` of each op that runs again, each time, copies of arrays in other
+    ``layouts`` (:mod:`memplan.memory.layouts`), and more ``temporary`` space
+    (:mod:`memplan.memory.temporary`).
     """
-    of_copies = further_copies(schedule, layouts)
+    nbytes = further_copies(schedule, layouts) + further_space(schedule, temporary)
     if not any(nbytes_of_run):
-        return of_copies
+        return nbytes
     runs = Counter(schedule.ops)
-    return of_copies + sum((times - 1) * nbytes_of_run[op] for op, times in runs.items())
+    return nbytes + sum((times - 1) * nbytes_of_run[op] for op, times in runs.items())
 
 
 def cheapest(

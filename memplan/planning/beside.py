@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError
 from memplan.memory.layouts import Rule
 from memplan.memory.memory import further_nbytes
+from memplan.memory.temporary import NOTHING, Temporary
 from memplan.planning.plan import NOT_COUNTED
 from memplan.planning.realisation import (
     Context,
@@ -33,7 +34,8 @@ class Beside:
     the optimizer. ``workspace_nbytes``: what operators, those of its updates included, take beside
     activations if each runs once; ``workspace_of_run``: the bytes that they keep for each further
     run, op by op, or nothing; ``layouts``: in which of these they leave arrays, of which copies are
-    kept, or nothing; ``workspace_source``: how all this is known.
+    kept, or nothing; ``temporary``: the space that they take by some schedules;
+    ``workspace_source``: how all this is known.
     """
 
     reserve_nbytes: int = 0
@@ -42,6 +44,7 @@ class Beside:
     workspace_source: str = NOT_COUNTED
     workspace_of_run: tuple[int, ...] = ()
     layouts: tuple[Rule, ...] = ()
+    temporary: Temporary = NOTHING
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +57,7 @@ class Beside:
             "reserve_nbytes": self.reserve_nbytes,
             "optimizer_nbytes": self.optimizer_nbytes,
             "workspace_nbytes": self.workspace_nbytes
-            + further_nbytes(schedule, self.workspace_of_run, self.layouts),
+            + further_nbytes(schedule, self.workspace_of_run, self.layouts, self.temporary),
             "workspace_source": self.workspace_source,
         }
 
@@ -77,16 +80,17 @@ class Beside:
         workspace, source = 0, NOT_COUNTED
         of_run: tuple[int, ...] = ()
         layouts: tuple[Rule, ...] = ()
+        temporary = NOTHING
         estimate = None if ctx is None else realisation.workspace(traced, ctx.device_type)
         if estimate is not None:
-            (workspace, of_run, layouts), source = estimate, "estimated from shapes"
+            (workspace, of_run, layouts, temporary), source = estimate, "estimated from shapes"
         if table is not None and realisation.name in table.workspace_nbytes:
             workspace = table.workspace_nbytes[realisation.name]
             source = f"measured on {table.device}"
         states = 0 if optimizer is None else optimizer_nbytes(traced, optimizer)
         if optimizer is not None and source != NOT_COUNTED:
             workspace += update_nbytes(traced, optimizer)  # profiles update by one operator each
-        return cls(_parse_reserve(reserve), states, workspace, source, of_run, layouts)
+        return cls(_parse_reserve(reserve), states, workspace, source, of_run, layouts, temporary)
 
 
 def _parse_reserve(reserve: int | str | None) -> int:

@@ -213,8 +213,8 @@ class Job:
     def memory(self) -> Memory:
         """What a schedule takes, with all that its realisation adds to it."""
         memory, of_run = self.realisation.memory(self.trace), self.beside.workspace_of_run
-        layouts = self.beside.layouts
-        return WithRuns(memory, of_run, layouts) if any(of_run) or layouts else memory
+        by_schedule = WithRuns(memory, of_run, self.beside.layouts, self.beside.temporary)
+        return by_schedule if by_schedule.counts_runs else memory
 
     def problem(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 from memplan.errors import UsageError
 from memplan.memory.layouts import Rule
+from memplan.memory.temporary import Temporary
 from memplan.planning.beside import Beside
 from memplan.planning.cache import digest
 from memplan.planning.job import Job
@@ -64,4 +65,6 @@ def from_json(text: str) -> Job:
 def _beside(data: Mapping[str, Any]) -> Beside:
     of_run = tuple(data["workspace_of_run"])
     layouts = tuple(Rule(leaves, n, tuple(ignored)) for leaves, n, ignored in data["layouts"])
-    return Beside(**{**data, "workspace_of_run": of_run, "layouts": layouts})
+    temporary = Temporary(*map(tuple, data["temporary"]))
+    parts = {"workspace_of_run": of_run, "layouts": layouts, "temporary": temporary}
+    return Beside(**{**data, **parts})

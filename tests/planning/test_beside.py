@@ -82,7 +82,9 @@ def test_without_a_measurement_it_is_estimated_where_a_cpu_is_named() -> None:
         assert plan(NET, **options, **SHAPES).workspace_nbytes == 0
         counted = plan(NET, ctx=mx.cpu(), **options, **SHAPES)
         assert counted.footprint.workspace_source == "estimated from shapes"
-        assert 0 < counted.workspace_nbytes <= counted.unplanned.workspace_nbytes
+        # A mirrored one has what nobody reads in temporary space, too.
+        assert counted.unplanned.workspace_nbytes > 0
+        assert 0 < counted.workspace_nbytes <= 16 * largest
 
 
 def _fallback_net() -> mx.sym.Symbol:

@@ -192,7 +192,7 @@ def test_the_unplanned_step_keeps_the_copies_of_the_base_order(name: str, realis
     traced = trace(_loss(NETWORKS[name](pictures())), **options)
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
-    nbytes, _, layouts = estimate
+    nbytes, _, layouts, _ = estimate
     assert layouts == rules(traced.graph, traced.nodes)
     kept = kept_nbytes(Schedule.unplanned(traced.graph), layouts)
     assert kept == sum(copies(traced.graph, traced.nodes).kept_nbytes)

@@ -63,7 +63,7 @@ def test_estimates_have_room_for_it() -> None:
     layers = MEASURED["two layers"]
     net, shapes = layers.network()
     traced = trace(net, shapes=shapes)
-    nbytes, _ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
+    nbytes, *_ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
     packed = trace(net, shapes=shapes, realisation="packed")
     assert min(nbytes, packed_nbytes(packed.graph, packed.nodes)) >= kept(layers) > 0
 

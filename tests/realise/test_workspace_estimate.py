@@ -92,7 +92,7 @@ def test_double_precision_is_none_of_onednns() -> None:
 def _beside_copies(net: Symbol, *, leaves_holes: bool, shape: tuple[int, ...] = SHAPE) -> int:
     """What an executor takes beside its blocks and the copies that it keeps."""
     traced = trace(_loss(net), shapes={"data": shape}, grad_req="write")
-    nbytes, _ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=leaves_holes)
+    nbytes, *_ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=leaves_holes)
     return nbytes - sum(copies(traced.graph, traced.nodes).kept_nbytes)
 
 
@@ -112,7 +112,7 @@ def test_what_an_op_copies_and_what_it_computes_beside_its_place_are_there_at_on
     net = mx.sym.MakeLoss(mx.sym.mean(activated(convolved(pictures()))))
     # The mean's gradient, in oneDNN's layout for that of the activation, which is written over it.
     traced = trace(net, shapes={"data": (2, 3, 8, 8)})
-    nbytes, _ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
+    nbytes, *_ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
     assert nbytes == sum(copies(traced.graph, traced.nodes).kept_nbytes) + 2 * N
 
 

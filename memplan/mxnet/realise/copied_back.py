@@ -7,15 +7,15 @@ operators, by which it computes what oneDNN does not know, do write over it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_along_last_axis, reads_any_layout
 from memplan.step.graph import Op, TrainingGraph
 
-# The operators that do so, and the most dimensions of their first input of which oneDNN computes
-# them (SupportMKLDNNAct and the like of src/operator/nn).
+# The operators that do so, and LRN, which leaves something else, with the most dimensions of their
+# first input of which oneDNN computes them (SupportMKLDNNAct and the like of src/operator/nn).
 _MOST_DIMENSIONS = {
     "_backward_Activation": 5,
     "_backward_FullyConnected": 4,
@@ -23,7 +23,12 @@ _MOST_DIMENSIONS = {
     "_backward_Pooling": 5,
     "_backward_log_softmax": 4,
     "_backward_softmax": 4,
+    "LRN": 4,
 }
+
+# Those that write in temporary space where MXNet wants no output of theirs (kNullOp), as where they
+# run again for the order alone. Others do nothing then, or were not seen to take more.
+_MOST_DIMENSIONS_UNREAD = {"Convolution": 5, "Deconvolution": 5, "FullyConnected": 4}
 
 
 def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
@@ -34,10 +39,37 @@ def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]
     """
     return [
         graph.tensors[op.outputs[0]].nbytes
-        if _is_of_onednn(node) and (node.op == "LRN" or _overwrites(graph, index, op))
+        if _is_of_onednn(node, _MOST_DIMENSIONS)
+        and (node.op == "LRN" or _overwrites(graph, index, op))
         else 0
         for index, (op, node) in enumerate(zip(graph.ops, nodes, strict=True))
     ]
+
+
+def nbytes_if_overwriting(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
+    """Op by op, the bytes of what is computed beside its place where an op is to write over it."""
+    return [
+        graph.tensors[op.outputs[0]].nbytes
+        if op.handovers and _is_of_onednn(node, _MOST_DIMENSIONS)
+        else 0
+        for op, node in zip(graph.ops, nodes, strict=True)
+    ]
+
+
+def nbytes_if_unread(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]:
+    """Op by op, the bytes that it writes in temporary space where nobody reads its output."""
+    return [
+        graph.tensors[op.outputs[0]].nbytes if _is_of_onednn(node, _MOST_DIMENSIONS_UNREAD) else 0
+        for op, node in zip(graph.ops, nodes, strict=True)
+    ]
+
+
+def is_beside_space(node: Node) -> bool:
+    """Does oneDNN compute ``node`` in memory of its own, not in MXNet's temporary space?
+
+    These never ask for that (TmpMemMgr::Init of src/operator/nn/mkldnn/mkldnn_base-inl.h).
+    """
+    return node.op == "LRN" or node.op.endswith("softmax")
 
 
 def _overwrites(graph: TrainingGraph, index: int, op: Op) -> bool:
@@ -46,9 +78,9 @@ def _overwrites(graph: TrainingGraph, index: int, op: Op) -> bool:
     return any(graph.readers[each][-1] == index and each not in graph.heads for each in taken)
 
 
-def _is_of_onednn(node: Node) -> bool:
-    """Does oneDNN compute ``node``, an LRN or one of those above?"""
-    most = 4 if node.op == "LRN" else _MOST_DIMENSIONS.get(node.op, 0)
+def _is_of_onednn(node: Node, most_dimensions: Mapping[str, int]) -> bool:
+    """Does oneDNN compute ``node``, of first inputs of so many dimensions by operator?"""
+    most = most_dimensions.get(node.op, 0)
     data = node.infos.inputs[0] if most else None
     if data is None or data.dtype != "float32" or len(data.shape) > most:
         return False

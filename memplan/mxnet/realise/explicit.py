@@ -18,6 +18,7 @@ from memplan.errors import TraceError
 from memplan.memory.blocks import best_allocation
 from memplan.memory.memory import Blocks, Memory, Workspace
 from memplan.memory.packing import Packing
+from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
@@ -154,9 +155,11 @@ class Explicit(Form):
             return None
         lowered = lower(trace, Schedule.unplanned(trace.graph))
         graph = lowered.schedule.graph
-        nbytes, of_run = executor_nbytes(graph, lowered.nodes, leaves_holes=False)
-        of_run = tuple(of_run[lowered.index_of[node]] for node in trace.nodes)
-        return nbytes, of_run, rules(trace.graph, trace.nodes)
+        estimate = executor_nbytes(graph, lowered.nodes, leaves_holes=False)
+        nbytes, of_run, (overwriting, _) = estimate  # all that is recomputed is read
+        places = [lowered.index_of[node] for node in trace.nodes]
+        of_run, overwriting = (tuple(each[n] for n in places) for each in (of_run, overwriting))
+        return nbytes, of_run, rules(trace.graph, trace.nodes), Temporary(overwriting)
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""

@@ -73,8 +73,9 @@ class Mirror(Form):
         """An estimate for a CPU, of its executor."""
         if device_type != "cpu" or not onednn_is_enabled():
             return None
-        nbytes, of_run = executor_nbytes(trace.graph, trace.nodes, leaves_holes=True)
-        return nbytes, of_run, rules(trace.graph, trace.nodes)
+        graph, nodes = trace.graph, trace.nodes
+        nbytes, of_run, temporary = executor_nbytes(graph, nodes, leaves_holes=True)
+        return nbytes, of_run, rules(graph, nodes), temporary
 
     def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""

@@ -17,6 +17,7 @@ from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
 from memplan.memory.lowering import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
+from memplan.memory.temporary import NOTHING
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.engine import bundles
 from memplan.mxnet.realise.explicit import Explicit, in_order, step_nodes
@@ -115,7 +116,7 @@ class Packed(Explicit):
         """An estimate for a CPU, where all calls find one workspace."""
         if device_type != "cpu":
             return None
-        return packed_nbytes(trace.graph, trace.nodes), (), ()
+        return packed_nbytes(trace.graph, trace.nodes), (), (), NOTHING
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

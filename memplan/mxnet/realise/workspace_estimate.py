@@ -7,10 +7,12 @@ much the same whatever is recomputed.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
 
+from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise.code_in_memory import (
     CALL_NBYTES,
     EXPLICIT_CALL_NBYTES,
@@ -19,9 +21,14 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
-from memplan.mxnet.realise.copied_back import copied_back_nbytes
+from memplan.mxnet.realise.copied_back import (
+    copied_back_nbytes,
+    is_beside_space,
+    nbytes_if_overwriting,
+    nbytes_if_unread,
+)
 from memplan.mxnet.realise.dense_buffers import buffers_nbytes, threads_nbytes
-from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.layout_copies import Copies, copies
 from memplan.mxnet.realise.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.processor import has_avx512
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
@@ -70,10 +77,11 @@ QUARTERS_OF_SECOND, QUARTERS_OF_SECOND_WITH_AVX512 = 2, 3
 
 def executor_nbytes(
     graph: TrainingGraph, nodes: Sequence[Node], *, leaves_holes: bool
-) -> tuple[int, tuple[int, ...]]:
+) -> tuple[int, tuple[int, ...], Temporary]:
     """The bytes beside an executor's blocks for a run of each op of ``graph``, which ``nodes`` are.
 
-    And, op by op, what an explicit call takes for each further run. Of the copies that the executor
+    And, op by op, what an explicit call takes for each further run, and what temporary space a step
+    takes more if the schedule has the op computed beside its place. Of the copies that the executor
     keeps those of the base order are counted (:mod:`memplan.mxnet.realise.layout_copies`); other
     schedules keep others (:mod:`memplan.memory.layouts`). Beside these and scratchpads it has one
     temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some
@@ -86,18 +94,8 @@ def executor_nbytes(
     at AVX-512, for which those of copies of many sizes had been too large.
     """
     all_copies = copies(graph, nodes)
-    copied_back = copied_back_nbytes(graph, nodes)
-    kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
-    space, with_holes = _spaces(all_copies.temporary_nbytes, copied_back)
-    for_copies, copied_first = max(sizes, default=0), min(max(kept, default=0), MOST_COPIED_FIRST)
-    of_others = max(3 * largest_nbytes(nodes) // 2, copied_first)
-    of_one = max(space, of_others)
-    one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
-    nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
+    nbytes, temporary = _in_space(graph, nodes, all_copies, leaves_holes=leaves_holes)
     nbytes += max(map(space_nbytes, nodes), default=0)
-    if leaves_holes:
-        holes = min(max(with_holes, of_others), MOST_KEPT)
-        nbytes += max(holes // 4, holes - sum(kept))
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
     nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
@@ -107,7 +105,55 @@ def executor_nbytes(
     kept_behind = scratchpads(graph, nodes, layouts) + _kept_nbytes(nodes)
     # Mirrored steps were seen to take less than is counted for their calls, without further ones.
     further = further_calls(graph, 0 if leaves_holes else call_nbytes)
-    return sum(kept) + nbytes + kept_behind, tuple(further)
+    return sum(all_copies.kept_nbytes) + nbytes + kept_behind, tuple(further), temporary
+
+
+def _in_space(
+    graph: TrainingGraph, nodes: Sequence[Node], all_copies: Copies, *, leaves_holes: bool
+) -> tuple[int, Temporary]:
+    """What comes and goes, with its holes, in the base order; and what some schedules add to that.
+
+    MXNet's temporary space stays as large as it was once: what oneDNN computes in memory of its own
+    comes beside it.
+    """
+    copied, copied_back = all_copies.temporary_nbytes, copied_back_nbytes(graph, nodes)
+    space, with_holes = _spaces(copied, copied_back)
+    nbytes_of = functools.partial(
+        _of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes
+    )
+    counted = nbytes_of(space, with_holes)
+    most = {False: 0, True: 0}
+    for node, nbytes in zip(nodes, map(operator.add, copied, copied_back), strict=True):
+        most[is_beside_space(node)] = max(most[is_beside_space(node)], nbytes)
+
+    def further(index: int, nbytes: int) -> int:
+        in_space, holes = _spaces([copied[index]], [nbytes])
+        more = in_space - most[is_beside_space(nodes[index])]
+        if not nbytes or more <= 0:
+            return 0
+        return nbytes_of(space + more, max(with_holes, holes)) - counted
+
+    overwriting, unread = (
+        tuple(further(index, nbytes) for index, nbytes in enumerate(of_ops))
+        for of_ops in (nbytes_if_overwriting(graph, nodes), nbytes_if_unread(graph, nodes))
+    )
+    return counted, Temporary(overwriting, unread)
+
+
+def _of_copies(
+    all_copies: Copies, largest: int, space: int, with_holes: int, *, leaves_holes: bool
+) -> int:
+    """What comes and goes, and its holes, with so much ``space`` for an op of oneDNN."""
+    kept, sizes = all_copies.kept_nbytes, set(all_copies.temporary_nbytes)
+    for_copies, copied_first = max(sizes, default=0), min(max(kept, default=0), MOST_COPIED_FIRST)
+    of_others = max(3 * largest // 2, copied_first)
+    of_one = max(space, of_others)
+    one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
+    nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
+    if not leaves_holes:
+        return nbytes
+    holes = min(max(with_holes, of_others), MOST_KEPT)
+    return nbytes + max(holes // 4, holes - sum(kept))
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
