@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from memplan.memory.temporary import NOTHING
 from memplan.planning.beside import Beside
 from memplan.planning.job import Job
 from memplan.planning.plan import NOT_COUNTED, Footprint, Plan
@@ -57,7 +58,8 @@ class CountedBefore:
         """``job``, which counts what it holds in this way, as its unplanned step does."""
         beside = self._applied(job.beside)
         if self.more_nbytes is None:
-            beside = dataclasses.replace(beside, workspace_of_run=(), layouts=())
+            by_schedule = {"workspace_of_run": (), "layouts": (), "temporary": NOTHING}
+            beside = dataclasses.replace(beside, **by_schedule)
         return dataclasses.replace(job, beside=beside, unplanned=self._applied(job.unplanned))
 
     def _applied(self, counted: Counted) -> Counted:
