@@ -58,8 +58,7 @@ class CountedBefore:
         """``job``, which counts what it holds in this way, as its unplanned step does."""
         beside = self._applied(job.beside)
         if self.more_nbytes is None:
-            by_schedule = {"workspace_of_run": (), "layouts": (), "temporary": NOTHING}
-            beside = dataclasses.replace(beside, **by_schedule)
+            beside = dataclasses.replace(beside, workspace_of_run=(), layouts=(), temporary=NOTHING)
         return dataclasses.replace(job, beside=beside, unplanned=self._applied(job.unplanned))
 
     def _applied(self, counted: Counted) -> Counted:

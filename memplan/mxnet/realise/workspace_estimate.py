@@ -193,7 +193,7 @@ def _spaces(copied: Sequence[int], copied_back: Sequence[int]) -> tuple[int, int
     What is computed beside its place leaves none where the C library gives it back at once.
     """
     both = map(operator.add, copied, copied_back)
-    kept_back = (nbytes if nbytes <= MOST_KEPT else 0 for nbytes in copied_back)
+    kept_back = (nbytes if nbytes < MOST_KEPT else 0 for nbytes in copied_back)
     return max(both, default=0), max(map(operator.add, copied, kept_back), default=0)
 
 
