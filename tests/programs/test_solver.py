@@ -86,9 +86,9 @@ def test_only_known_solvers_are_asked_for(solver: str) -> None:
         create("checkmate", realisation="explicit", solver=solver)
 
 
-def undecided_program() -> Program:
+def undecided_program(solver: str = "HIGHS") -> Program:
     """HiGHS says of it, in one word, that it is unbounded or infeasible."""
-    program = Program("HIGHS")
+    program = Program(solver)
     x = program.variable(-1.0, upper=math.inf)
     ys = [program.variable(upper=10.0, integer=True) for _ in range(6)]
     program.at_most({ys[0]: 1.0, x: -1.0}, 0.0)
@@ -212,6 +212,35 @@ def test_highs_ends_after_so_many_looks() -> None:
     assert program.floor < first.bound < 0.0
     assert not first.optimal
     assert not first.infeasible
+
+
+@pytest.mark.parametrize("relax", [True, False])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_solve_that_the_clock_ends_says_so(
+    solver: str, *, relax: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaxation, too, of which python-mip leaves no status, and what asks without objective."""
+    for program in (hard_program(solver), undecided_program(solver)):
+        optimize = program.model.optimize
+
+        def without_time(run: Any = optimize, **options: Any) -> Any:
+            return run(**{**options, "max_seconds": 0.0})
+
+        patched: Any = program.model
+        monkeypatch.setattr(patched, "optimize", without_time)
+        late = Stop.after(NEVER_SECONDS if solver == "HIGHS" else 0.0)
+        program.solve(late, relax=relax)
+        assert late.cut_by_clock
+
+
+def test_earlier_solves_take_no_time_from_a_relaxation() -> None:
+    """The clock of HiGHS counts all solves of a program, unless it is set back."""
+    with hard_program("HIGHS") as program:
+        highs = program.model.solver
+        program.solve(Stop.after(NEVER_SECONDS), looks=Looks(5 * 300))
+        long_seconds = highs._lib.Highs_getRunTime(highs._model)
+        assert program.solve(Stop.after(NEVER_SECONDS), relax=True).optimal
+        assert highs._lib.Highs_getRunTime(highs._model) < long_seconds
 
 
 def test_another_thread_stops_highs() -> None:
