@@ -186,9 +186,18 @@ def _stoppable(model: Model, stop: Stop, looks: Looks) -> Iterator[None]:
         except KeyError:  # python-mip knows no status "interrupted"
             if not (is_to_end() or looks.left <= 0.0):
                 raise
+            _take_solution(model.solver)
         finally:
             for kind in _MAY_BE_STOPPED:
                 highs.Highs_stopCallback(pointer, kind)
+
+
+def _take_solution(highs: Any) -> None:
+    """Let python-mip have the best solution, if any, of a solve that was stopped."""
+    sizes = (highs.num_cols(), highs.num_cols(), highs.num_rows(), highs.num_rows())
+    arrays = [mip.highs.ffi.new("double[]", size) for size in sizes]
+    highs._lib.Highs_getSolution(highs._model, *arrays)
+    highs._x = list(arrays[0])
 
 
 @contextlib.contextmanager
@@ -361,6 +370,8 @@ class Program:
         if any(lates) if is_of_highs else stop.seconds_left <= 0.0:
             stop.cut()
         self.has_failed = status == mip.OptimizationStatus.ERROR
+        if looks.left <= 0.0 and status == mip.OptimizationStatus.OTHER:
+            return mip.OptimizationStatus.FEASIBLE  # if there is a solution
         return status
 
     def _is_infeasible(self, stop: Stop, *, relax: bool) -> bool:
