@@ -32,10 +32,10 @@ SHARE_OF_TIME = 0.9
 # What part of the time limit a strategy gets in any case.
 LEAST_SHARE_OF_TIME = 0.1
 
-# What part of the time limit the quick strategies get.
+# What part of little time the quick strategies get.
 QUICK_SHARE_OF_TIME = 0.1
 
-# What part of the time limit goes into a bound, if the strategy itself has none.
+# What part of the time limit goes into a bound in any case, if the strategy itself has none.
 BOUND_SHARE_OF_TIME = 0.05
 
 # What part of the usual effort that takes.
@@ -219,8 +219,7 @@ class _Trial:
         if start is not None and limit is not None and self.problem.cheapest([start]) is not None:
             return start
         self.problem.space.prepare()  # or compiling would be in the time of the quick strategies
-        quick_stop = Stop.after(QUICK_SHARE_OF_TIME * self.job.time_limit)
-        return quick_schedule(self.problem, Stop(quick_stop.deadline, part_of=self.stop))
+        return quick_schedule(self.problem, self.stop.share_for_little(QUICK_SHARE_OF_TIME))
 
     def _least(self) -> Schedule | None:
         """The strategy's schedule of least memory; one known already, if that takes less."""
@@ -256,7 +255,7 @@ class _Trial:
     def _bounded(self, problem: Problem, outcome: Outcome) -> Outcome:
         """``outcome`` with a better bound; after an interrupt as it is, with its schedule."""
         try:
-            return bounded(self.job, self.solver, problem, outcome)
+            return bounded(self.job, self.solver, problem, outcome, self.stop)
         except KeyboardInterrupt:
             self.interrupt.has_come = True
             return outcome
@@ -312,17 +311,21 @@ class _Trial:
         return self.realised[id(schedule)]
 
 
-def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome) -> Outcome:
+def bounded(
+    job: Job, solver: Strategy, problem: Problem, outcome: Outcome, stop: Stop | None = None
+) -> Outcome:
     """``outcome`` with the bound that holds for schedules in any order, if that says more.
 
-    A bound of that kind that has ended the search is enough.
+    A bound of that kind that has ended the search is enough. What ``stop`` leaves of the time goes
+    into it, and a part of the time limit in any case.
     """
     assert problem.budget_nbytes is not None
     gap_seconds = getattr(solver, "gap", 0.0) * problem.graph.seconds
     proved_seconds = 0.0 if outcome.in_order else outcome.lower_bound_seconds or 0.0
     if problem.is_closed(outcome.schedule, proved_seconds + gap_seconds):
         return outcome
-    stop = Stop.after(BOUND_SHARE_OF_TIME * job.time_limit)
+    seconds_left = 0.0 if stop is None else stop.seconds_left
+    stop = Stop.after(max(BOUND_SHARE_OF_TIME * job.time_limit, seconds_left))
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
     effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))

@@ -90,7 +90,8 @@ class Plan:
     first run, and up to each of these runs recompute in this order, too, an op once at most. With
     ``cut_by_clock`` the time limit, or an interrupt (Ctrl-C), ended a search: in more time, or on
     another machine, the plan may be another; else equal calls give equal plans. Of one that is
-    proved to be the cheapest in any order it is never said: more time finds an equally cheap one.
+    proved to be the cheapest in any order it is never said: more time finds one of equal overhead,
+    which may be another one.
     ``trace`` is the traced network, ``packing`` where tensors lie in a packed plan. ``alternative``
     says which other kind of plan would cost far less, if that is known, or costs less on a GPU,
     where mirrored BatchNorms run without cuDNN.

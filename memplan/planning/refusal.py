@@ -47,20 +47,15 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     else:
         sentences = [f"strategy {attempt.strategy} found no plan within {text}"]
         sentences += ["It says that there is none, which is not so"] if says_proved else []
+    if attempt.cut_by_clock and not is_proved:
+        sentences.append(
+            "The time limit has cut this search: with a higher time_limit it may find one"
+        )
     sentences.append(_beside(graph, job.beside))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
     sentences.append(_reached(least.schedule, least.footprint, max_overhead))
-    if least.is_remembered:
-        sentences.append(
-            "An earlier plan of this process takes these bytes; another process may find a little "
-            "more"
-        )
-    elif least.cut_by_clock:
-        sentences.append(
-            "The time limit has cut the search for it, so that another process may find a little "
-            "more, or less; this one knows a plan for these bytes"
-        )
+    sentences += _how_sure(least)
     sentences += [better] if better else []
     if budget_nbytes is None:
         # For a budget a plan may take more time than without one.
@@ -114,6 +109,21 @@ def _reached(schedule: Schedule, footprint: Footprint, max_overhead: float | Non
         f"{format_nbytes(footprint.peak_nbytes)} are alive, {_listed(alive)}; MXNet allocates "
         f"{format_nbytes(footprint.allocated_nbytes)} for them"
     )
+
+
+def _how_sure(least: Least) -> list[str]:
+    """Whether another process may find another lowest."""
+    if least.is_remembered:
+        return [
+            "An earlier plan of this process takes these bytes; another process may find a little "
+            "more"
+        ]
+    if least.cut_by_clock:
+        return [
+            "The time limit has cut the search for it, so that another process may find a little "
+            "more, or less; this one knows a plan for these bytes"
+        ]
+    return []
 
 
 def _op(graph: TrainingGraph, op: int) -> str:

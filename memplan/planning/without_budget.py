@@ -40,7 +40,7 @@ def schedule_without_budget(problem: Problem, solver: Strategy, stop: Stop) -> S
     if "start" in options_of(solver):
         problem.space.prepare()  # or compiling would be in the time of the quick strategies
         problem = dataclasses.replace(
-            problem, start=quick_schedule(problem, stop.share(QUICK_SHARE))
+            problem, start=quick_schedule(problem, stop.share_for_little(QUICK_SHARE))
         )
     seconds = max(0.1, stop.seconds_left)
     outcome = solver.solve(dataclasses.replace(problem, time_limit=seconds))

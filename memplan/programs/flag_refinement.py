@@ -50,7 +50,7 @@ def refine_flags(
         program.add_moment(min(max(graph.nforward, unplanned.peak_step), len(graph.ops) - 1))
         bound, looks = 0.0, Looks(options.effort * LOOKS)
         rounds = 0
-        while rounds < options.effort * ROUNDS and not stop.is_over():
+        while rounds < options.effort * ROUNDS and looks.left > 0.0 and not stop.is_over():
             rounds += 1
             if start is not None:
                 program.start_from(flags_of(start))

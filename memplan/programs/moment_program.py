@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, LEEWAY, SCALE, TOLERANCE, Program
+from memplan.programs.solver import DEFAULT_SOLVER, LEEWAY, SCALE, TOLERANCE, Looks, Program
 from memplan.util.stop import Stop
 
 
@@ -235,6 +235,7 @@ class MomentProgram:
         relax: bool = False,
         effort: float = 1.0,
         gap_seconds: float = 0.0,
+        looks: Looks | None = None,
     ) -> Bound:
         """What is proved before ``stop``; of the linear relaxation with ``relax``.
 
@@ -243,7 +244,7 @@ class MomentProgram:
         gap = self.scale * gap_seconds
         if not relax:
             self.program.solve(stop, relax=True)
-        answer = self.program.solve(stop, relax=relax, effort=effort, gap=gap)
+        answer = self.program.solve(stop, relax=relax, effort=effort, gap=gap, looks=looks)
         if answer.infeasible:
             return Bound(math.inf, self.ops, ((),) * len(self.ops))
         extra = max(0.0, (answer.bound - SCALE * TOLERANCE) / self.scale)
@@ -270,6 +271,7 @@ def moment_bound(
     solver: str = DEFAULT_SOLVER,
     effort: float = 1.0,
     gap_seconds: float = 0.0,
+    looks: Looks | None = None,
 ) -> Bound:
     """What a schedule costs at least if its live bytes are within the budget.
 
@@ -287,5 +289,5 @@ def moment_bound(
                     best, tightest = bound, moment
         if tightest is None or math.isinf(best.seconds) or stop.is_over():
             return best
-        bound = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds)
+        bound = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds, looks=looks)
     return bound if bound.seconds >= best.seconds else best

@@ -17,7 +17,7 @@ from memplan.memory.memory import Live
 from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, Program
+from memplan.programs.solver import DEFAULT_SOLVER, Looks, Program
 from memplan.search.eviction import Drop, Evictions, Fit
 from memplan.search.rematerialize import rematerialize
 from memplan.step.graph import TrainingGraph
@@ -74,8 +74,9 @@ class Proving:
     Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
     time goes into a better first schedule. ``effort`` times the usual work is done, which may end
     where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
-    one; others are added while ops times moments are at most ``size``. With ``enough_seconds``
-    nothing is done for schedules: the bound alone is raised, as far as that.
+    one; others are added while ops times moments are at most ``size``, and until HiGHS has looked
+    ``looks`` times, times the effort and the number of variables, at whether to end. With
+    ``enough_seconds`` nothing is done for schedules: the bound alone is raised, as far as that.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -86,6 +87,7 @@ class Proving:
     gap_seconds: float = 0.0
     nmoments: int = 8
     size: float = math.inf
+    looks: float = math.inf
     enough_seconds: float | None = None
 
     @property
@@ -109,7 +111,7 @@ def refine(
     backward = options.recompute_backward
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
-    effort, gap = options.effort, options.program_gap
+    effort, gap, looks = options.effort, options.program_gap, Looks(options.effort * options.looks)
     bound = moment_bound(
         moments,
         *(budget_nbytes, stop),
@@ -117,6 +119,7 @@ def refine(
         solver=options.solver,
         effort=effort,
         gap_seconds=gap,
+        looks=looks,
     )
     promising = moments.promising(budget_nbytes)
     highest = bound.seconds
@@ -135,7 +138,7 @@ def refine(
         yield Refined(best, highest)
         if best is not None and best.seconds < cheapest:
             stalled, cheapest = 0, best.seconds
-        is_enough = stalled == patience or nadded >= options.effort * MOMENTS
+        is_enough = stalled == patience or nadded >= options.effort * MOMENTS or looks.left <= 0.0
         if is_enough or len(graph.ops) * (len(bound.ops) + 1) > options.size:
             return
         op = _next(moments, bound, stages, budget_nbytes, promising, options.solver, stop)
@@ -143,7 +146,7 @@ def refine(
             return
         with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
-            bound = several.bound(stop, effort=effort, gap_seconds=gap)
+            bound = several.bound(stop, effort=effort, gap_seconds=gap, looks=looks)
         nadded += 1
         stalled = 0 if bound.seconds > highest + raised else stalled + 1
         highest = max(highest, bound.seconds)

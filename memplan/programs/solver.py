@@ -7,19 +7,15 @@ number to factor: python-mip's own arithmetic loses a term where a variable occu
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib
-import importlib.util
 import math
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
+from memplan.programs.native import load_openblas_of_mxnet, silence
 from memplan.util.interrupts import deferring
 from memplan.util.stop import Stop
 
@@ -102,7 +98,7 @@ def check_solver(solver: str) -> None:
 
 def new_model(solver: str) -> Model:
     """An empty model of python-mip to be minimised by ``solver``."""
-    _load_openblas_of_mxnet()
+    load_openblas_of_mxnet()
     check_solver(solver)  # an empty name would make python-mip look at environment variables
     try:
         _look_up_destructor(solver)
@@ -163,46 +159,12 @@ def _look_up_destructor(solver: str) -> None:
     getattr(getattr(importlib.import_module(module), library), destructor)
 
 
-@functools.cache
-def _load_openblas_of_mxnet() -> None:
-    """Load the OpenBLAS that MXNet brings, if MXNet is installed, before CBC loads its own.
-
-    The two have one name, so that the first serves both; CBC's lacks functions that MXNet needs,
-    which could then no longer be imported in this process.
-    """
-    spec = importlib.util.find_spec("mxnet")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        for library in Path(folder).glob("libopenblas.so*"):
-            with contextlib.suppress(OSError):  # MXNet will say itself what it lacks
-                ctypes.CDLL(str(library))
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep what CBC's linear solver prints, whatever its verbosity, off the standard output."""
-    libc = ctypes.CDLL(None)
-    sys.stdout.flush()
-    libc.fflush(None)
-    stdout_copy = os.dup(1)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            yield
-            libc.fflush(None)
-    finally:
-        os.dup2(stdout_copy, 1)
-        os.close(stdout_copy)
-
-
 @contextlib.contextmanager
 def _stoppable(model: Model, stop: Stop, looks: Looks) -> Iterator[None]:
     """Let an interrupt stop HiGHS: Python alone would only see it once the solver has come back.
 
     So does another thread that ends ``stop``, and the last of ``looks``. CBC offers no such way.
     """
-    if model.solver_name != "HIGHS":
-        yield
-        return
     with deferring() as interrupt:
         highs, pointer, weight = model.solver._lib, model.solver._model, model.num_cols
 
@@ -224,9 +186,47 @@ def _stoppable(model: Model, stop: Stop, looks: Looks) -> Iterator[None]:
         except KeyError:  # python-mip knows no status "interrupted"
             if not (is_to_end() or looks.left <= 0.0):
                 raise
+            _take_solution(model.solver)
         finally:
             for kind in _MAY_BE_STOPPED:
                 highs.Highs_stopCallback(pointer, kind)
+
+
+def _take_solution(highs: Any) -> None:
+    """Let python-mip have the best solution, if any, of a solve that was stopped."""
+    sizes = (highs.num_cols(), highs.num_cols(), highs.num_rows(), highs.num_rows())
+    arrays = [mip.highs.ffi.new("double[]", size) for size in sizes]
+    highs._lib.Highs_getSolution(highs._model, *arrays)
+    highs._x = list(arrays[0])
+
+
+@contextlib.contextmanager
+def _asking_whether_late(model: Model) -> Iterator[list[bool]]:
+    """Has the clock ended HiGHS's solve? The answer is in the list once it has ended.
+
+    python-mip makes the variables of a relaxation integer again at the end of its ``optimize``, and
+    HiGHS forgets the status of a solve by that: so HiGHS is asked before.
+    """
+    highs, answers = model.solver, list[bool]()
+    give_back_types = highs._reset_var_types
+
+    def ask() -> None:
+        status = highs._lib.Highs_getModelStatus(highs._model)
+        answers.append(bool(status == highs._lib.kHighsModelStatusTimeLimit))
+
+    def ask_before(types: Sequence[str]) -> None:
+        ask()
+        give_back_types(types)
+
+    # The clock of HiGHS runs on over all solves of a model, and the limit is on their sum.
+    highs._lib.Highs_zeroAllClocks(highs._model)
+    highs._reset_var_types = ask_before
+    try:
+        yield answers
+    finally:
+        del highs._reset_var_types
+        if not answers:
+            ask()
 
 
 class Program:
@@ -319,8 +319,6 @@ class Program:
             return no_answer
         self._limit(effort, gap, relax=relax)
         status = self._optimize(stop, looks := looks or Looks(), relax=relax)
-        if self._is_late(stop):
-            stop.cut()
         if status == mip.OptimizationStatus.UNBOUNDED:
             is_proved = self._is_infeasible(stop, relax=relax)
             return infeasible if is_proved else no_answer
@@ -349,23 +347,17 @@ class Program:
         if self.model.solver_name == "HIGHS":
             self.model.solver.set_max_iter(iterations if relax else MOST)
 
-    def _is_late(self, stop: Stop) -> bool:
-        """Has the clock ended the solve that was just made?"""
-        if self.model.solver_name != "HIGHS":
-            return stop.seconds_left <= 0.0
-        library = self.model.solver._lib
-        status = library.Highs_getModelStatus(self.model.solver._model)
-        return bool(status == library.kHighsModelStatusTimeLimit)
-
     def _optimize(self, stop: Stop, looks: Looks, *, relax: bool) -> mip.OptimizationStatus:
         """The status when ``stop`` is over at the latest; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
-        is_linear = relax or not self.has_integers
-        around = {
-            "CBC": _silence if is_linear else contextlib.nullcontext,
-            "HIGHS": lambda: _stoppable(self.model, stop, looks),
-        }
-        with around[self.model.solver_name]():
+        is_of_highs, is_linear = self.model.solver_name == "HIGHS", relax or not self.has_integers
+        lates: list[bool] = []
+        with contextlib.ExitStack() as around:
+            if is_of_highs:
+                around.enter_context(_stoppable(self.model, stop, looks))
+                lates = around.enter_context(_asking_whether_late(self.model))
+            elif is_linear:
+                around.enter_context(silence())
             try:
                 status = self.model.optimize(
                     max_seconds=max(0.1, stop.seconds_left), max_nodes=self.nodes, relax=relax
@@ -375,7 +367,11 @@ class Program:
             except TypeError:  # HiGHS says OPTIMAL, and has no values: python-mip compares None
                 if self.model.num_solutions:
                     raise
+        if any(lates) if is_of_highs else stop.seconds_left <= 0.0:
+            stop.cut()
         self.has_failed = status == mip.OptimizationStatus.ERROR
+        if looks.left <= 0.0 and status == mip.OptimizationStatus.OTHER:
+            return mip.OptimizationStatus.FEASIBLE  # if there is a solution
         return status
 
     def _is_infeasible(self, stop: Stop, *, relax: bool) -> bool:

@@ -44,7 +44,7 @@ def aim_lower(
     for tries in range(TRIES):
         if aim < 0 or (tries and stop.is_over()):
             return None
-        schedule = solve(aim, stop.share(1.0 if tries == TRIES - 1 else share))
+        schedule = solve(aim, stop.share_of_work(1.0 if tries == TRIES - 1 else share))
         if schedule is None:
             return None
         over = excess(schedule, budget_nbytes, roughly=tries < TRIES - 1)

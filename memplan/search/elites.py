@@ -80,7 +80,7 @@ class Elites:
         """Make this turn; if it finds what is cheaper than all, that is the best of the search."""
         self.take_found()
         stop = self.search.stop
-        self.until = stop if self.search.excess is None else stop.share(TURN_SHARE)
+        self.until = stop if self.search.excess is None else stop.share_of_work(TURN_SHARE)
         cycle, place = divmod(number, len(TURNS))
         turn = TURNS[place] if self.members else Turn.ANNEAL
         if turn is Turn.IMPROVE:

@@ -159,8 +159,8 @@ def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
 
     If none does, with the one that is cheapest for the little that it is too large.
     """
-    stop = search.stop.share(GREEDY_SHARE)
-    at_peaks = search.evict(budget_nbytes, stop.share(PEAKS_SHARE))
+    stop = search.stop.share_of_work(GREEDY_SHARE)
+    at_peaks = search.evict(budget_nbytes, stop.share_of_work(PEAKS_SHARE))
     made = [at_peaks, *search.evicted_online(budget_nbytes, stop)]
     sequences = [sequence for sequence in made if sequence is not None]
     for sequence in sequences:
@@ -187,13 +187,13 @@ def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:
     """Of sequences found by live bytes, the best to begin with in blocks."""
-    stop = search.stop.share(LIVE_TIME_SHARE)
+    stop = search.stop.share_of_work(LIVE_TIME_SHARE)
     ranked = []
     for done, share in enumerate(LIVE_SHARES):
-        until = stop.share(1.0 / (len(LIVE_SHARES) - done))
+        until = stop.share_of_work(1.0 / (len(LIVE_SHARES) - done))
         found = search.nothing()
         live_budget = int(share * budget_nbytes)
-        greedy = search.evict(live_budget, until.share(GREEDY_SHARE))
+        greedy = search.evict(live_budget, until.share_of_work(GREEDY_SHARE))
         if greedy is not None:
             found.sequence[: len(greedy)] = greedy
             found.figures[:2] = len(greedy), search.seconds(greedy)
@@ -211,12 +211,12 @@ def _live_start(search: Rounds, budget_nbytes: int) -> Array:
 
 def lowest(search: Rounds, rounds: int | None) -> None:
     """Look for the sequence with the least memory, then for a cheaper one of that memory."""
-    stop = search.stop.share(1.0 - CHEAPEN_SHARE)
+    stop = search.stop.share_of_work(1.0 - CHEAPEN_SHARE)
     search.offer(search.unplanned, None)
     search.offer(search.first, None)
-    _lowest_greedy(search, search.stop.share(GREEDY_SHARE))
+    _lowest_greedy(search, search.stop.share_of_work(GREEDY_SHARE))
     if search.match_ranges:
-        sequence = _lowest_live(search, rounds, search.stop.share(LIVE_TIME_SHARE))
+        sequence = _lowest_live(search, rounds, search.stop.share_of_work(LIVE_TIME_SHARE))
         _fewest_blocks(search, sequence, rounds, stop)
     else:
         _lowest_live(search, rounds, stop)

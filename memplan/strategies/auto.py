@@ -24,13 +24,16 @@ from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
-# Part of the time for what is proved: less where live bytes are not what counts, as what is proved
-# in fewer of them gives plans only, and least in blocks. Set on the zoo's ResNet-50, DenseNet-121
-# and VGG-16, and on the graphs of benchmarks/published.py.
+# Part of little time for what is proved: less where live bytes are not what counts, as what is
+# proved in fewer of them gives plans only, and least in blocks. Set on the zoo's ResNet-50,
+# DenseNet-121 and VGG-16, and on the graphs of benchmarks/published.py.
 PROOF_SHARE, PROOF_SHARE_OF_OTHERS = 0.4, 0.25
 PROOF_SHARE_IN_BLOCKS = 0.1
 
-# Part of the time for schedules of quick strategies, where no other is known.
+# Looks of HiGHS at whether to end that a proof takes (:class:`Proving`): 3 to 13 seconds of a core.
+# Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
+LOOKS = 400_000
+# Part of little time for schedules of quick strategies, where no other is known.
 QUICK_SHARE = 0.1
 
 # The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
@@ -117,7 +120,7 @@ class Auto:
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             starts = starts or [self.quick(problem, stop)]
-            best = least(problem, starts, stop.share(LEAST_SHARE), moves)
+            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), moves)
             if not stop.is_over():
                 held = problem.within(problem.memory.nbytes(best))
                 cheaper = held.space.improve(held, best, stop, moves)
@@ -130,7 +133,7 @@ class Auto:
     def quick(self, problem: Problem, stop: Stop) -> Schedule:
         """The best schedule of quick strategies."""
         rules = {"recompute_backward": self.recompute_backward, "reorder": self.reorder}
-        return quick_schedule(problem, stop.share(QUICK_SHARE), **rules)
+        return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
 
 def _times(problem: Problem) -> float:
@@ -271,7 +274,9 @@ class _Search:
     def _prove(self) -> None:
         share = PROOF_SHARE if self.problem.counts_live else PROOF_SHARE_OF_OTHERS
         share = PROOF_SHARE_IN_BLOCKS if self._in_blocks else share
-        self.problem.space.prove(self.problem, self.stop.share(share), self._proving, self.known)
+        is_counted = math.isfinite(self._proving.effort)  # else it ends when its time is up
+        until = self.stop.share_for_little(share) if is_counted else self.stop.share(share)
+        self.problem.space.prove(self.problem, until, self._proving, self.known)
         self._take()
 
     @property
@@ -281,6 +286,7 @@ class _Search:
             self.options.recompute_backward,
             effort=self.problem.effort * self.options.effort,
             gap_seconds=self._gap_seconds,
+            looks=LOOKS,
         )
 
     def _take(self) -> None:
@@ -296,7 +302,7 @@ class _Search:
 
     def _begin(self) -> None:
         few = self._is_large and not self._in_blocks
-        until = self.stop.share(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
+        until = self.stop.share_of_work(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
         found = self.problem.space.beginnings(self.problem, until, self.moves)
         self.best = self.problem.cheapest([self.best, *found])
 
@@ -307,7 +313,7 @@ class _Search:
     def _search_anew(self) -> None:
         """What the strategy `search` does: from a start another order of ops is seldom reached."""
         usual = self.problem.stop(None, effort=self.options._search_effort).work_left
-        until = Stop(self.stop.share(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
+        until = Stop(self.stop.share_of_work(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
         self.anew = self._improve(None, until, self._search_moves())
 
     def _search_as_alone(self) -> None:
@@ -336,7 +342,7 @@ class _Search:
             moves = dataclasses.replace(
                 self._search_moves(), seed=self.moves.seed + number, reorder=reorder
             )
-            self._improve(None, self.stop.share(OFTEN_SHARE), moves)
+            self._improve(None, self.stop.share_of_work(OFTEN_SHARE), moves)
 
     def _search_flags_as_alone(self) -> None:
         """What the strategy `search` does over flags, and of few ops from other starts, too.

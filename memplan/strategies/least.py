@@ -34,7 +34,7 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
             in_one_go = [space.improve(problem, problem.cheapest(schedules), stop, moves)]
         # A search in one go does not see what further runs take; one within a budget keeps it.
         if not in_one_go or problem.memory.counts_runs:
-            schedules += space.beginnings(problem, stop.share(BEGINNINGS_SHARE), moves)
+            schedules += space.beginnings(problem, stop.share_of_work(BEGINNINGS_SHARE), moves)
             _step_down(problem, schedules, stop, moves)
     except KeyboardInterrupt:
         stop.end()
@@ -48,7 +48,7 @@ def _step_down(problem: Problem, schedules: list[Schedule], stop: Stop, moves: M
     step = FIRST_STEP
     while step > SMALLEST_STEP and not stop.is_over():
         aim = int((1.0 - step) * problem.memory.nbytes(best))
-        until = stop.share(STEP_SHARE)
+        until = stop.share_of_work(STEP_SHARE)
         schedule = problem.space.improve(problem.within(aim), best, until, enough)
         if schedule is not None and schedule.seconds <= problem.most_seconds:
             schedules.append(schedule)

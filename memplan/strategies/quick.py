@@ -27,7 +27,7 @@ from memplan.util.stop import Stop
 # are.
 LARGE = 3000
 
-# Part of the time for greedy eviction.
+# Part of little time for greedy eviction.
 ONLINE_SHARE = 0.5
 
 # On graphs with more ops than this greedy eviction takes a quarter of a minute for one schedule.
@@ -57,7 +57,7 @@ def candidates(
     # What fits as live bytes seldom fits in blocks.
     by_live = isinstance(problem.space, Sequences) and not problem.memory.match_ranges
     if budget_nbytes is not None and by_live:
-        until = stop.share(ONLINE_SHARE)
+        until = stop.share_for_little(ONLINE_SHARE)
         schedules = list(_dropped(problem, until, recompute_backward))
         yield from schedules
         if not any(schedule.overhead <= FEW_SECONDS for schedule in schedules):

@@ -210,7 +210,7 @@ class Flags(Space):
                     ranged_graph,
                     flags,
                     problem.budget_nbytes,
-                    stop=stop.share(1.0 / (len(ranges) - index)),
+                    stop=stop.share_of_work(1.0 / (len(ranges) - index)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )
@@ -244,7 +244,7 @@ class Sequences(Space):
         if is_slow(problem):
             return self._greedy(problem, stop, moves) or self._mirrored(problem, stop, moves)
         if problem.memory.match_ranges:
-            mirrored = self._mirrored(problem, stop.share(0.5), moves)
+            mirrored = self._mirrored(problem, stop.share_of_work(0.5), moves)
             return [*mirrored, *self._greedy(problem, stop, moves)]
         if problem.budget_nbytes is None:
             if len(problem.graph.ops) > LARGE:
@@ -267,7 +267,7 @@ class Sequences(Space):
                     problem.graph,
                     problem.budget_nbytes,
                     match_range=match_range,
-                    stop=stop.share(1.0 / (len(MIRRORED_RANGES) - index)),
+                    stop=stop.share_of_work(1.0 / (len(MIRRORED_RANGES) - index)),
                     moves=moves.of_flags,
                     seed=moves.seed,
                 )

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 import time
 
+# Of so many seconds that are left a part gets no more than its share; what is left beyond them it
+# may take, as its work ends it before. They are the time in which benchmarks/gaps.py plans, for
+# parts of searches that may use all of that, and a few for what takes a few.
+SHARED_OF_SEARCHES, SHARED_OF_LITTLE = 30.0, 6.0
+
 
 class Stop:
     """The work that a search may do, and a time of time.monotonic() at which it ends in any case.
@@ -81,6 +86,24 @@ class Stop:
             work=part * self.work_left,
             part_of=self,
         )
+
+    def share_of_work(self, part: float) -> Stop:
+        """As :meth:`share`, but where work is bounded only the first seconds are shared out.
+
+        So the clock does not cut the part where there is time for the work of the whole.
+        """
+        if math.isinf(self.work_left):
+            return self.share(part)
+        return self._share(part, SHARED_OF_SEARCHES)
+
+    def share_for_little(self, part: float) -> Stop:
+        """As :meth:`share`, for a part that ends by itself, after a few seconds of a core."""
+        return self._share(part, SHARED_OF_LITTLE)
+
+    def _share(self, part: float, shared_seconds: float) -> Stop:
+        stop = self.share(part)
+        stop.deadline = max(stop.deadline, self.deadline - (1.0 - part) * shared_seconds)
+        return stop
 
 
 # A pace is judged when this part of the time has passed: a busy moment of the machine is no reason.

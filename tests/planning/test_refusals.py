@@ -85,6 +85,24 @@ def test_what_a_strategy_may_not_return(network: Any, answer: Any, message: str)
 
 
 @dataclass(frozen=True)
+class NothingFound:
+    """Finds nothing, and says whether that is for want of time."""
+
+    cut: bool
+
+    def solve(self, problem: Problem) -> Outcome:
+        del problem
+        return Outcome(Status.NO_PLAN_FOUND, cut_by_clock=self.cut)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_refusal_says_whether_the_clock_cut_the_search(network: Any, *, cut: bool) -> None:
+    with pytest.raises(BudgetError, match="NothingFound found no plan within") as error:
+        quick(network, strategy=NothingFound(cut), budget=0.9)
+    assert ("with a higher time_limit it may find one" in str(error.value)) is cut
+
+
+@dataclass(frozen=True)
 class Backwards:
     """Recomputes an op right after it ran, which mirroring never does."""
 

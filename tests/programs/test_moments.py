@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, unit_chain
+from helpers.planning import NEVER_SECONDS
 from helpers.small_graphs import small_graphs
 from memplan.programs.moment_program import MomentProgram, moment_bound
 from memplan.programs.moments import Moments
-from memplan.programs.refinement import refine
+from memplan.programs.refinement import Proving, refine
 from memplan.programs.solver import Program
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -193,13 +194,24 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     highest = 0.0
-    for refined in refine(graph, budget, Stop(math.inf)):
+    proving = Proving(looks=data.draw(st.sampled_from([math.inf, 1e3, 1.0])))
+    for refined in refine(graph, budget, Stop(math.inf), proving):
         assert highest <= refined.bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
         highest = refined.bound_seconds
         if refined.schedule is not None:
             taken["refined"] += 1
             assert validate(refined.schedule).valid
             assert simulate(refined.schedule).peak_nbytes <= budget
+
+
+def test_refinement_ends_after_so_many_looks() -> None:
+    graph, budget, stop = unit_chain(24), 6 * UNIT, Stop.after(NEVER_SECONDS)
+    whole = list(refine(graph, budget, stop))
+    begun = list(refine(graph, budget, stop, Proving(looks=1.0)))
+    assert 1 == len(begun) < len(whole)
+    assert graph.seconds < begun[0].bound_seconds <= whole[-1].bound_seconds
+    assert begun == list(refine(graph, budget, stop, Proving(looks=1.0)))
+    assert not stop.cut_by_clock
 
 
 def test_refinement_proves_that_nothing_fits() -> None:

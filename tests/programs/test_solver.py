@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import operator
 import os
 import random
 import signal
@@ -86,9 +87,9 @@ def test_only_known_solvers_are_asked_for(solver: str) -> None:
         create("checkmate", realisation="explicit", solver=solver)
 
 
-def undecided_program() -> Program:
+def undecided_program(solver: str = "HIGHS") -> Program:
     """HiGHS says of it, in one word, that it is unbounded or infeasible."""
-    program = Program("HIGHS")
+    program = Program(solver)
     x = program.variable(-1.0, upper=math.inf)
     ys = [program.variable(upper=10.0, integer=True) for _ in range(6)]
     program.at_most({ys[0]: 1.0, x: -1.0}, 0.0)
@@ -199,7 +200,7 @@ def test_highs_works_in_another_thread() -> None:
 
 
 def test_highs_ends_after_so_many_looks() -> None:
-    """In its first node, too, where nodes count nothing: with what it has proved by then."""
+    """In its first node, too, where nodes count nothing: with what is proved and known by then."""
     found = []
     for _ in range(2):
         program, looks, stop = hard_program("HIGHS"), Looks(5 * 300), Stop.after(NEVER_SECONDS)
@@ -208,10 +209,40 @@ def test_highs_ends_after_so_many_looks() -> None:
         assert not stop.cut_by_clock
     first, second = found
     assert first == second
-    assert first.values is None
-    assert program.floor < first.bound < 0.0
+    assert first.values is not None
+    assert math.fsum(map(operator.mul, program.costs, first.values)) == pytest.approx(first.value)
+    assert program.floor < first.bound < first.value < 0.0
     assert not first.optimal
     assert not first.infeasible
+
+
+@pytest.mark.parametrize("relax", [True, False])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_solve_that_the_clock_ends_says_so(
+    solver: str, *, relax: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaxation, too, of which python-mip leaves no status, and what asks without objective."""
+    for program in (hard_program(solver), undecided_program(solver)):
+        optimize = program.model.optimize
+
+        def without_time(run: Any = optimize, **options: Any) -> Any:
+            return run(**{**options, "max_seconds": 0.0})
+
+        patched: Any = program.model
+        monkeypatch.setattr(patched, "optimize", without_time)
+        late = Stop.after(NEVER_SECONDS if solver == "HIGHS" else 0.0)
+        program.solve(late, relax=relax)
+        assert late.cut_by_clock
+
+
+def test_earlier_solves_take_no_time_from_a_relaxation() -> None:
+    """The clock of HiGHS counts all solves of a program, unless it is set back."""
+    with hard_program("HIGHS") as program:
+        highs = program.model.solver
+        program.solve(Stop.after(NEVER_SECONDS), looks=Looks(5 * 300))
+        long_seconds = highs._lib.Highs_getRunTime(highs._model)
+        assert program.solve(Stop.after(NEVER_SECONDS), relax=True).optimal
+        assert highs._lib.Highs_getRunTime(highs._model) < long_seconds
 
 
 def test_another_thread_stops_highs() -> None:

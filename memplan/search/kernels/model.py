@@ -79,6 +79,7 @@ def _have_run(graph: TrainingGraph, index: int, others: set[int]) -> bool:
 def _aliased(graph: TrainingGraph, index: int) -> int | None:
     """The op whose output op ``index`` does nothing but alias."""
     op = graph.ops[index]
+    # Only ops of one input and one output count: all aliases in MXNet's graphs are such.
     alias = len(op.handovers) == 1 and op.handovers[0].alias
     if not alias or len(op.inputs) != 1 or len(op.outputs) != 1:
         return None
