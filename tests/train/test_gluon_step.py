@@ -62,6 +62,17 @@ def test_scale_multiplies_the_gradients(realisation: str) -> None:
     assert_equal(once, gradients(net))
 
 
+def test_a_scale_may_be_an_array_that_the_script_changes() -> None:
+    net, step, (x, y) = trained(realisation="packed")
+    step(x, y)
+    once = gradients(net)
+    for scale in (mx.nd.array([1.0]), np.array(1.0), np.float32(1.0)):
+        for times in (1, 2):
+            step(x, y, scale=scale)
+            assert_equal({name: times * grad for name, grad in once.items()}, gradients(net))
+            scale *= 2  # noqa: PLW2901 (it is the array that is changed)
+
+
 @REALISATIONS
 def test_gradients_are_added_where_they_are_to_be(realisation: str) -> None:
     net, step, batch = trained(realisation=realisation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -143,3 +144,68 @@ def test_the_autograd_of_scripts_for_older_versions(named: bool) -> None:
             old_autograd.compute_gradient([loss])
         results.append({str(i): g for i, g in enumerate(gradients(net).values())})
     assert not differences(results[:1], results[1:])
+
+
+class Beside(gluon.HybridBlock):
+    """What a loss reads, and what it does not read, of a layer of its own."""
+
+    def __init__(self, beside: Callable[..., Any]) -> None:
+        super().__init__()
+        self.beside = beside
+        with self.name_scope():
+            self.body, self.head = conv_net(), gluon.nn.Dense(4)
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        scores = self.body(x)
+        return F.square(scores), self.beside(F, self.head(scores), y)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda op, scores, y: op.argmax(scores, axis=1),
+        lambda op, scores, y: op.BlockGrad(scores),
+        lambda op, scores, y: op.zeros_like(scores),
+        lambda op, scores, y: scores > 0,
+    ],
+    ids=["places", "no gradient", "zeros", "comparison"],
+)
+def test_outputs_without_a_gradient_need_not_be_differentiated(beside: Any) -> None:
+    results = []
+    for plan in (False, True):
+        mx.random.seed(3)
+        net, (x, y) = Beside(beside), images(8)
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x, y)
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        with autograd.record():
+            outputs = net(x, y)
+        outputs[0].backward()
+        found = gradients(net).values()
+        results.append({str(i): g for i, g in enumerate(found)})
+    assert not differences(results[:1], results[1:])
+
+
+def test_a_hybridized_child_that_no_loss_reads_is_no_reason_to_train_by_it() -> None:
+    class Child(gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.layer = gluon.nn.Dense(4)
+
+        def hybrid_forward(self, F: Any, scores: Any, y: Any) -> Any:  # noqa: N803
+            return F.SoftmaxOutput(F.sin(self.layer(scores)) * 2, y)
+
+    net, (x, y) = Beside(lambda *_: None), images(8)
+    with net.name_scope():
+        net.child = Child()
+    net.beside = lambda op, scores, y: net.child(scores, y)
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    net(x, y)
+    net.child.hybridize()
+    planned(net, strategy="store_all")
+    with autograd.record():
+        outputs = net(x, y)
+    with pytest.raises(UsageError, match="does not read op"):
+        outputs[0].backward()

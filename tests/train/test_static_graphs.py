@@ -87,6 +87,27 @@ def test_a_loop_of_autograd_beside_steps(realisation: str) -> None:
     check_equal(loop)
 
 
+def test_a_loop_of_autograd_that_calls_the_block_twice_behind_a_step() -> None:
+    """MXNet sums up what both calls give, in memory that a static graph would keep for later."""
+
+    def loop(net: Any, *, plan: bool) -> Any:
+        step = TrainStep(net, LOSS, **PLAN)
+        yield backward_of(net, 4)
+        for _ in range(2):
+            if plan:
+                yield step(images(4), mx.nd.ones((4, 3)))
+            else:
+                yield backward_of(net, 4)
+            with autograd.record():
+                losses = [LOSS(net(images(n)), mx.nd.ones((n, 3))).sum() for n in (4, 8)]
+                loss = losses[0] + losses[1]
+            loss.backward()
+            yield
+            yield backward_of(net, 4)
+
+    check_equal(loop)
+
+
 def test_a_loop_of_autograd_behind_steps_that_update() -> None:
     """Whose gradients were given up, so that MXNet makes others."""
     results = []

@@ -35,8 +35,11 @@ def _gradient(operator: str, *, hybridized: bool, **options: Any) -> list[Any]:
     """That of a step, with ``options`` of TrainStep, or of MXNet's own."""
     block = WithProbabilities(operator)
     block.initialize(ctx=CPU)
-    if hybridized:
-        block.hybridize()
+    block.hybridize(hybridized)
+    return _gradient_of(block, **options)
+
+
+def _gradient_of(block: Any, **options: Any) -> list[Any]:
     x, y = mx.nd.array([0, 1, 2], ctx=CPU), mx.nd.zeros((3,), ctx=CPU)
     if options:
         TrainStep(block, _first, strategy="store_all", **options)(x, y)
@@ -44,7 +47,8 @@ def _gradient(operator: str, *, hybridized: bool, **options: Any) -> list[Any]:
         with autograd.record():
             loss = _first(block(x), y)
         loss.backward()
-    gradient: list[Any] = block.w.grad().asnumpy().tolist()
+    (weight,) = block.collect_params().values()
+    gradient: list[Any] = weight.grad().asnumpy().tolist()
     return gradient
 
 
@@ -60,3 +64,54 @@ def test_a_step_trains_by_them_as_mxnet_does_or_not_at_all(
         return
     expected = _gradient(operator, hybridized=hybridized)
     assert _gradient(operator, hybridized=hybridized, keep_outputs=keep_outputs) == expected
+
+
+def test_hybridizing_the_block_later_is_seen() -> None:
+    block = WithProbabilities("SoftmaxOutput")
+    block.initialize(ctx=CPU)
+    step = TrainStep(block, _first, strategy="store_all")
+    x, y = mx.nd.array([0, 1, 2], ctx=CPU), mx.nd.zeros((3,), ctx=CPU)
+    step(x, y)
+    block.hybridize()
+    with pytest.raises(TraceError, match="does not read op"):
+        step(x, y)
+
+
+class Untrained(WithProbabilities):
+    """Probabilities by which no parameter is trained."""
+
+    def hybrid_forward(self, F: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        return F.exp(F.sin(w * 1)), F.SoftmaxOutput(F.BlockGrad(w * 1), y)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("keep_outputs", [False, True])
+def test_one_by_which_nothing_is_trained_may_be_there(keep_outputs: bool, hybridized: bool) -> None:
+    gradients = []
+    for options in ({}, {"keep_outputs": keep_outputs}):
+        block = Untrained("")
+        block.initialize(ctx=CPU)
+        block.hybridize(hybridized)
+        gradients.append(_gradient_of(block, **options))
+    assert gradients[0] == gradients[1]
+
+
+class WithChild(gluon.HybridBlock):
+    """A block that is not hybridized, with a child that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.child = WithProbabilities("SoftmaxOutput")
+
+    def hybrid_forward(self, F: Any, y: Any) -> Any:  # noqa: N803
+        return self.child(y)
+
+
+@pytest.mark.parametrize("keep_outputs", [False, True])
+def test_within_a_hybridized_child_they_are_refused(keep_outputs: bool) -> None:
+    block = WithChild()
+    block.initialize(ctx=CPU)
+    block.child.hybridize()
+    with pytest.raises(TraceError, match="does not read op"):
+        _gradient_of(block, keep_outputs=keep_outputs)

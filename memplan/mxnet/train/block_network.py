@@ -116,6 +116,8 @@ def compose(
     symbols = list(leaves((losses, block_outputs)))
     _check_symbols(block, loss, losses, symbols)
     refuse_read(others, mx.sym.Group(symbols))
+    refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
+    refuse_unread_losses(block, losses, outputs, params, keep_outputs=keep_outputs)
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
@@ -130,8 +132,6 @@ def compose(
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     graph = _parsed(symbol)
-    refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
-    refuse_unread_losses(block, losses, outputs, keep_outputs=keep_outputs)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
     warn_of_loops(block, graph["nodes"])
     warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])

@@ -14,6 +14,7 @@ from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
@@ -34,7 +35,7 @@ from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
 from memplan.mxnet.train.read_by_loss import name_of
 from memplan.mxnet.train.static_graphs import renew_graphs_of
-from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
+from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph, runs_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
 from memplan.planning.plan import Plan
@@ -127,9 +128,12 @@ class BoundStep:
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
-        ops = _loss_operators(trace)
-        #: The loss operators of which each output is computed, its own included.
-        self._losses_behind = [ops.intersection(depth_first([entry])) for entry in outputs]
+        #: The loss operators, and the ops of which each output is computed, its own included.
+        self._loss_operators = _loss_operators(trace)
+        self._ops_behind = [
+            frozenset(depth_first([entry])) if self._loss_operators else frozenset()
+            for entry in outputs
+        ]
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
@@ -215,17 +219,24 @@ class BoundStep:
         return outputs, FirstHalf(self, pairs, losses, constants, behind, as_graph, inputs)
 
     def _checked_losses(self, arrays: Arrays, block: Any) -> dict[str | None, frozenset[Node]]:
-        """The loss operators behind outputs, by the names that autograd has for these ``arrays``.
+        """The loss operators by which MXNet trains if a loss reads an output.
 
-        Without those in hybridized children: MXNet differentiates a graph whole, whichever of its
-        outputs a loss reads.
+        By the names that autograd has for these ``arrays``. Those are behind the output, and all of
+        a hybridized child of which an op is behind it: MXNet differentiates a graph whole.
         """
-        if not any(self._losses_behind):
+        if not self._loss_operators:
             return {}
-        prefixes = tuple(root.prefix for root in hybridized([block]) if root is not block)
+        children = []
+        for root in hybridized([block]):
+            ops = {op for op in self.executor.trace.nodes if op.name.startswith(root.prefix)}
+            forward = {op for op in ops if op.forward is None}
+            if runs_as_graph(root, len(forward)):
+                children.append((forward, self._loss_operators & ops))
         return {
-            name_of(array): frozenset(op for op in ops if not op.name.startswith(prefixes))
-            for array, ops in zip(arrays, self._losses_behind, strict=True)
+            name_of(array): (self._loss_operators & ops).union(
+                *(losses for forward, losses in children if forward & ops)
+            )
+            for array, ops in zip(arrays, self._ops_behind, strict=True)
         }
 
     def second_half(self) -> Late:
@@ -283,7 +294,8 @@ def _loss_operators(trace: Trace) -> frozenset[Node]:
             gradients.add(node)
         elif node.forward is not None:
             gradients.add(node)
-            losses.add(node.forward)
+            if node.op not in ZERO_OPS:
+                losses.add(node.forward)
     return frozenset(losses)
 
 
@@ -319,14 +331,21 @@ def check_mode() -> None:
         )
 
 
-def check_scale(scale: Any) -> None:
-    """ArgumentError for what is no number, nor an array of one."""
-    is_array_of_one = getattr(scale, "size", None) == 1
-    if not is_array_of_one and not isinstance(plain(scale), int | float):
+def scale_of(scale: Any) -> float:
+    """The number that ``scale`` is, or has in it if it is an array; ArgumentError if there is none.
+
+    The script may write into its array later.
+    """
+    try:
+        number = plain(scale.item() if getattr(scale, "size", None) == 1 else scale)
+    except (TypeError, ValueError, mx.MXNetError):
+        number = None
+    if not isinstance(number, int | float):
         raise ArgumentError(
             f"scale must be a number, got {shown(scale)}; with AMP it is what "
             f"amp.scale_loss(1.0, trainer) gives, else leave it out"
         )
+    return number
 
 
 def gradient_request(parameter: Parameter) -> str:

@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
@@ -35,9 +36,9 @@ class FirstHalf:
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
     gradient, though MXNet goes through them into the block. ``losses_behind`` are the loss
-    operators of which outputs are computed, by the names that autograd has for these, if MXNet
-    leaves out those that no loss reads. ``inputs`` are those that it was given, by name, ``thread``
-    is that in which it has run. Does MXNet run the block ``as_graph``?
+    operators by which MXNet trains if a loss reads an output, by the names that autograd has for
+    the outputs; none where it trains by all. ``inputs`` are those that it was given, by name,
+    ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
     """
 
     bound: BoundStep
@@ -194,7 +195,8 @@ def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | 
     ArgumentError for what is no array, and where there is not a gradient for each.
     """
     heads = list(leaves(loss))
-    several = isinstance(head_grads, Iterable) and not isinstance(head_grads, mx.nd.NDArray)
+    one = (mx.nd.NDArray, np.ndarray)
+    several = isinstance(head_grads, Iterable) and not isinstance(head_grads, one)
     grads = None if head_grads is None else list(head_grads) if several else [head_grads]
     for name, values in (("loss", heads), ("head_grads", grads or [])):
         for value in values:

@@ -3,8 +3,8 @@
 A graph of ``hybridize(static_alloc=True, static_shape=True)`` writes gradients where its first
 ``backward`` wrote them: in place of an array that it gets later it takes the one that it has
 (``StaticBackward`` in src/imperative/cached_op.cc). A plan gives the parameters other arrays for
-their gradients, into which such a graph of theirs would write none. So it is made anew before it
-is recorded with those. Weights and statistics, which it does look at, stay where they are.
+their gradients, into which such a graph of theirs would write none. So before it is recorded it is
+made anew, without static arrays. Weights and statistics stay where they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.array_memory import memory_of
 
 Block = Any
 Parameter = Any
@@ -26,8 +25,14 @@ Parameter = Any
 #: The parameters to which plans were bound: others are left to MXNet.
 _PLANNED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
 
-#: What ran the graph of each block when it was recorded last, and where gradients were then.
-_MET: WeakKeyDictionary[Block, list[Any]] = WeakKeyDictionary()
+# Of these MXNet's graph has wrong gradients, too, with the first alone (docs/limits.md).
+_STATIC = ("static_alloc", "static_shape")
+
+
+class _Renewed(mx.nd.CachedOp):  # type: ignore[misc]
+    """What runs a graph, made here."""
+
+    __slots__ = ()
 
 
 def renew_graphs_of(parameters: Iterable[Parameter]) -> None:
@@ -44,34 +49,25 @@ def _wrap() -> None:
 def _renewing(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def renewing(block: Block, *args: Any) -> Any:
-        if autograd.is_recording() and ("static_shape", True) in block._flags:
-            _renew_if_moved(block)
+        is_made = block._cached_op is not None and not isinstance(block._cached_op, _Renewed)
+        if is_made and autograd.is_recording() and ("static_shape", True) in block._flags:
+            _renew_if_planned(block)
         return call(block, *args)
 
     return renewing
 
 
-def _renew_if_moved(block: Block) -> None:
-    parameters = [p for is_input, p in block._cached_op_args if not is_input]
-    if block._cached_op is None or not any(p in _PLANNED for p in parameters):
-        return
-    arrays = (a for p in parameters for a in p._grad or (None,))
-    # An address is not that of another array later, for the graph has what it has written into.
-    now = [None if array is None else memory_of(array) for array in arrays]
-    if [block._cached_op.handle, *now] != _MET.get(block):
-        _renew(block)
-        _MET[block] = [block._cached_op.handle, *now]
-
-
-def _renew(block: Block) -> None:
+def _renew_if_planned(block: Block) -> None:
     """Make what runs the graph of ``block`` anew, as MXNet's ``_build_cache`` does at its end.
 
     The graph itself stays, and the list of what it is called with, by which steps know it.
     """
+    if not any(not is_input and p in _PLANNED for is_input, p in block._cached_op_args):
+        return
     inputs = [is_input for is_input, _ in block._cached_op_args]
     places = {
         "data_indices": [i for i, is_input in enumerate(inputs) if is_input],
         "param_indices": [i for i, is_input in enumerate(inputs) if not is_input],
     }
-    graph = block._cached_graph[1]
-    block._cached_op = mx.nd.CachedOp(graph, [*places.items(), *block._flags])
+    flags = [(name, value) for name, value in block._flags if name not in _STATIC]
+    block._cached_op = _Renewed(block._cached_graph[1], [*places.items(), *flags])

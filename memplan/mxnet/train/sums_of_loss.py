@@ -54,10 +54,15 @@ class Reads:
 
 def adds_as_graph(block: Any, reads: Reads) -> bool:
     """Does MXNet run ``block`` as one operator, whose gradients it adds up apart from others?"""
+    return runs_as_graph(block, reads.noperators)
+
+
+def runs_as_graph(block: Any, noperators: int) -> bool:
+    """Does MXNet run ``block``, which has so many operators, as one?"""
     flags = dict(block._flags)
     is_static = bool(flags.get("static_alloc"))
     limit = int(flags.get("inline_limit", _INLINED))
-    return is_graph(block) and (is_static or reads.noperators > limit)
+    return is_graph(block) and (is_static or noperators > limit)
 
 
 @dataclass(frozen=True)

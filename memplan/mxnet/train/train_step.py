@@ -31,10 +31,10 @@ from memplan.mxnet.train.bound_step import (
     BoundStep,
     arguments_of,
     check_mode,
-    check_scale,
     contexts_of_params,
     gradient_request,
     place_of,
+    scale_of,
 )
 from memplan.mxnet.train.cached_graphs import KeptGraphs
 from memplan.mxnet.train.computed import Computed, state_of
@@ -197,7 +197,7 @@ class TrainStep:
         whatever :func:`memplan.plan` raises.
         """
         check_mode()
-        check_scale(scale)
+        scale = scale_of(scale)
         batches = per_context(x, y)
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
         call_before(self, parts)
