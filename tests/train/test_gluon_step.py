@@ -70,7 +70,7 @@ def test_a_scale_may_be_an_array_that_the_script_changes() -> None:
         for times in (1, 2):
             step(x, y, scale=scale)
             assert_equal({name: times * grad for name, grad in once.items()}, gradients(net))
-            scale *= 2  # noqa: PLW2901 (it is the array that is changed)
+            scale *= 2
 
 
 @REALISATIONS

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
@@ -336,10 +337,8 @@ def scale_of(scale: Any) -> float:
 
     The script may write into its array later.
     """
-    try:
-        number = plain(scale.item() if getattr(scale, "size", None) == 1 else scale)
-    except (TypeError, ValueError, mx.MXNetError):
-        number = None
+    value = scale.asnumpy() if isinstance(scale, mx.nd.NDArray) else scale
+    number = plain(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
     if not isinstance(number, int | float):
         raise ArgumentError(
             f"scale must be a number, got {shown(scale)}; with AMP it is what "
