@@ -20,7 +20,8 @@ class Temporary(NamedTuple):
     """Op by op, the bytes that a step takes more if one of its runs is computed so (none: nothing).
 
     ``overwriting``: where it writes its first output over what it reads; ``unread``: where nobody
-    reads that. All runs of a step have the same space: the largest counts.
+    reads that. The largest counts, for the runs of a step have the same space in turn; that some
+    have memory beside it is left out.
     """
 
     overwriting: tuple[int, ...] = ()

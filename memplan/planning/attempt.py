@@ -38,6 +38,9 @@ QUICK_SHARE_OF_TIME = 0.1
 # What part of the time limit goes into a bound in any case, if the strategy itself has none.
 BOUND_SHARE_OF_TIME = 0.05
 
+# What part of the time that is left may go there, as its work ends it before.
+BOUND_SHARE_OF_REST = 0.5
+
 # What part of the usual effort that takes.
 BOUND_EFFORT = 0.25
 
@@ -316,15 +319,15 @@ def bounded(
 ) -> Outcome:
     """``outcome`` with the bound that holds for schedules in any order, if that says more.
 
-    A bound of that kind that has ended the search is enough. What ``stop`` leaves of the time goes
-    into it, and a part of the time limit in any case.
+    A bound of that kind that has ended the search is enough. A part of what ``stop`` leaves of the
+    time goes into it, and of the time limit in any case.
     """
     assert problem.budget_nbytes is not None
     gap_seconds = getattr(solver, "gap", 0.0) * problem.graph.seconds
     proved_seconds = 0.0 if outcome.in_order else outcome.lower_bound_seconds or 0.0
     if problem.is_closed(outcome.schedule, proved_seconds + gap_seconds):
         return outcome
-    seconds_left = 0.0 if stop is None else stop.seconds_left
+    seconds_left = 0.0 if stop is None else BOUND_SHARE_OF_REST * stop.seconds_left
     stop = Stop.after(max(BOUND_SHARE_OF_TIME * job.time_limit, seconds_left))
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)

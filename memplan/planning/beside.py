@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a step holds beside activations, arguments and gradients, whatever the schedule.
+    """What a step holds beside activations, arguments and gradients.
 
     ``reserve_nbytes``: the room that the user asked to leave. ``optimizer_nbytes``: the states of
     the optimizer. ``workspace_nbytes``: what operators, those of its updates included, take beside

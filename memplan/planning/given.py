@@ -52,7 +52,8 @@ class CountedBefore:
         if here.workspace_source == NOT_COUNTED or named["optimizer"] is not None:
             return cls(figures, 0)  # of the arrays of its updates the plan does not say
         again = here.parts(given.schedule)["workspace_nbytes"]
-        return cls(figures, footprint.workspace_nbytes - again)
+        # What it counts less, as measured, would be less at other shapes by another number.
+        return cls(figures, max(0, footprint.workspace_nbytes - again))
 
     def applied_to(self, job: Job) -> Job:
         """``job``, which counts what it holds in this way, as its unplanned step does."""
@@ -64,7 +65,7 @@ class CountedBefore:
     def _applied(self, counted: Counted) -> Counted:
         nbytes, source = 0, NOT_COUNTED
         if self.more_nbytes is not None:
-            nbytes = max(0, counted.workspace_nbytes + self.more_nbytes)
+            nbytes = counted.workspace_nbytes + self.more_nbytes
             source = counted.workspace_source
         return dataclasses.replace(
             counted, **self.figures, workspace_nbytes=nbytes, workspace_source=source

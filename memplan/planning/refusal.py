@@ -49,7 +49,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         sentences += ["It says that there is none, which is not so"] if says_proved else []
     if attempt.cut_by_clock and not is_proved:
         sentences.append(
-            "The time limit has cut this search: with a higher time_limit it may find one"
+            "The time limit has cut a search: a higher time_limit may find one, or prove more"
         )
     sentences.append(_beside(graph, job.beside))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:

@@ -7,8 +7,8 @@ import time
 
 # Of so many seconds that are left a part gets no more than its share; what is left beyond them it
 # may take, as its work ends it before. They are the time in which benchmarks/gaps.py plans, for
-# parts of searches that may use all of that, and a few for what takes a few.
-SHARED_OF_SEARCHES, SHARED_OF_LITTLE = 30.0, 6.0
+# parts of searches that may use all of that, and half of it for what takes a few seconds.
+SHARED_OF_SEARCHES, SHARED_OF_LITTLE = 30.0, 15.0
 
 
 class Stop:

@@ -239,7 +239,7 @@ def test_earlier_solves_take_no_time_from_a_relaxation() -> None:
     """The clock of HiGHS counts all solves of a program, unless it is set back."""
     with hard_program("HIGHS") as program:
         highs = program.model.solver
-        program.solve(Stop.after(NEVER_SECONDS), looks=Looks(5 * 300))
+        program.solve(Stop.after(NEVER_SECONDS), looks=Looks(20 * 300))
         long_seconds = highs._lib.Highs_getRunTime(highs._model)
         assert program.solve(Stop.after(NEVER_SECONDS), relax=True).optimal
         assert highs._lib.Highs_getRunTime(highs._model) < long_seconds

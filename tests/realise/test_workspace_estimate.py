@@ -147,11 +147,11 @@ def test_memory_that_nobody_gives_back_counts_again_unless_copies_fill_it() -> N
 
 def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     net = activated(convolved(activated(convolved(pictures())), 32))
-    monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 2 * N)
+    monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 2 * N + 1)
     nbytes = _beside_copies(net, leaves_holes=False)
     largest = 2 * N + 4 * WEIGHT
     assert nbytes == largest + 2 * N // 5
-    assert _beside_copies(net, leaves_holes=True) == largest + 2 * N // 10 + 2 * N
+    assert _beside_copies(net, leaves_holes=True) == largest + 2 * N // 10 + 2 * N + 1
 
 
 @pytest.mark.parametrize("name", ["mirror", "explicit"])

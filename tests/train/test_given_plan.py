@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import mxnet as mx
@@ -71,6 +72,14 @@ def test_a_given_plan_that_counts_no_workspace_leaves_room_for_smaller_batches(
     found = of_other_shapes(given, size=7)
     assert found.footprint.workspace_source == given.footprint.workspace_source
     assert found.total_nbytes <= found.budget_nbytes == given.budget_nbytes
+
+
+def test_a_given_plan_that_was_measured_to_take_less_lowers_no_estimate() -> None:
+    given = plan(realisation="packed", ctx=mx.cpu(), budget=64 * MIB)
+    less = dataclasses.replace(given.footprint, workspace_nbytes=given.workspace_nbytes // 8)
+    found = of_other_shapes(dataclasses.replace(given, footprint=less))
+    own = plan(5, realisation="packed", ctx=mx.cpu(), budget=64 * MIB)
+    assert found.workspace_nbytes == own.workspace_nbytes > less.workspace_nbytes
 
 
 def test_a_budget_of_the_module_is_for_workspace_too() -> None:

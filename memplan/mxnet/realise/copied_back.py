@@ -1,8 +1,8 @@
-"""What operators of oneDNN take on a CPU that MXNet lets write over what they read.
+"""What operators of oneDNN take on a CPU that MXNet lets write over what they read, or to nowhere.
 
-They do not: each is computed beside it and copied then, which DNNL_VERBOSE=1 shows as a reorder
-that changes nothing (CreateMKLDNNMem of src/operator/nn/mkldnn/mkldnn_base.cc). MXNet's own
-operators, by which it computes what oneDNN does not know, do write over it.
+They do not write over it: each is computed beside it and copied then, which DNNL_VERBOSE=1 shows as
+a reorder that changes nothing (CreateMKLDNNMem of src/operator/nn/mkldnn/mkldnn_base.cc). MXNet's
+own operators, by which it computes what oneDNN does not know, do write over it.
 """
 
 from __future__ import annotations

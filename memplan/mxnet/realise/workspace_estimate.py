@@ -1,8 +1,8 @@
 """What operators take on a CPU beside what they read and write, by their shapes.
 
 MXNet gives an operator temporary space, and oneDNN primitives have scratchpads and code of their
-own. Where an operator wants another layout than an array has, it makes a copy of it. It is
-much the same whatever is recomputed.
+own. Where an operator wants another layout than an array has, it makes a copy of it. What the
+schedule decides is told apart.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _PRODUCTS = frozenset(
 # Those of them that multiply many matrices, one by one.
 _BATCHED = frozenset({"_linalg_gemm", "_linalg_gemm2", "_npi_matmul", "batch_dot"})
 
-# What is larger than this goes back to the system when it is freed (M_MMAP_THRESHOLD of glibc's
-# mallopt): 65 MB of copies of one weight leave no holes.
+# What is as large as this or larger goes back to the system when it is freed (M_MMAP_THRESHOLD of
+# glibc's mallopt): 65 MB of copies of one weight leave no holes.
 MOST_KEPT = 32 << 20
 
 # The copies that an executor keeps for one operator without oneDNN count once more, but no more
@@ -118,8 +118,8 @@ def _in_space(
     """
     copied, copied_back = all_copies.temporary_nbytes, copied_back_nbytes(graph, nodes)
     space, with_holes = _spaces(copied, copied_back)
-    nbytes_of = functools.partial(
-        _of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes
+    nbytes_of = functools.cache(
+        functools.partial(_of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes)
     )
     counted = nbytes_of(space, with_holes)
     most = {False: 0, True: 0}
@@ -149,7 +149,7 @@ def _of_copies(
     of_others = max(3 * largest // 2, copied_first)
     of_one = max(space, of_others)
     one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
-    nbytes = max(of_one, for_copies + sum(size for size in sizes if size <= MOST_KEPT) // one_in)
+    nbytes = max(of_one, for_copies + sum(size for size in sizes if size < MOST_KEPT) // one_in)
     if not leaves_holes:
         return nbytes
     holes = min(max(with_holes, of_others), MOST_KEPT)
@@ -251,7 +251,7 @@ def _nproducts(call: Node) -> int:
 def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
     """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
-    small = [size for size in sizes if size <= MOST_KEPT]
+    small = [size for size in sizes if size < MOST_KEPT]
     return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
 
 
