@@ -274,9 +274,8 @@ class _Search:
     def _prove(self) -> None:
         share = PROOF_SHARE if self.problem.counts_live else PROOF_SHARE_OF_OTHERS
         share = PROOF_SHARE_IN_BLOCKS if self._in_blocks else share
-        # What does not end by its work, or by much of it, ends when its time is up.
-        is_counted = self._proving.effort <= 1.0 and self.options.solver == DEFAULT_SOLVER
-        until = self.stop.share_for_little(share) if is_counted else self.stop.share(share)
+        ends_soon = self._proving.effort <= 1.0 and self.options.solver == DEFAULT_SOLVER
+        until = self.stop.share_for_little(share) if ends_soon else self.stop.share(share)
         self.problem.space.prove(self.problem, until, self._proving, self.known)
         self._take()
 
