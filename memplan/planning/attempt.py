@@ -314,9 +314,7 @@ class _Trial:
         return self.realised[id(schedule)]
 
 
-def bounded(
-    job: Job, solver: Strategy, problem: Problem, outcome: Outcome, stop: Stop | None = None
-) -> Outcome:
+def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome, stop: Stop) -> Outcome:
     """``outcome`` with the bound that holds for schedules in any order, if that says more.
 
     A bound of that kind that has ended the search is enough. A part of what ``stop`` leaves of the
@@ -327,8 +325,8 @@ def bounded(
     proved_seconds = 0.0 if outcome.in_order else outcome.lower_bound_seconds or 0.0
     if problem.is_closed(outcome.schedule, proved_seconds + gap_seconds):
         return outcome
-    seconds_left = 0.0 if stop is None else BOUND_SHARE_OF_REST * stop.seconds_left
-    stop = Stop.after(max(BOUND_SHARE_OF_TIME * job.time_limit, seconds_left))
+    seconds = (BOUND_SHARE_OF_TIME * job.time_limit, BOUND_SHARE_OF_REST * stop.seconds_left)
+    stop = Stop.after(max(seconds))
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
     effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))
