@@ -16,6 +16,15 @@ from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 
 
+def called(net: gluon.HybridBlock) -> tuple[gluon.HybridBlock, Any, Any]:
+    """``net``, initialised, with the pictures and labels that it was called with once."""
+    mx.random.seed(3)
+    x, y = images(8)
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    net(x, y)
+    return net, x, y
+
+
 class WithLosses(gluon.HybridBlock):
     """A network as Module has them: its outputs are loss operators, and the scores."""
 
@@ -35,10 +44,7 @@ def test_outputs_may_be_losses(heads: list[int], realisation: str) -> None:
     """They need no gradients of their own, whichever of them is differentiated."""
     results = []
     for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = WithLosses(), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
+        net, x, y = called(WithLosses())
         net.hybridize()
         if plan:
             planned(net, strategy="chen_sqrt", realisation=realisation)
@@ -54,10 +60,7 @@ def test_losses_that_are_not_differentiated(heads: list[int]) -> None:
     """Not hybridized: MXNet computes the gradients of what it comes by, and a step of them all."""
     results = []
     for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = WithLosses(), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
+        net, x, y = called(WithLosses())
         if plan:
             planned(net, strategy="chen_sqrt", realisation="packed")
         with autograd.record():
@@ -86,10 +89,7 @@ class OfChild(gluon.HybridBlock):
 def test_losses_of_a_graph_are_differentiated_together() -> None:
     results = []
     for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = OfChild(), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
+        net, x, y = called(OfChild())
         net.child.hybridize()
         if plan:
             planned(net, strategy="chen_sqrt", realisation="packed")
@@ -112,10 +112,7 @@ class WithinLosses(WithLosses):
 def test_losses_may_be_within(head: int) -> None:
     results = []
     for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = WithinLosses(), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
+        net, x, y = called(WithinLosses())
         net.hybridize()
         if plan:
             planned(net, strategy="chen_sqrt", realisation="packed")
@@ -173,10 +170,7 @@ class Beside(gluon.HybridBlock):
 def test_outputs_without_a_gradient_need_not_be_differentiated(beside: Any) -> None:
     results = []
     for plan in (False, True):
-        mx.random.seed(3)
-        net, (x, y) = Beside(beside), images(8)
-        net.initialize(mx.init.Xavier(), ctx=CPU)
-        net(x, y)
+        net, x, y = called(Beside(beside))
         if plan:
             planned(net, strategy="chen_sqrt")
         with autograd.record():
