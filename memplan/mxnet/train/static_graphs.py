@@ -25,7 +25,7 @@ Parameter = Any
 #: The parameters to which plans were bound: others are left to MXNet.
 _PLANNED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
 
-# Of these MXNet's graph has wrong gradients, too, with the first alone (docs/limits.md).
+# Neither is kept: with the first alone some gradients of MXNet's are wrong (docs/limits.md, Bits).
 _STATIC = ("static_alloc", "static_shape")
 
 
