@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from helpers.blocks import CPU
 from memplan.errors import TraceError
-from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.gluon import TrainStep, planned
 
 
 class WithProbabilities(gluon.HybridBlock):
@@ -115,3 +115,54 @@ def test_within_a_hybridized_child_they_are_refused(keep_outputs: bool) -> None:
     block.child.hybridize()
     with pytest.raises(TraceError, match="does not read op"):
         _gradient_of(block, keep_outputs=keep_outputs)
+
+
+class Dropping(WithChild):
+    """A block that drops the probabilities of its child."""
+
+    def hybrid_forward(self, F: Any, y: Any) -> Any:  # noqa: N803
+        return self.child(y)[:1]
+
+
+class TwoOperators(WithProbabilities):
+    """A graph that MXNet does not run as one."""
+
+    def hybrid_forward(self, F: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        return F.exp(w), F.SoftmaxOutput(w, y)
+
+
+def _dropping(child: type[WithProbabilities], *, hybridized: bool) -> gluon.HybridBlock:
+    block = Dropping()
+    with block.name_scope():
+        block.child = child("SoftmaxOutput")
+    block.initialize(ctx=CPU)
+    block.child.hybridize(hybridized)
+    return block
+
+
+def _planned_gradient(block: Any) -> list[Any]:
+    planned(block, strategy="store_all")
+    return _gradient_of(block)
+
+
+@pytest.mark.parametrize(
+    "step", [_planned_gradient, lambda block: _gradient_of(block, keep_outputs=False)]
+)
+def test_one_that_a_block_drops_of_a_hybridized_child_is_refused(step: Any) -> None:
+    block = _dropping(WithProbabilities, hybridized=True)
+    with pytest.raises(TraceError, match="is dropped by what calls the block"):
+        step(block)
+
+
+@pytest.mark.parametrize(
+    "step", [_planned_gradient, lambda block: _gradient_of(block, keep_outputs=False)]
+)
+@pytest.mark.parametrize(
+    ("child", "hybridized"),
+    [(WithProbabilities, False), (TwoOperators, True), (Untrained, True)],
+)
+def test_one_that_a_block_drops_and_mxnet_does_not_train_by_may_be_there(
+    child: type[WithProbabilities], hybridized: bool, step: Any
+) -> None:
+    expected = _gradient_of(_dropping(child, hybridized=hybridized))
+    assert step(_dropping(child, hybridized=hybridized)) == expected

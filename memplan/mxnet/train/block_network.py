@@ -117,7 +117,7 @@ def compose(
     _check_symbols(block, loss, losses, symbols)
     refuse_read(others, mx.sym.Group(symbols))
     refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
-    refuse_unread_losses(block, losses, outputs, params, keep_outputs=keep_outputs)
+    refuse_unread_losses(blocks, noted.calls, losses, outputs, params, keep_outputs=keep_outputs)
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
     structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
