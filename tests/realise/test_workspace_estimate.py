@@ -116,6 +116,15 @@ def test_what_an_op_copies_and_what_it_computes_beside_its_place_are_there_at_on
     assert nbytes == sum(copies(traced.graph, traced.nodes).kept_nbytes) + 2 * N
 
 
+def test_what_mxnet_adds_up_is_copied_beside_the_space_in_which_others_are() -> None:
+    net = activated(mx.sym.add_n(convolved(pictures()), mx.sym.Variable("other")))
+    # The backward op of the convolution copies the picture, the gradient of its output, the weight
+    # and its gradient, and MXNet, which adds something to what it leaves, this.
+    picture = 16 * N
+    nbytes = _beside_copies(net, leaves_holes=False, shape=(2, 16, 32, 32))
+    assert nbytes == (2 * picture + 2 * WEIGHT) + picture
+
+
 def test_no_more_than_16_mb_of_what_one_op_copies_counts_once_more() -> None:
     net = mx.sym.relu(convolved(mx.sym.relu(convolved(pictures()))))
     shape = (2, 16, 224, 224)  # 19 MB of copies; and oneDNN's own are less than 16

@@ -41,7 +41,8 @@ class Copies:
     """Bytes of copies by op: ``kept`` to the end by the executor, ``temporary`` while it runs.
 
     ``layouts`` tells of each op in which layouts it reads its inputs. The temporary copies of the
-    ops ``beside`` are arrays beside MXNet's temporary space.
+    ops ``beside`` are arrays beside MXNet's temporary space: MXNet's own code computes these, and
+    gets copies in the usual layout (FallBackCompute of src/operator/nn/mkldnn/mkldnn_base.cc).
     """
 
     kept_nbytes: tuple[int, ...]
@@ -67,7 +68,7 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node], *, reads_ignored: bool =
         kept_nbytes, temporary_nbytes = found.run(index)
         pairs.append((kept_nbytes + of_ignored, temporary_nbytes))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
-    beside = frozenset(index for index, node in enumerate(nodes) if _falls_back(node))
+    beside = frozenset(n for n, node in enumerate(nodes) if _falls_back(node) or node.op == "add_n")
     return Copies(kept, temporary, tuple(layouts), beside)
 
 

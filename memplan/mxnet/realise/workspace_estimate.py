@@ -116,8 +116,10 @@ def _in_space(
     MXNet's temporary space stays as large as it was once: what oneDNN computes in memory of its own
     comes beside it.
     """
-    copied, copied_back = all_copies.temporary_nbytes, copied_back_nbytes(graph, nodes)
+    copied, beside = _apart(all_copies)
+    copied_back = copied_back_nbytes(graph, nodes)
     space, with_holes = _spaces(copied, copied_back)
+    space += max(beside, default=0)
     nbytes_of = functools.cache(
         functools.partial(_of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes)
     )
@@ -172,9 +174,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """
     all_copies = copies(graph, nodes, reads_ignored=False)
     copied_back = copied_back_nbytes(graph, nodes)
-    in_space, beside_it = list(all_copies.temporary_nbytes), [0] * len(nodes)
-    for index in all_copies.beside:
-        in_space[index], beside_it[index] = 0, in_space[index]
+    in_space, beside_it = _apart(all_copies)
     space, with_holes = _spaces(in_space, copied_back)
     *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
@@ -185,6 +185,14 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
+
+
+def _apart(all_copies: Copies) -> tuple[list[int], list[int]]:
+    """Op by op the bytes of temporary copies: those in MXNet's temporary space, and the others."""
+    in_space, beside = list(all_copies.temporary_nbytes), [0] * len(all_copies.temporary_nbytes)
+    for index in all_copies.beside:
+        in_space[index], beside[index] = 0, in_space[index]
+    return in_space, beside
 
 
 def _spaces(copied: Sequence[int], copied_back: Sequence[int]) -> tuple[int, int]:
