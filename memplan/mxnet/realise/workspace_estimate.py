@@ -119,7 +119,8 @@ def _in_space(
     copied, beside = _apart(all_copies)
     copied_back = copied_back_nbytes(graph, nodes)
     space, with_holes = _spaces(copied, copied_back)
-    space += max(beside, default=0)
+    most_beside = max(beside, default=0)
+    space, with_holes = space + most_beside, max(with_holes, most_beside)
     nbytes_of = functools.cache(
         functools.partial(_of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes)
     )
