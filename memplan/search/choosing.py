@@ -12,8 +12,8 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
-# This many attempts in a row may find nothing cheaper.
-PATIENCE = 150
+# This many attempts in a row may find nothing cheaper: of several searches, and of one alone.
+PATIENCE, PATIENCE_ALONE = 150, 500
 
 # Drops are chosen for all of the budget, and of small graphs for these parts of it.
 SLACKS = (0.97, 0.93, 0.85)
@@ -40,7 +40,8 @@ class Choosing:
         graphs = [graph]
         if self.reordered.graph is not graph:
             graphs.append(self.reordered.graph)
-        if loss_by_loss(graph, **rules).graph is not graph:
+        self.take_turns = loss_by_loss(graph, **rules).graph is not graph
+        if self.take_turns:
             graphs.reverse()  # where losses take turns least is to be dropped
         self.orders = [Evictions(each, 0, recompute_backward=recompute_backward) for each in graphs]
         self.last: Start | None = None
@@ -55,6 +56,9 @@ class Choosing:
         if not starts:
             return None if online is None else self.reordered.back(online)
         self.last = improve_best(starts, stop, patience=PATIENCE, seed=self.seed)
+        alone = self._alone(budget_nbytes, stop) if not repairs else None
+        if alone is not None and alone.fit.schedule.seconds < self.last.fit.schedule.seconds:
+            self.last = alone
         best = self.last.fit.schedule
         if online is not None and online.seconds < best.seconds:
             best = online
@@ -67,6 +71,21 @@ class Choosing:
         evictions = self.last.evictions.within(budget_nbytes)
         fit = evictions.fit(self.last.fit.drops, stop)
         return [] if fit is None else [Start(evictions, fit)]
+
+    def _alone(self, budget_nbytes: int, stop: Stop) -> Start | None:
+        """One search in the base order, as the strategy `evict` does it, where losses take turns.
+
+        It may end far below those that compete, most of which begin with the other order: by 2
+        points of 22 on a U-Net of four losses, 288 ops, at 30% of the step.
+        """
+        if self.few or not self.take_turns:
+            return None
+        evictions = self.orders[-1].within(budget_nbytes)
+        fit = evictions.first(evictions.cheapest_online(stop), stop)
+        if fit is None:
+            return None
+        fit = evictions.improve_or_end(fit, stop, patience=PATIENCE_ALONE, seed=self.seed)
+        return Start(evictions, fit)
 
     def _starts(self, budget_nbytes: int, online: Schedule | None, stop: Stop) -> list[Start]:
         """What a search may begin with; with ``few`` the first of these."""

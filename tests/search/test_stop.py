@@ -56,7 +56,7 @@ def test_what_cuts_a_part_cuts_the_whole() -> None:
 def test_a_part_that_its_work_ends_has_all_but_little_of_much_time(
     seconds: float, given: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more than 30 seconds; what takes a few, of more than 15."""
+    """Of more than 30 seconds; what takes a few, of more than 24."""
     monkeypatch.setattr(stop_module, "time", Hand())
     whole, endless = Stop.after(seconds, work=100.0), Stop.after(seconds)
     part = whole.share_of_work(0.25)
@@ -64,7 +64,7 @@ def test_a_part_that_its_work_ends_has_all_but_little_of_much_time(
     assert part.work_left == 25.0
     assert part.share_of_work(1.0).deadline == part.deadline
     assert endless.share_of_work(0.25).seconds_left == pytest.approx(0.25 * seconds)
-    little_given = max(0.25 * seconds, seconds - 11.25)
+    little_given = max(0.25 * seconds, seconds - 18.0)
     assert endless.share_for_little(0.25).seconds_left == pytest.approx(little_given)
     whole.end()
     assert whole.share_of_work(0.25).is_ended
