@@ -25,8 +25,10 @@ Parameter = Any
 #: The parameters to which plans were bound: others are left to MXNet.
 _PLANNED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
 
-# Neither is kept: with the first alone some gradients of MXNet's are wrong (docs/limits.md, Bits).
-_STATIC = ("static_alloc", "static_shape")
+# Neither of the first two is kept: with static_alloc alone some gradients of MXNet's are wrong
+# (docs/limits.md, Bits). Without it MXNet would run what has few operators one by one, and backward
+# would not go through all of it.
+_OTHERS = {"static_alloc": False, "static_shape": False, "inline_limit": 0}
 
 
 class _Renewed(mx.nd.CachedOp):  # type: ignore[misc]
@@ -69,5 +71,5 @@ def _renew_if_planned(block: Block) -> None:
         "data_indices": [i for i, is_input in enumerate(inputs) if is_input],
         "param_indices": [i for i, is_input in enumerate(inputs) if not is_input],
     }
-    flags = [(name, value) for name, value in block._flags if name not in _STATIC]
-    block._cached_op = _Renewed(block._cached_graph[1], [*places.items(), *flags])
+    flags = dict(block._flags) | _OTHERS
+    block._cached_op = _Renewed(block._cached_graph[1], [*places.items(), *flags.items()])
