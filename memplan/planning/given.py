@@ -31,12 +31,12 @@ class CountedBefore:
 
     @classmethod
     def by(
-        cls, given: Plan, ctx: Context, *, has_own_budget: bool, options: Mapping[str, Any]
+        cls, given: Plan, ctx: Context, *, has_own_bytes: bool, options: Mapping[str, Any]
     ) -> CountedBefore:
         """What plans count as ``given`` does, where the ``options`` of their planner name nothing.
 
-        On ``ctx`` workspace can be counted. It is where the planner ``has_own_budget``, which is
-        for all that a step holds there.
+        On ``ctx`` workspace can be counted. It is where the planner ``has_own_bytes`` for a budget,
+        which are for all that a step holds there; a share is one of what ``given`` counts.
         """
         named = {name: options[name] for name in ("reserve", "optimizer")}
         way, table = load(given.realisation), table_of(options["costs"])
@@ -48,7 +48,7 @@ class CountedBefore:
         if named["optimizer"] is None:
             figures["optimizer_nbytes"] = footprint.optimizer_nbytes
         if footprint.workspace_source == NOT_COUNTED:
-            return cls(figures, 0 if has_own_budget else None)
+            return cls(figures, 0 if has_own_bytes else None)
         if here.workspace_source == NOT_COUNTED or named["optimizer"] is not None:
             return cls(figures, 0)  # of the arrays of its updates the plan does not say
         again = here.parts(given.schedule)["workspace_nbytes"]

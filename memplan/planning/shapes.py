@@ -25,7 +25,7 @@ from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Moves
-from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.nbytes import format_nbytes, is_share, parse_budget
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -132,9 +132,10 @@ class ShapePlanner:
         else they would take bytes for activations that it leaves for something else, or be refused
         where it was not.
         """
-        has_own_budget = self._asked[0] is not None
+        budget = self._asked[0]
+        has_own_bytes = budget is not None and not is_share(budget)
         self._counted = CountedBefore.by(
-            plan, ctx, has_own_budget=has_own_budget, options=self._options
+            plan, ctx, has_own_bytes=has_own_bytes, options=self._options
         )
         self.adopt(plan)
 

@@ -63,6 +63,13 @@ def parse_budget(budget: int | float | str | None, unplanned_total_nbytes: int) 
     return math.floor(nbytes)
 
 
+def is_share(budget: int | float | str | None) -> bool:
+    """Is ``budget``, which can be used, a share of the unplanned step?"""
+    if isinstance(budget, str):
+        return "%" in budget
+    return budget is not None and not isinstance(budget, numbers.Integral)
+
+
 def format_nbytes(nbytes: int) -> str:
     """``nbytes`` for people, in powers of 1024: "1.25 GiB", "512 B"."""
     if abs(nbytes) < 2**10:

@@ -190,6 +190,10 @@ def test_what_was_given_up_is_refused_until_it_is_asked_for_anew() -> None:
                 autograd.grad(loss, [other, weight.data()], retain_graph=True)
         [found] = autograd.grad(both, [other])
         assert np.array_equal(found[0].asnumpy(), weight.data().sum(axis=0).asnumpy())
+        # With the graph of ``both`` autograd has forgotten the weight, which wants no gradient.
+        for array in (weight.data(), weight.data()[:]):
+            with pytest.raises(UsageError, match=REFUSED + r".*given their gradients up"):
+                autograd.grad(square(net), [array])
         for request in ("null", "write"):
             params.setattr("grad_req", request)
         [found] = autograd.grad(square(net), [weight.data()])

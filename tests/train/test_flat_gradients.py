@@ -187,6 +187,51 @@ def test_a_step_refuses_such_gradients() -> None:
         step(X, Y)
 
 
+def trained_as_static_graph() -> tuple[nn.HybridSequential, Any]:
+    """A network of which MXNet's own graph has computed gradients: zeros for the first layer.
+
+    With the loss, by which the graph stays, whatever becomes of that of the network.
+    """
+    net = dense()
+    net[1].weight.set_data(mx.nd.zeros((3, 8)))
+    net.hybridize(static_alloc=True, static_shape=True)
+    with autograd.record():
+        loss = SOFTMAX(net(X), Y)
+    loss.backward()
+    return net, loss
+
+
+def test_zeros_that_a_graph_of_mxnets_has_computed_are_nobody_elses() -> None:
+    net, before = trained_as_static_graph()
+    planned(net, strategy="chen_sqrt")
+    with expected_warning(""), autograd.record():
+        loss = SOFTMAX(net(X), Y)
+    loss.backward()
+    assert net.planned_step.plans
+    other, before = trained_as_static_graph()
+    loss = TrainStep(other, SOFTMAX, strategy="chen_sqrt")(X, Y)
+    assert np.array_equal(loss.asnumpy(), before.asnumpy())
+
+
+def test_views_of_what_a_graph_of_mxnets_has_computed_get_the_gradients() -> None:
+    results = []
+    for plan in (False, True):
+        net, _before = trained_as_static_graph()
+        parameters = list(net.collect_params().values())
+        views = reshaped(parameters)
+        if plan:
+            planned(net, strategy="chen_sqrt")
+        for _ in range(2):
+            for parameter, view in zip(parameters, views, strict=True):
+                parameter.data()[:] -= 0.1 * view.reshape(parameter.shape)
+            with expected_warning(HELD if plan else ""), autograd.record():
+                loss = SOFTMAX(net(X), Y)
+            loss.backward()
+            results += [view.asnumpy() for view in views]
+    assert all(array.any() for array in results)
+    assert all(map(np.array_equal, results[:8], results[8:]))
+
+
 def test_views_to_which_gradients_are_added_are_planned() -> None:
     results = []
     for plan in (False, True):

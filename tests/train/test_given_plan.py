@@ -63,13 +63,15 @@ def test_the_budget_that_the_module_names_stays(budget: str) -> None:
     assert found.budget_nbytes == (share if budget == "90%" else 8 * MIB)
 
 
+@pytest.mark.parametrize("budget", [None, "70%", 0.7])
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 def test_a_given_plan_that_counts_no_workspace_leaves_room_for_smaller_batches(
-    realisation: str,
+    realisation: str, budget: str | float | None
 ) -> None:
+    """Be the budget its own, or a share of the step of which it counts none."""
     given = plan(realisation=realisation, budget=0.7)
     assert given.workspace_nbytes == 0
-    found = of_other_shapes(given, size=7)
+    found = of_other_shapes(given, size=7, budget=budget)
     assert found.footprint.workspace_source == given.footprint.workspace_source
     assert found.total_nbytes <= found.budget_nbytes == given.budget_nbytes
 

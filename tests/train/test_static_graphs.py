@@ -14,6 +14,20 @@ from mxnet.gluon import nn
 from memplan.mxnet.gluon import TrainStep, planned
 
 LOSS = gluon.loss.L2Loss()
+
+
+class TwoHeads(gluon.HybridBlock):  # type: ignore[misc]
+    """A layer of two operators, each of which MXNet could run alone."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="heads_")
+        with self.name_scope():
+            self.first, self.second = (nn.Dense(3, in_units=3) for _ in range(2))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.first(x), self.second(x)
+
+
 STATIC = {"static_alloc": True, "static_shape": True}
 PLAN: dict[str, Any] = {"strategy": "chen_sqrt"}
 
@@ -38,9 +52,9 @@ def backward_of(net: Any, count: int, *, train_mode: bool = True) -> None:
     loss.backward()
 
 
-def left_by(loop: Callable[..., Any], *, plan: bool) -> list[Any]:
+def left_by(loop: Callable[..., Any], make: Callable[[], Any], *, plan: bool) -> list[Any]:
     """Gradients after each of the steps of a ``loop``, and values behind the update after it."""
-    net = network()
+    net = make()
     params = net.collect_params().values()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     found = []
@@ -51,8 +65,8 @@ def left_by(loop: Callable[..., Any], *, plan: bool) -> list[Any]:
     return found
 
 
-def check_equal(loop: Callable[..., Any]) -> None:
-    expected, found = (left_by(loop, plan=plan) for plan in (False, True))
+def check_equal(loop: Callable[..., Any], make: Callable[[], Any] = network) -> None:
+    expected, found = (left_by(loop, make, plan=plan) for plan in (False, True))
     assert len(expected) == len(found) > 0
     assert all(map(np.array_equal, expected, found))
 
@@ -151,6 +165,35 @@ def test_a_static_layer_of_a_planned_block_is_called_past_it_and_alone() -> None
             yield
 
     check_equal(loop)
+
+
+def test_a_static_layer_of_two_operators_of_which_a_loss_reads_one() -> None:
+    """In MXNet's graph backward goes through both, be they ever so few."""
+
+    def with_heads() -> Any:
+        net = network()
+        net.hybridize(False)
+        net.add(TwoHeads())
+        net[3].initialize(mx.init.Normal(0.5))
+        net[3].hybridize(**STATIC)
+        net[3](mx.nd.ones((4, 3)))
+        return net
+
+    def loop(net: Any, *, plan: bool) -> Any:
+        if plan:
+            planned(net, **PLAN)
+        for _ in range(2):
+            with autograd.record():
+                one, other = net(images(4))
+                loss = (one * other).sum()
+            loss.backward()
+            yield
+            with autograd.record():
+                alone = net[3](mx.nd.ones((4, 3)))[0].square().sum()
+            alone.backward()
+            yield
+
+    check_equal(loop, with_heads)
 
 
 def test_a_graph_stays_while_the_gradients_stay_where_they_are() -> None:

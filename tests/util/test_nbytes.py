@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import ArgumentError, MemplanError
-from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.nbytes import format_nbytes, is_share, parse_budget
 
 TOTAL = 10_000_000_007
 
@@ -56,6 +56,7 @@ TOTAL = 10_000_000_007
 )
 def test_budget(budget: int | float | str | None, nbytes: int | None) -> None:
     assert parse_budget(budget, TOTAL) == nbytes
+    assert is_share(budget) == (parse_budget(budget, 2 * TOTAL) != nbytes)
 
 
 def test_a_float_means_the_decimal_that_was_written() -> None:

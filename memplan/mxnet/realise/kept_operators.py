@@ -31,15 +31,26 @@ def keys(names: Iterable[str]) -> list[Key]:
 
 
 class KeptOperators:
-    """The objects of a network's Custom ops, made when first needed; not those within loops."""
+    """The objects of a network's Custom ops, made when first needed; not those within loops.
 
-    def __init__(self) -> None:
+    ``is_kept`` says whether those of an op of that name are; None: all are, as an executor's.
+    """
+
+    def __init__(self, is_kept: Callable[[str], bool] | None = None) -> None:
+        self._is_kept, self.are_all_kept = is_kept or (lambda name: True), is_kept is None
         self._objects: dict[Key, Any] = {}
+
+    def forget(self) -> None:
+        """Make new ones from now on; what still runs has the old ones."""
+        self._objects.clear()
 
     @contextlib.contextmanager
     def for_ops(self, ops: Sequence[Key]) -> Iterator[None]:
-        """Within it MXNet asks, in this thread, for the objects of ``ops``, one after the other."""
-        if not ops:
+        """Within it MXNet asks, in this thread, for the objects of ``ops``, one after the other.
+
+        Where none of them is kept it makes them itself.
+        """
+        if not any(self._is_kept(name) for name, _ in ops):
             yield
             return
         _see_creation()

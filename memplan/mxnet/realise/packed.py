@@ -175,7 +175,7 @@ class PackedStep:
             memory = PackedMemory(packing.nbytes, ctx)
         self.memory = memory
         self._mode, self._scope = Mode(), StepScope()
-        mode = None if operators is None else self._mode
+        mode = self._mode if operators is not None and operators.are_all_kept else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
         in_place, turned = _in_place(trace, lowered, ctx), _turned(trace, lowered, ctx)

@@ -77,8 +77,8 @@ class Calls:
     """Makes the calls of a lowered schedule.
 
     A long step runs the same ops on the same arrays again and again: such calls are one object.
-    ``mode`` and ``operators`` are of an executor, which keeps the operators of user code and loops
-    from step to step; None: they are made anew for every call.
+    ``mode`` is of an executor, which keeps the operators of user code and loops from step to step;
+    None: they are made anew for every call, but for the objects of user code in ``operators``.
     ``outside`` are the gradients, by step and output, that are not in the memory, ``in_place``
     what MXNet's executor writes over, by op and output, ``turned`` the inputs that an op is to find
     in the usual layout.

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +82,13 @@ def is_held_elsewhere(gradient: NDArray, *, is_asked: bool) -> bool:
     return _are_objects_known() and _nholders(gradient) > _nholders_of_gradients()[is_asked]
 
 
+def memories_in_python(own: Iterable[NDArray]) -> set[int]:
+    """The memories of all arrays that anybody has in Python, but for these objects of ``own``."""
+    ids = set(map(id, own))
+    objects = (o for o in gc.get_objects() if issubclass(type(o), mx.nd.NDArray))
+    return {chunk_of(array) for array in objects if id(array) not in ids and _has_object(array)}
+
+
 def is_written_by_graphs(gradient: NDArray) -> bool:
     """Is there a graph that would write into ``gradient``, in whose place another was marked?
 
@@ -132,6 +141,14 @@ def _nholders_at_rest(array: NDArray) -> int:
         counts.append(_nholders(array))
         time.sleep(0.001)
     return min(counts)
+
+
+def _has_object(array: NDArray) -> bool:
+    """Is it more than one that is being made?"""
+    try:
+        return bool(handle_of(array))
+    except AttributeError:
+        return False
 
 
 def _number(array: NDArray, place: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ import mxnet as mx
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
+from memplan.mxnet.train.array_memory import memory_of
 from memplan.mxnet.train.given_up import given_up
 from memplan.mxnet.train.named_parameters import named_parameters
 from memplan.mxnet.train.nesting import leaves, listed
@@ -68,16 +69,17 @@ def _refusing(grad: Callable[..., Any]) -> Callable[..., Any]:
         for gradients in [reference() for reference in _GRADIENTS.keyrefs()]:
             if gradients is not None:
                 gradients.check_asked(read, asked)
-        _check_given_up(asked)
+        _check_given_up(list(leaves(variables)))
         return grad(heads, variables, *args, **options)
 
     return refusing
 
 
-def _check_given_up(asked: Collection[str]) -> None:
+def _check_given_up(variables: list[NDArray]) -> None:
     """UsageError if one of these has no gradient, for a reason that MXNet does not know."""
+    asked = {_known_by(array) for array in variables if isinstance(array, mx.nd.NDArray)}
     for parameter, array in given_up():
-        if name_of(array) in asked:
+        if _known_by(array) in asked:
             raise UsageError(
                 f"mx.autograd.grad does not reach parameter {parameter.name!r}: "
                 f"TrainStep(trainer=...) updates the parameters within the step, and has given "
@@ -85,6 +87,12 @@ def _check_given_up(asked: Collection[str]) -> None:
                 f"'write', which makes one, and record the loss after that, or give TrainStep no "
                 f"trainer"
             )
+
+
+def _known_by(array: NDArray) -> Any:
+    """What tells ``array`` from others, whatever handle this is; its memory where that is all."""
+    name = name_of(array)
+    return memory_of(array) if name is None else name
 
 
 def _check(half: FirstHalf, variables: list[NDArray]) -> None:

@@ -12,7 +12,7 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere
+from memplan.mxnet.train.array_memory import chunk_of, is_held_elsewhere, memories_in_python
 from memplan.mxnet.train.asked_gradients import every_parameter, follow, marked_gradient
 from memplan.mxnet.train.given_up import is_stand_in
 from memplan.mxnet.train.gradients import is_of_plan
@@ -159,28 +159,36 @@ def _held(parameters: Iterable[Parameter], blocks: Iterable[mx.gluon.Block]) -> 
     They are views, or what ``p.data().grad`` was. A gradient that autograd alone knows, by
     ``mark_variables`` or ``attach_grad``, counts if somebody has it.
     """
-    if not any(_held_now(parameters)):
+    if next(_held_now(parameters), None) is None:
         return []
     mx.nd.waitall()
     time.sleep(0.01)  # the engine frees what it has done a moment later
-    found = list(_held_now(parameters))
-    if found and any(map(_is_static, blocks)):
-        # MXNet's graph itself has the gradients that it has computed.
-        found = [(name, array) for name, array in found if not array.asnumpy().any()]
-    return list(dict.fromkeys(name for name, _ in found))
+    held = list(dict.fromkeys(_held_now(parameters)))
+    if held and any(map(_is_static, blocks)):
+        # MXNet's graph itself has the gradients that it has computed, and what it has returned,
+        # which a script may have, has the graph.
+        others = memories_in_python(array for p in held for array in p._grad)
+        held = [p for p in held if not others.isdisjoint(_memories_of_gradients(p))]
+    return [p.name for p in held]
 
 
-def _held_now(parameters: Iterable[Parameter]) -> Iterator[tuple[str, NDArray]]:
+def _held_now(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
     for p in parameters:
         for place, array in enumerate(p._grad or ()):
             marked = None if is_derived(p) else marked_gradient(p._data[place])
             is_other = marked is not None and chunk_of(marked) != chunk_of(array)
             if is_other and is_held_elsewhere(marked, is_asked=True):
-                yield p.name, marked
+                yield p
             del marked  # which has the memory, too
             is_replaced = p.grad_req == "write" and not is_of_plan(p, place)
             if is_replaced and is_held_elsewhere(array, is_asked=False):
-                yield p.name, array
+                yield p
+
+
+def _memories_of_gradients(parameter: Parameter) -> Iterator[int]:
+    """Where its gradients are, and where autograd would write them."""
+    marked = () if is_derived(parameter) else map(marked_gradient, parameter._data)
+    yield from (chunk_of(a) for a in (*parameter._grad, *marked) if a is not None)
 
 
 def _is_static(block: mx.gluon.Block) -> bool:

@@ -35,7 +35,7 @@ from memplan.mxnet.train.initial_order import is_derived
 from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
 from memplan.mxnet.train.read_by_loss import name_of
-from memplan.mxnet.train.static_graphs import renew_graphs_of
+from memplan.mxnet.train.static_graphs import StaticObjects, renew_graphs_of
 from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph, runs_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
@@ -68,10 +68,9 @@ class BoundStep:
         self.network, self.form, self.is_outdated = network, network.form, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
-        trace = plan.trace
+        trace, self._objects = plan.trace, StaticObjects(plan.trace, ctx)
         parameters = _initialised(network, params, trace.shapes)
-        #: The parameters that may have gradients.
-        self.arguments = arguments_of(network, params)
+        self.arguments = arguments_of(network, params)  #: The parameters that may have gradients.
         self._derived = [p for p in parameters if is_derived(p)]
         self._read: dict[str, NDArray] = {}
         parameters = [p for p in parameters if not is_derived(p)]
@@ -99,7 +98,8 @@ class BoundStep:
             pool=pool.executor,
             match_range=plan.match_range,
             memory=pool.memory,
-            keeps_operators=False,  # as a hybridized block
+            keeps_operators=False,  # as a hybridized block, but for a static graph
+            operators=self._objects.operators,
             updates=updates,
             packing=plan.packing,
         )
@@ -155,6 +155,11 @@ class BoundStep:
             )
             and self.gradients.are_current()
         )
+
+    def prepare(self, form: Any, blocks: Iterable[Any]) -> None:
+        """Before a step that stands for a call of ``blocks``; what it returns is nested so."""
+        self.form = form
+        self._objects.begin(blocks)
 
     def statistics(self) -> list[Parameter]:
         """The parameters that the step itself writes, such as the statistics of a BatchNorm."""

@@ -5,19 +5,27 @@ A graph of ``hybridize(static_alloc=True, static_shape=True)`` writes gradients 
 (``StaticBackward`` in src/imperative/cached_op.cc). A plan gives the parameters other arrays for
 their gradients, into which such a graph of theirs would write none. So before it is recorded it is
 made anew, without static arrays. Weights and statistics stay where they are.
+
+Such a graph keeps the objects of Custom ops, too, where others make one for every call: as long as
+it is called with inputs of the same shapes, and is recorded or not as before (``StaticInitExec``
+makes new ones). So does a step that stands for calls of it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
 
+from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.wrapped_functions import wrap
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.operators import CUSTOM
+from memplan.mxnet.train.block_changes import hybridized
 
 Block = Any
 Parameter = Any
@@ -25,8 +33,10 @@ Parameter = Any
 #: The parameters to which plans were bound: others are left to MXNet.
 _PLANNED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
 
-# Neither is kept: with the first alone some gradients of MXNet's are wrong (docs/limits.md, Bits).
-_STATIC = ("static_alloc", "static_shape")
+# Neither of the first two is kept: with static_alloc alone some gradients of MXNet's are wrong
+# (docs/limits.md, Bits). Without it MXNet would run what has few operators one by one, and backward
+# would not go through all of it.
+_OTHERS = {"static_alloc": False, "static_shape": False, "inline_limit": 0}
 
 
 class _Renewed(mx.nd.CachedOp):  # type: ignore[misc]
@@ -50,24 +60,68 @@ def _renewing(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def renewing(block: Block, *args: Any) -> Any:
         is_made = block._cached_op is not None and not isinstance(block._cached_op, _Renewed)
-        if is_made and autograd.is_recording() and ("static_shape", True) in block._flags:
+        if is_made and autograd.is_recording() and _is_static(block):
             _renew_if_planned(block)
+        elif block in _RAN_LAST and not autograd.is_recording():
+            del _RAN_LAST[block]
+            if block._cached_op is not None:
+                block._cached_op = _made_anew(block, mx.nd.CachedOp, {})
         return call(block, *args)
 
     return renewing
 
 
+def _is_static(block: Block) -> bool:
+    return ("static_shape", True) in block._flags
+
+
 def _renew_if_planned(block: Block) -> None:
-    """Make what runs the graph of ``block`` anew, as MXNet's ``_build_cache`` does at its end.
+    if any(not is_input and p in _PLANNED for is_input, p in block._cached_op_args):
+        block._cached_op = _made_anew(block, _Renewed, _OTHERS)
+
+
+def _made_anew(block: Block, kind: type[mx.nd.CachedOp], flags: Mapping[str, Any]) -> Any:
+    """What runs the graph of ``block``, as MXNet's ``_build_cache`` makes it, with these ``flags``.
 
     The graph itself stays, and the list of what it is called with, by which steps know it.
     """
-    if not any(not is_input and p in _PLANNED for is_input, p in block._cached_op_args):
-        return
     inputs = [is_input for is_input, _ in block._cached_op_args]
     places = {
         "data_indices": [i for i, is_input in enumerate(inputs) if is_input],
         "param_indices": [i for i, is_input in enumerate(inputs) if not is_input],
     }
-    flags = [(name, value) for name, value in block._flags if name not in _STATIC]
-    block._cached_op = _Renewed(block._cached_graph[1], [*places.items(), *flags])
+    every = {**places, **dict(block._flags), **flags}
+    return kind(block._cached_graph[1], every.items())
+
+
+#: Which step stood for the last call of a static graph that has objects to keep, by context, and
+#: what the graph is called with, a list that MXNet makes anew with the graph.
+_RAN_LAST: WeakKeyDictionary[Block, dict[mx.Context, tuple[object, Any]]] = WeakKeyDictionary()
+
+
+class StaticObjects:
+    """The objects of Custom ops in packed steps of ``trace`` on ``ctx``, if it has such ops."""
+
+    def __init__(self, trace: Trace, ctx: mx.Context) -> None:
+        nodes = trace.nodes if trace.form.in_one_array else ()
+        self._names = {node.name for node in nodes if node.op == CUSTOM}
+        #: Those that are kept, for the step; None where there are no such ops.
+        self.operators = KeptOperators(lambda name: name in self._kept) if self._names else None
+        self._ctx, self._step = ctx, object()
+        self._kept: set[str] = set()
+
+    def begin(self, blocks: Iterable[Block]) -> None:
+        """Before a step that stands for calls of the graphs in ``blocks``."""
+        if self.operators is None:
+            return
+        self._kept.clear()
+        for block in filter(_is_static, hybridized(blocks)):
+            names = [name for name in self._names if name.startswith(block.prefix)]
+            if not names:
+                continue
+            self._kept.update(names)
+            before = _RAN_LAST.setdefault(block, {}).get(self._ctx, (None, None))
+            now = self._step, block._cached_op_args
+            if any(one is not other for one, other in zip(before, now, strict=True)):
+                self.operators.forget()
+            _RAN_LAST[block][self._ctx] = now

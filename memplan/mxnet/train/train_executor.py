@@ -60,11 +60,11 @@ class TrainExecutor(BoundArrays):
     :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
     ``memory`` instead, if that is large enough; this and ``packing`` are those of
     :class:`memplan.mxnet.realise.packed.PackedStep`. The objects of Custom ops are in
-    ``operators``, or new ones; without ``keeps_operators`` packed steps make them anew for every
-    step. ``updates`` does the updates of one made for "updating". Raises ArgumentError for an array
-    that is unknown or of the wrong shape or dtype, for a ``match_range`` that is no whole number
-    and for what is no trace, schedule or context; UsageError for a trace with NumPy's shapes where
-    MXNet has its own.
+    ``operators``, or new ones; without ``keeps_operators`` packed steps make those that are not in
+    ``operators`` anew for every step. ``updates`` does the updates of one made for "updating".
+    Raises ArgumentError for an array that is unknown or of the wrong shape or dtype, for a
+    ``match_range`` that is no whole number and for what is no trace, schedule or context;
+    UsageError for a trace with NumPy's shapes where MXNet has its own.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TrainExecutor(BoundArrays):
         is_packed = trace.form.in_one_array
         self._kept_gammas = gammas if keeps_operators and is_packed else []
         self._fixed_gammas = [] if keeps_operators or is_packed else gammas
-        self._operators = (operators or KeptOperators()) if keeps_operators else None
+        self._operators = operators or (KeptOperators() if keeps_operators else None)
         options = {"memory": memory, "operators": self._operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
             self._packed(packing=packing, **options)

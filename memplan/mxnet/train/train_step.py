@@ -307,9 +307,9 @@ class TrainStep:
             plan, network = self._planned(kind, params, ctx, composed, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
-        bound.form = (composed or bound.network).form
         self._pools[ctx].serve(bound.gradients)
         self.changes.run(kind, ctx)
+        bound.prepare((composed or bound.network).form, self._blocks)
         return bound
 
     def _bind(
