@@ -171,6 +171,24 @@ def test_an_imported_block_can_be_trained(tmp_path: Path) -> None:
     assert_equal(expected, gradients(imported))
 
 
+class Doubled(gluon.SymbolBlock):
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+def test_a_block_of_a_graph_may_have_a_forward_of_the_script_s() -> None:
+    data = mx.sym.Variable("data")
+    net = Doubled(mx.sym.FullyConnected(data, num_hidden=2, name="layer"), data)
+    net.initialize()
+    x, y = normal(4, 3), mx.nd.arange(4) % 2
+    with autograd.record():
+        loss = SOFTMAX(net(x), y)
+    loss.backward()
+    expected = gradients(net)
+    train_step(net)(x, y)
+    assert_equal(expected, gradients(net))
+
+
 def test_an_imported_parameter_keeps_the_shape_that_it_was_saved_with(tmp_path: Path) -> None:
     """MXNet infers a slope for every channel where it is not told that all share one."""
     net = nn.HybridSequential()

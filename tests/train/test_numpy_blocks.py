@@ -14,14 +14,22 @@ from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 
 from helpers.amounts import long_unless
-from helpers.block_runs import by_autograd, by_plan, differences, leaves, train, train_step
+from helpers.block_runs import (
+    by_autograd,
+    by_plan,
+    differences,
+    gradients,
+    leaves,
+    train,
+    train_step,
+)
 from helpers.blocks import CASES as LEGACY_CASES
 from helpers.blocks import images as legacy_images
 from helpers.layouts import without_copies
 from helpers.numpy_blocks import CASES, images, resnet, total, vectors
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.trace.request import as_traced, request_of, trace_again
 
@@ -155,6 +163,45 @@ def test_inputs_may_be_scalars(realisation: str) -> None:
     for factor in (0.5, 2.0):
         loss = step((x, np.array(factor)), y)
         assert loss.item() == total(net(x, np.array(factor)), y).item()
+
+
+class Branches(gluon.HybridBlock):
+    """Two layers, and what each of them computes."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="branches_")
+        with self.name_scope():
+            self.first, self.second = nn.Dense(4), nn.Dense(2)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        hidden = F.np.tanh(self.first(x))
+        return hidden, self.second(hidden)
+
+
+@pytest.mark.parametrize("layers_before", [0, 1])
+@pytest.mark.parametrize("make", [Branches, lambda: nn.Dense(4, prefix="branches_")])
+def test_an_imported_network_trains(make: Any, layers_before: int, tmp_path: Path) -> None:
+    """MXNet's Symbols of mx.np with one output are no lists of it, as its SymbolBlock expects."""
+    x, net = np.arange(12).reshape((3, 4)) / 8, initialised(make())
+    net.hybridize()
+    net(x)
+    net.export(str(tmp_path / "net"))
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    found = []
+    for plan in (False, True):
+        block = nn.HybridSequential(prefix="block_")
+        with block.name_scope():
+            block.add(*(nn.Dense(4) for _ in range(layers_before)))
+        block.initialize(mx.init.One())
+        block.add(gluon.SymbolBlock.imports(*files))
+        block = block if layers_before else block[0]
+        if plan:
+            planned(block, realisation="packed", strategy="chen_sqrt")
+        with autograd.record():
+            loss = sum((output**2).sum() for output in leaves(block(x)))
+        loss.backward()
+        found.append([gradients(block)])
+    assert not differences(*found)
 
 
 def test_legacy_arrays_are_refused() -> None:

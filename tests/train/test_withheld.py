@@ -6,7 +6,7 @@ import copy
 import gc
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
@@ -130,6 +130,49 @@ def test_copies_have_none_of_what_lies_in_memory(copied: Callable[[Any], Any]) -
         assert {None if np.isnan(value) else value for value in found} == values
         loss.backward()
         assert np.isfinite(nets[1][0].weight.grad().asnumpy()).all()
+
+
+@pytest.fixture
+def _numpy_semantics() -> Iterator[None]:
+    mx.npx.set_np()
+    try:
+        yield
+    finally:
+        mx.npx.reset_np()
+
+
+@pytest.mark.usefixtures("_numpy_semantics")
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_those_of_mx_np_are_copied_and_cast_as_such(is_trained: bool) -> None:
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(6, activation="tanh"), nn.Dense(2))
+    net.initialize()
+    x = mx.np.ones((3, 4))
+    net(x)
+    expected = copy.deepcopy(net)
+    planned(net, realisation="packed", strategy="chen_sqrt")
+    if is_trained:
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+    with autograd.record():
+        net(x)
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        for parameter in params_of([copied]):
+            assert isinstance(parameter.grad(), mx.np.ndarray)
+            assert np.isnan(parameter.grad().asnumpy()).all() == is_trained
+    gradient = net[0].weight.grad()
+    assert gradient.ctx == gradient.context == x.ctx
+    with autograd.record():
+        net(x)
+    for block in (expected, net):
+        block.cast("float64")
+        assert all(isinstance(p.grad(), mx.np.ndarray) for p in params_of([block]))
+        with autograd.record():
+            loss = (block(x.astype("float64")) ** 2).sum()
+        loss.backward()
+    assert not differences([gradients(expected)], [gradients(net)])
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -113,11 +113,7 @@ class KeptGraphs:
 
         A block with recurrent cells is left to itself: its cells begin anew.
         """
-        kind = getattr(root, "_memplan_unplanned", type(root))
-        is_usual = kind.forward is mx.gluon.HybridBlock.forward
-        own = vars(root).get("forward")
-        is_replaced = own is not None and not isinstance(own, _Outermost)
-        if not is_usual or is_replaced or root._backend or has_cells(root):
+        if not _calls(root, mx.gluon.HybridBlock.forward) or root._backend or has_cells(root):
             return False
         graph = root._cached_graph
         return self.of_calls or not graph or _MADE.get(root) is graph
@@ -157,7 +153,7 @@ class KeptGraphs:
                         forward = functools.partial(self._forward, block, params, are_made)
                         by_graph = functools.partial(of_graph, forward)
                     elif isinstance(block, mx.gluon.SymbolBlock):
-                        by_graph = functools.partial(of_graph, usual)
+                        by_graph = functools.partial(of_graph, self._forward_of(block))
                     given = functools.partial(_alone, block, around, running, of_graph, is_here)
                     block.__dict__["forward"] = _Outermost(by_graph, usual, given, running, is_here)
                 yield
@@ -165,6 +161,15 @@ class KeptGraphs:
                 for block, own in zip(called, before, strict=True):
                     block.__dict__.pop("forward", None)
                     block.__dict__.update(own)
+
+    def _forward_of(self, block: mx.gluon.SymbolBlock) -> Callable[..., Any]:
+        """What computes a SymbolBlock of Symbols: its graph, unless a script has another forward.
+
+        MXNet's own takes a graph of mx.np with one output for a list of outputs, and fails.
+        """
+        if not _calls(block, mx.gluon.SymbolBlock.forward):
+            return cast(Callable[..., Any], block.forward)
+        return functools.partial(self._forward, block, {}, False)
 
     def _forward(
         self, root: Block, params: Mapping[str, Parameter], is_made: bool, *args: Any
@@ -186,6 +191,14 @@ class KeptGraphs:
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
         return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+
+
+def _calls(block: Block, forward: Callable[..., Any]) -> bool:
+    """Is this ``forward`` of MXNet's what a call of ``block`` runs?"""
+    own = vars(block).get("forward")
+    is_replaced = own is not None and not isinstance(own, _Outermost)
+    kind = getattr(block, "_memplan_unplanned", type(block))
+    return kind.forward is forward and not is_replaced
 
 
 @contextmanager

@@ -26,7 +26,7 @@ NDArray = Any
 Parameter = Any
 
 # Methods of MXNet's arrays that ask of which kind an array is, or free it.
-_HARMLESS = frozenset({"shape", "dtype", "stype", "context", "__del__"})
+_HARMLESS = frozenset({"shape", "dtype", "stype", "context", "ctx", "__del__"})
 
 #: The parameters of which a gradient that is not zero was computed, or may have been.
 _COMPUTED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
@@ -124,6 +124,8 @@ def _kind(
 
     own = {"__slots__": (), "_withheld": base, "__module__": __name__}
     own |= {"handle": property(handle), "__setitem__": set_item, "__getstate__": get_state}
+    # The one of an mx.np array asks a legacy view of it, by which anybody might read it.
+    own |= {"context": mx.nd.NDArray.context}
     return type(base)(base.__name__, (base,), own)
 
 
@@ -133,7 +135,9 @@ def _stand_in(array: NDArray, parameter: Parameter) -> NDArray:
 
 
 def _filled(array: NDArray, value: float) -> NDArray:
-    return mx.nd.full(array.shape, value, array.context, array.dtype).tostype(array.stype)
+    if isinstance(array, mx.np.ndarray):
+        return mx.np.full(array.shape, value, ctx=array.ctx, dtype=array.dtype)
+    return mx.nd.full(array.shape, value, array.ctx, array.dtype).tostype(array.stype)
 
 
 def _message(parameter: Parameter) -> str:
