@@ -35,6 +35,7 @@ from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.other_modes import refuse_other_modes
 from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
@@ -117,6 +118,7 @@ def compose(
     _check_symbols(block, loss, losses, symbols)
     refuse_read(others, mx.sym.Group(symbols))
     refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
+    refuse_other_modes(block, noted.calls, mx.sym.Group(symbols))
     refuse_unread_losses(blocks, noted.calls, losses, outputs, params, keep_outputs=keep_outputs)
     form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
     apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
@@ -131,10 +133,8 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
-    graph = _parsed(symbol)
+    _warn_of_gradients(block, noted, _parsed(symbol), params)
     warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
-    warn_of_loops(block, graph["nodes"])
-    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
     return BlockNetwork(
         _declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
@@ -143,6 +143,14 @@ def compose(
         tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
         unread,
     )
+
+
+def _warn_of_gradients(
+    block: Any, noted: Calls, graph: Mapping[str, Any], params: Mapping[str, Parameter]
+) -> None:
+    """Warn of gradients that a step computes otherwise than a ``block`` that gets arrays."""
+    warn_of_loops(block, graph["nodes"])
+    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
 
 
 def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:

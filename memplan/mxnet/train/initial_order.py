@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import mxnet as mx
-from mxnet import autograd
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
@@ -24,6 +23,7 @@ from memplan.mxnet.train.random_order import (
     Call,
     draws,
     noting_symbols,
+    ops_of,
     other_draws,
     symbols_in,
 )
@@ -47,14 +47,13 @@ def is_derived(parameter: Parameter) -> bool:
 class Calls(list[str]):
     """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
-    ``unrecorded`` are the operators that it calls under autograd.pause(), ``derived`` the
-    parameters that are computed when they are read; ``waiting`` are these, and those that are not
-    initialised: of others no reads are noted. ``calls`` are those of operators and graphs.
+    ``derived`` are the parameters that are computed when they are read, ``waiting`` these, and
+    those that are not initialised: of others no reads are noted. ``calls`` are those of operators
+    and graphs.
     """
 
     def __init__(self, params: Mapping[str, Parameter]) -> None:
         super().__init__()
-        self.unrecorded: set[str] = set()
         self.derived = {name for name, p in params.items() if is_derived(p)}
         self.waiting = {n for n, p in params.items() if p._deferred_init or n in self.derived}
         self.calls: list[Call] = []
@@ -111,8 +110,6 @@ def _noting(kind: type, get: Callable[..., str], noted: Calls) -> Callable[..., 
         full = get(manager, name, hint)
         if kind is mx.name.Prefix or not isinstance(manager, mx.name.Prefix):
             noted.append(full)
-            if not autograd.is_recording():
-                noted.unrecorded.add(full)
         return full
 
     return get_and_note
@@ -196,8 +193,12 @@ def warn_of_pause(
 
     Its ``graph`` knows of no pause, but of BlockGrad.
     """
-    if is_graph(block) or not calls.unrecorded:
+    paused = [call for call in calls.calls if call.outputs and not call.is_recorded]
+    if is_graph(block) or not paused:
         return
+    made = mx.sym.Group([output for call in paused for output in call.outputs])
+    called, _, places_of = ops_of(made, paused)
+    unrecorded = {called[place]["name"] for places in places_of for place in places}
     nodes, needed = graph["nodes"], {source for source, *_ in graph["heads"]}
     for place in reversed(range(len(nodes))):
         if place in needed and nodes[place]["op"] != "BlockGrad":
@@ -208,7 +209,7 @@ def warn_of_pause(
         if node["name"] in trained or (reads and place in needed and node["op"] != "BlockGrad"):
             reached.add(place)
     names = (nodes[place]["name"] for place in sorted(reached))
-    stopped = next((name for name in names if name in calls.unrecorded), None)
+    stopped = next((name for name in names if name in unrecorded), None)
     if stopped is not None:
         warnings.warn(
             f"block {block.name!r} calls {stopped} under autograd.pause(), which stops no gradient "

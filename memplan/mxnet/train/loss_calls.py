@@ -20,7 +20,8 @@ from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.block_changes import BlockChanges
 from memplan.mxnet.train.initial_order import Calls
 from memplan.mxnet.train.nesting import alike, as_in, as_inputs, leaves, of_semantics
-from memplan.mxnet.train.random_order import Call
+from memplan.mxnet.train.other_modes import in_other_mode
+from memplan.mxnet.train.random_order import Call, noting_symbols, symbols_in
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows
 
@@ -83,7 +84,11 @@ class LossCalls:
         known.labels = as_in(kind[0].items[1], known.labels)
         with mx.name.NameManager() as names, self._changes.as_in_graphs(only_losses=True):
             names._counter = dict(known.counts)
-            losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
+            with noting_symbols() as calls:
+                losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
+        made = symbols_in(losses)
+        if made and in_other_mode(calls, mx.sym.Group(made)):
+            return True  # which the structure does not show, and is noted where it is called again
         self._called = kind, losses
         return bool(known.computed != before)
 
