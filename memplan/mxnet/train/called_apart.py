@@ -25,11 +25,11 @@ def called_apart(
 ) -> tuple[set[int], set[int]]:
     """Their places among ``ops``, which are those of ``block`` and its loss.
 
-    And the places of which they are some, whatever ``params`` are trained. If the block is a graph,
-    so is all.
+    And the places of which they are some, whatever ``params`` are trained. If MXNet runs the block
+    as a graph, so is all.
     """
     nodes, graph_of = ops.nodes[: ops.nknown], ops.graph_of
-    if is_one_graph(block) and (block in ops.blocks or not in_halves):
+    if is_one_graph(block) and block in ops.blocks:
         places = _slopes_at_the_end(nodes, ops.heads) if in_halves else set()
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
