@@ -29,7 +29,7 @@ def called_apart(
     as a graph, so is all.
     """
     nodes, graph_of = ops.nodes[: ops.nknown], ops.graph_of
-    if is_one_graph(block) and block in ops.blocks:
+    if is_one_graph(block) and ops.has_graph_of(block):
         places = _slopes_at_the_end(nodes, ops.heads) if in_halves else set()
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}

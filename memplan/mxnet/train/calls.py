@@ -113,6 +113,10 @@ class Ops:
             self.graphs.append(ops)
             self.blocks.append(block)
 
+    def has_graph_of(self, block: Block) -> bool:
+        """Does MXNet run a graph of ``block`` as one?"""
+        return any(other is block for other in self.blocks)
+
     def losses(self) -> list[int]:
         """The places of loss operators."""
         return [place for place, node in enumerate(self._nodes) if is_loss(node)]

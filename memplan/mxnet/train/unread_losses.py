@@ -59,9 +59,9 @@ def refuse_unread_losses(
     number = ops.graph_of.get(place)
     graph = "" if number is None else f" of hybridized block {ops.blocks[number].name!r}"
     raise TraceError(
-        f"{op}{graph} is dropped by what calls the block: MXNet trains "
-        f"by it, {whole}, and a planned step would not. Put BlockGrad around what the op reads, or "
-        f"write softmax for probabilities, or do not compute it there"
+        f"{op}{graph} is dropped by what calls the block: MXNet trains by it, {whole}, and a "
+        f"planned step would not. Put BlockGrad around what the op reads, or write softmax for "
+        f"probabilities, or do not compute it there"
     )
 
 
