@@ -33,6 +33,27 @@ class Pausing(gluon.HybridBlock):
         return self.scores(x) * F.slice_axis(constant, axis=1, begin=0, end=10)
 
 
+class PausingInForward(Pausing):
+    """In a forward of its own, which MXNet runs in Python."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.hybridize()
+
+    def forward(self, x: Any) -> Any:
+        with autograd.pause():
+            constant = self.weights(x)
+        return self.scores(x) * constant
+
+
+def test_a_pause_in_a_forward_of_its_own_is_warned_of() -> None:
+    net, (x, _) = PausingInForward("paused"), vectors()
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    net = planned(net, strategy="chen_sqrt", realisation="packed")
+    with pytest.warns(UserWarning, match="under autograd.pause"), autograd.record():
+        net(x)
+
+
 @pytest.mark.parametrize(
     "kind", ["paused", "paused graph", "paused, in a graph", "stopped", "of data"]
 )

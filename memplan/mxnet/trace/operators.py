@@ -48,6 +48,15 @@ _NEVER_MIRRORED = frozenset(
     _npi_pad""".split()
 )
 
+# The backward ops of these write zeros, whatever MXNet takes them to read.
+_ZERO_GRADIENTS = frozenset(
+    """_contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
+    _contrib_MultiProposal _contrib_Proposal""".split()
+)
+
+# The backward ops of these may write something where they read zeros.
+_ADDED_GRADIENTS = frozenset({CUSTOM, "IdentityAttachKLSparseReg"})
+
 # Operators that hold networks.
 _LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
 
@@ -292,6 +301,19 @@ def runs_user_code(op: str) -> bool:
     because it knows no others than its own.
     """
     return op in (CUSTOM, "_backward_Custom")
+
+
+def writes_zeros(node: Node) -> bool:
+    """Are the gradients of the inputs of ``node`` always zeros, which MXNet does not know?"""
+    return node.op in _ZERO_GRADIENTS
+
+
+def may_ignore_gradients(node: Node) -> bool:
+    """May ``node`` give gradients where it gets zeros for those of its outputs?
+
+    So it may where it asks for these, too.
+    """
+    return node.op in _ADDED_GRADIENTS
 
 
 def takes_shape_of_reader(node: Node) -> bool:

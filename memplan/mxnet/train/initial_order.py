@@ -17,16 +17,10 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
-from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.block_changes import is_graph, is_one_graph
+from memplan.mxnet.train.calls import Call, Ops, symbols_in
 from memplan.mxnet.train.composing_thread import called_in_it
-from memplan.mxnet.train.random_order import (
-    Call,
-    draws,
-    noting_symbols,
-    ops_of,
-    other_draws,
-    symbols_in,
-)
+from memplan.mxnet.train.random_order import draws, noting_symbols, ops_of, other_draws
 from memplan.mxnet.train.scaled_losses import noting_scaled_losses
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
@@ -58,8 +52,10 @@ class Calls(list[str]):
         self.waiting = {n for n, p in params.items() if p._deferred_init or n in self.derived}
         self.calls: list[Call] = []
 
-    def of_graph(self, compute: Callable[..., Any], /, *inputs: Any, **params: Any) -> Any:
-        """What ``compute`` returns for ``inputs``, noted as one call: MXNet has a graph for it.
+    def of_graph(
+        self, block: Block, compute: Callable[..., Any], /, *inputs: Any, **params: Any
+    ) -> Any:
+        """What ``compute`` returns for ``inputs``, noted as a call of the graph of ``block``.
 
         In the first call MXNet initialises all that the graph reads, in the order of the graph, and
         nothing else that code of the script's has read while the graph was made. Variables of
@@ -71,7 +67,7 @@ class Calls(list[str]):
             nnames -= 1
         outputs = compute(*inputs, **params)
         made = symbols_in(outputs)
-        self.calls[ncalls:] = [Call(symbols_in(inputs), made)]
+        self.calls[ncalls:] = [Call(symbols_in(inputs), made, block=block)]
         if self.waiting and made:
             # The graph of a SymbolBlock, and one that MXNet had before, are not noted otherwise.
             before, within = set(self[:nnames]), self[nnames:]
@@ -194,7 +190,7 @@ def warn_of_pause(
     Its ``graph`` knows of no pause, but of BlockGrad.
     """
     paused = [call for call in calls.calls if call.outputs and not call.is_recorded]
-    if is_graph(block) or not paused:
+    if is_one_graph(block) or not paused:
         return
     made = mx.sym.Group([output for call in paused for output in call.outputs])
     called, _, places_of = ops_of(made, paused)
@@ -218,17 +214,17 @@ def warn_of_pause(
         )
 
 
-def warn_of_loops(block: Block, nodes: Iterable[Mapping[str, Any]]) -> None:
-    """Warn of loops among the ``nodes`` of ``block`` where that is not hybridized.
+def warn_of_loops(block: Block, ops: Ops) -> None:
+    """Warn of loops among the ``ops`` of ``block`` and its loss where they are in no graph.
 
     MXNet runs these in Python then, and autograd adds up the gradients of what all iterations read
     behind the last of them. The operator that a graph has for a loop adds them one by one.
     """
-    if is_graph(block):
+    if is_one_graph(block):
         return
-    prefixes = tuple(root.prefix for root in hybridized([block]))
-    loops = [node["name"] for node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
-    loop = next((name for name in loops if not name.startswith(prefixes)), None)
+    nodes = enumerate(ops.nodes[: ops.nknown])
+    loops = [place for place, node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
+    loop = next((ops.nodes[k]["name"] for k in loops if k not in ops.graph_of), None)
     if loop is not None:
         warnings.warn(
             f"block {block.name!r} is not hybridized, and a planned step runs its loop {loop} as "

@@ -16,7 +16,8 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import NORMS_OF_BATCHES, depends_on_mode
-from memplan.mxnet.train.random_order import Call, ops_of
+from memplan.mxnet.train.calls import Call
+from memplan.mxnet.train.random_order import ops_of
 
 # What computes as in inference in both modes, by operators.
 _INSTEAD = dict.fromkeys(NORMS_OF_BATCHES, "give the BatchNorm use_global_stats=True, or ")
