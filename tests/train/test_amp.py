@@ -130,6 +130,11 @@ class Unscaled(gluon.HybridBlock):
         F.SoftmaxOutput(F.Flatten(x), F.max(y, axis=1))  # no gradient comes from there
         return F.Softmax(F.Flatten(x) * 2, F.max(y, axis=1))  # AMP wraps one name of the operator
 
+class Stopped(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        scores = F.Flatten(x) * 2
+        return scores + F.SoftmaxOutput(F.BlockGrad(scores), F.max(y, axis=1))
+
 def net_of(is_hybridized, loss=Regression):
     net = gluon.nn.HybridSequential(prefix="")  # as long as none of its names says whose it is
     net.add(gluon.nn.BatchNorm(in_channels=3))
@@ -164,7 +169,7 @@ def called_in_a_loss():
 
 assert is_refused(lambda: gradient(planned(net_of(False), strategy="store_all")))
 assert is_refused(called_in_a_loss)
-for arguments in ((True,), (False, Unscaled)):
+for arguments in ((True,), (False, Unscaled), (False, Stopped)):
     mx.random.seed(1)
     expected = gradient(net_of(*arguments))
     mx.random.seed(1)

@@ -115,6 +115,24 @@ def test_losses_may_be_made_of_them(heads: Heads, hybrid: bool) -> None:
             assert_equal(expected[place % 2], values)
 
 
+def test_an_input_may_be_computed_of_what_a_loss_has_read() -> None:
+    """Autograd has a graph of it then, in which nothing has a gradient."""
+    results = []
+    for plan in (False, True):
+        net, other = begun(False), begun(False, lambda: nn.Dense(4, prefix="other_"), 4)
+        if plan:
+            net, other = planned(net, **QUICKLY), planned(other, **QUICKLY)
+        [x, _] = inputs()
+        target = mx.nd.ones((3, 4), ctx=CPU)
+        with autograd.record():
+            o, *_ = net(x)
+            loss = (o * target).sum() + (other(target * 2) ** 2).sum()
+        loss.backward()
+        results.append([gradients(net), gradients(other)])
+    for found in zip(*results, strict=True):
+        assert_equal(*found)
+
+
 def test_the_input_is_no_loss_of_a_block_that_is_not_hybridized() -> None:
     for net in (begun(False), planned(begun(False), **QUICKLY)):
         with pytest.raises(mx.MXNetError, match="no inputs in computation graph that require"):

@@ -71,6 +71,21 @@ class CalledTwice(Twins):
         self.other = self.one
 
 
+class TwinsBehind(Twins):
+    """Twins behind a graph whose layers have the names of the block, as in the model zoo."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        with self.name_scope():
+            self.features = nn.HybridSequential(prefix="")
+            layers = [nn.Dense(15, activation="tanh", in_units=15) for _ in range(2)]
+            self.features.add(*layers)
+        self.features.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return super().hybrid_forward(F, self.features(x))
+
+
 def network(kind: Any, hybridized: str) -> Any:
     inner, net = kind("inner_"), nn.HybridSequential(prefix="net_")
     inner.initialize(mx.init.Normal(1), ctx=CPU)
@@ -105,7 +120,7 @@ def left_by(make: Any, kind: Any, hybridized: str) -> list[Any]:
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 @pytest.mark.parametrize("hybridized", ["", "a child", "all", "imported"])
-@pytest.mark.parametrize("kind", [Anew, AnewOfFrozen, Twins, CalledTwice])
+@pytest.mark.parametrize("kind", [Anew, AnewOfFrozen, Twins, TwinsBehind, CalledTwice])
 def test_gradients_are_those_of_the_same_loop(kind: Any, hybridized: str, realisation: str) -> None:
     expected = left_by(lambda net: net, kind, hybridized)
     options = OPTIONS | {"realisation": realisation}

@@ -383,6 +383,12 @@ def test_a_warning_tells_of_loops_that_mxnet_runs_in_python() -> None:
     outer.add(Summed())
     outer[0].hybridize()
     assert not warned_of((0, 0), hybridized=False, begun=True, net=lambda _: _hybridized_in(outer))
+    outer = nn.HybridSequential()
+    with outer.name_scope():  # the first of its layers has no name of its own
+        outer.add(nn.HybridSequential(prefix=""), Summed())
+    outer[0].add(nn.Dense(12, activation="tanh"), nn.Dense(12))
+    outer[0].hybridize()
+    assert warned_of((0, 0), hybridized=False, begun=True, net=lambda _: _hybridized_in(outer))
 
 
 def _hybridized_in(outer: Any) -> Any:

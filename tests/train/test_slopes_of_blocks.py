@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU, vectors
 from memplan.errors import TraceError
-from memplan.mxnet.gluon import planned
+from memplan.mxnet.gluon import TrainStep, planned
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt"}
 
@@ -90,6 +90,65 @@ def test_slopes_at_the_border_of_a_graph_are_written_over_by_nothing(name: str) 
         parameters = net.collect_params().values()
         found.append([p.grad().asnumpy().tobytes() for p in parameters])
     assert found[0] == found[1]
+
+
+class Behind(gluon.HybridBlock):
+    """Slopes behind a graph whose layers have the names of the block, as in the model zoo."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.features, self.slopes = nn.HybridSequential(prefix=""), nn.PReLU()
+            self.features.add(nn.Dense(9, activation="tanh"), nn.Dense(9))
+            self.scores = nn.Dense(4)
+        self.features.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.scores(self.slopes(self.features(x)))
+
+
+class BehindInForward(Behind):
+    """The same, in a forward that MXNet runs in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hybridize()
+
+    def forward(self, x: Any) -> Any:
+        return self.scores(self.slopes(self.features(x)))
+
+
+class Last(gluon.HybridBlock):
+    """A graph of two operators, which MXNet runs one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.scores, self.slopes = nn.Dense(4), nn.PReLU()
+        self.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.slopes(self.scores(x))
+
+
+@pytest.mark.parametrize("way", ["planned", "step"])
+@pytest.mark.parametrize("kind", [Behind, BehindInForward, Last])
+def test_slopes_in_no_graph_are_told_from_others(kind: Any, way: str) -> None:
+    found = []
+    for run_by in ("mxnet", way):
+        mx.random.seed(3)
+        net, (x, y) = kind(), vectors()
+        net.initialize(mx.init.Xavier(), ctx=CPU)
+        net(x)
+        if run_by == "step":
+            TrainStep(net, lambda scores, _: scores.square().sum(), **OPTIONS)(x, y)
+        else:
+            run = planned(net, realisation="packed", **OPTIONS) if run_by == "planned" else net
+            with autograd.record():
+                loss = run(x).square().sum()
+            loss.backward()
+        found.append(gradients(net))
+    assert not differences(*([each] for each in found))
 
 
 class _Twice(gluon.HybridBlock):

@@ -36,6 +36,9 @@ _STATE_OR_USER_CODE = frozenset(
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
 )
 
+# Operators that may drop some of what they read, in training, and their rates where none is given.
+_DROPPING = {"Dropout": 0.5, "RNN": 0.0, "_npx_rnn": 0.0}
+
 # A copy of these computes wrong numbers, silently, or aborts, where nobody reads its output.
 _NEVER_MIRRORED = frozenset(
     """LayerNorm GroupNorm Embedding pick take batch_take gather_nd scatter_nd _scatter_set_nd
@@ -44,6 +47,15 @@ _NEVER_MIRRORED = frozenset(
     _contrib_ModulatedDeformableConvolution _np_diag _np_diagflat _np_diagonal _np_moveaxis
     _npi_pad""".split()
 )
+
+# The backward ops of these write zeros, whatever MXNet takes them to read.
+_ZERO_GRADIENTS = frozenset(
+    """_contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
+    _contrib_MultiProposal _contrib_Proposal""".split()
+)
+
+# The backward ops of these may write something where they read zeros.
+_ADDED_GRADIENTS = frozenset({CUSTOM, "IdentityAttachKLSparseReg"})
 
 # Operators that hold networks.
 _LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
@@ -66,7 +78,8 @@ _MUTATES = re.compile(r"_update$|adamw|lamb|reset_arrays|^_?multi_|preloaded_mul
 _SPARSE_EMBEDDING = "_contrib_SparseEmbedding"
 EMBEDDINGS = frozenset({"Embedding", _SPARSE_EMBEDDING})
 
-_NORMS_OF_BATCHES = frozenset(
+# Norms by the statistics of a batch, in training.
+NORMS_OF_BATCHES = frozenset(
     "BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm".split()
 )
 
@@ -228,6 +241,26 @@ def is_random(node: Node) -> bool:
     return _RANDOM.search(node.op) is not None
 
 
+def draws_in_training(node: Node) -> bool:
+    """Does ``node`` draw random numbers in training? What drops at a rate of zero does not."""
+    if node.op in _DROPPING:
+        return float(node.attrs.get("p", _DROPPING[node.op])) > 0
+    return is_random(node)
+
+
+def depends_on_mode(node: Node) -> bool:
+    """Does ``node`` compute something else in training than in inference, or may it?
+
+    It asks OpContext::is_train. So do more of them, for the last bits at most: an RNN, and a
+    SoftmaxOutput.
+    """
+    if node.op in NORMS_OF_BATCHES:
+        return not uses_global_statistics(node)
+    if node.op in _DROPPING or node.op == "LeakyReLU":
+        return draws_in_training(node) and node.attrs.get("mode") != "always"
+    return node.op == CUSTOM
+
+
 def has_state_or_user_code(node: Node) -> bool:
     """Does ``node`` keep a state between forward and backward, or run code of the user's?"""
     return node.op in _STATE_OR_USER_CODE or is_of_library(node.op)
@@ -268,6 +301,19 @@ def runs_user_code(op: str) -> bool:
     because it knows no others than its own.
     """
     return op in (CUSTOM, "_backward_Custom")
+
+
+def writes_zeros(node: Node) -> bool:
+    """Are the gradients of the inputs of ``node`` always zeros, which MXNet does not know?"""
+    return node.op in _ZERO_GRADIENTS
+
+
+def may_ignore_gradients(node: Node) -> bool:
+    """May ``node`` give gradients where it gets zeros for those of its outputs?
+
+    So it may where it asks for these, too.
+    """
+    return node.op in _ADDED_GRADIENTS
 
 
 def takes_shape_of_reader(node: Node) -> bool:
@@ -311,7 +357,7 @@ def may_run_on_cudnn(op: str, attrs: Mapping[str, str]) -> bool:
 
 def uses_global_statistics(node: Node) -> bool:
     """Is this a norm that computes by its moving statistics, and leaves them alone?"""
-    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("use_global_stats"))
+    return node.op in NORMS_OF_BATCHES and is_true(node.attrs.get("use_global_stats"))
 
 
 def fixes_gamma(node: Node) -> bool:
@@ -319,7 +365,7 @@ def fixes_gamma(node: Node) -> bool:
 
     It does unless it is told not to.
     """
-    return node.op in _NORMS_OF_BATCHES and is_true(node.attrs.get("fix_gamma", "True"))
+    return node.op in NORMS_OF_BATCHES and is_true(node.attrs.get("fix_gamma", "True"))
 
 
 def is_true(value: str | None) -> bool:

@@ -277,6 +277,13 @@ def is_graph(block: Any) -> bool:
     return getattr(block, "_active", False) or isinstance(block, mx.gluon.SymbolBlock)
 
 
+def is_one_graph(block: Any) -> bool:
+    """Is all that the block computes in its graph? A ``forward`` of the script's runs in Python."""
+    kind = getattr(block, "_memplan_unplanned", type(block))
+    forwards = mx.gluon.HybridBlock.forward, mx.gluon.SymbolBlock.forward
+    return is_graph(block) and kind.forward in forwards and "forward" not in vars(block)
+
+
 def _finish_graph(block: Any) -> None:
     """Have MXNet make what it calls the graph of ``block`` with, if there is a graph, but not that.
 

@@ -22,6 +22,7 @@ from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.asked_gradients import every_parameter
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
+from memplan.mxnet.train.calls import Ops
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
     Calls,
@@ -35,10 +36,15 @@ from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.other_modes import refuse_other_modes
 from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
-from memplan.mxnet.train.unread_losses import refuse_unread_losses
+from memplan.mxnet.train.unread_losses import (
+    LossOperator,
+    losses_by_output,
+    refuse_unread_losses,
+)
 
 Parameter = Any
 
@@ -55,7 +61,8 @@ class BlockNetwork:
     ``structure`` is the same for every network of these ops and variables, whatever the ops are
     named. ``inputs`` are the names of its variables, in the order in which MXNet initialises
     parameters: first those of the block. Those that are ``unread``, with their shapes, are among
-    them: parameters of which the block computes what nothing uses.
+    them: parameters of which the block computes what nothing uses. ``losses`` are, for every output
+    of a step in halves, the loss operators by which MXNet trains where a loss reads the output.
     """
 
     symbol: mx.sym.Symbol
@@ -64,6 +71,7 @@ class BlockNetwork:
     structure: str
     inputs: tuple[str, ...]
     unread: Mapping[str, tuple[int, ...]]
+    losses: tuple[frozenset[LossOperator], ...]
 
 
 def compose(
@@ -106,35 +114,33 @@ def compose(
         noting_calls(params) as noted,
         by_graphs(blocks, params, noted.of_graph),
     ):
-        run = run or (_as_called(block, inputs) if has_been_called else block)
+        run = run or (_as_called(block, inputs, noted) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None
         composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels)
         losses, outputs = recorded(lambda: refusing_rows(composed, asked))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
-    block_outputs = alike(_blocked, outputs) if keep_outputs else None
-    symbols = list(leaves((losses, block_outputs)))
-    _check_symbols(block, loss, losses, symbols)
-    refuse_read(others, mx.sym.Group(symbols))
-    refuse_scaled_losses(block, noted.calls, mx.sym.Group(symbols))
-    refuse_unread_losses(blocks, noted.calls, losses, outputs, params, keep_outputs=keep_outputs)
-    form = alike(lambda symbol: len(symbol.list_outputs()), (losses, block_outputs))
-    apart, of_any = called_apart(mx.sym.Group(symbols), blocks, params, in_halves=in_halves)
-    structure = json.dumps([sorted(of_any), structure_of(mx.sym.Group(symbols))])
+    nested = losses, alike(_blocked, outputs) if keep_outputs else None
+    group = _grouped(block, loss, *nested)
+    refuse_read(others, group)
+    form = alike(lambda symbol: len(symbol.list_outputs()), nested)
+    ops = Ops(group, outputs, noted.calls)
+    refuse_scaled_losses(block, ops, params)
+    refuse_other_modes(block, noted.calls, group)
+    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
+    reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
+    apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
+    structure = json.dumps([reached, sorted(of_any), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form)  # of named tuples whose classes may be others
     warn_of_symbols(blocks, loss, asked)
-    whole = marked_apart(mx.sym.Group(symbols), apart)
-    symbol = _with_one_variable_each(_without_repeats(whole), params)
-    names = [variable.name for variable in given]
-    inputs = symbol.list_inputs()
+    symbol = _with_one_variable_each(_without_repeats(marked_apart(group, apart)), params)
+    names, inputs = [variable.name for variable in given], symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
-    graph = _parsed(symbol)
-    warn_of_order(block, noted, mx.sym.Group(symbols), waiting)
-    warn_of_loops(block, graph["nodes"])
-    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
+    _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
+    warn_of_order(block, noted, group, waiting)
     return BlockNetwork(
         _declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
@@ -142,7 +148,16 @@ def compose(
         structure,
         tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
         unread,
+        by_output,
     )
+
+
+def _warn_of_gradients(
+    block: Any, noted: Calls, ops: Ops, graph: Mapping[str, Any], params: Mapping[str, Parameter]
+) -> None:
+    """Warn of gradients that a step computes otherwise than a ``block`` that gets arrays."""
+    warn_of_loops(block, ops)
+    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
 
 
 def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:
@@ -213,11 +228,13 @@ def _composed(
         ) from error
 
 
-def _check_symbols(block: Any, loss: Any, losses: Any, symbols: Sequence[Any]) -> None:
-    """TraceError unless ``symbols``, of the ``losses`` and outputs of the block, are some."""
+def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:
+    """The Symbol of all ``losses`` and kept ``outputs``; TraceError unless these are some."""
+    symbols = list(leaves((losses, outputs)))
     if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
         what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
         raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
+    return mx.sym.Group(symbols)
 
 
 def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:
@@ -245,10 +262,11 @@ def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> No
         )
 
 
-def _as_called(block: mx.gluon.HybridBlock, inputs: Any) -> Callable[..., Any]:
-    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one."""
+def _as_called(block: mx.gluon.HybridBlock, inputs: Any, noted: Calls) -> Callable[..., Any]:
+    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one, which is ``noted``."""
     if has_graph(block, inputs):
-        return functools.partial(outputs_of_graph, block)
+        compute = functools.partial(outputs_of_graph, block)
+        return functools.partial(noted.of_graph, block, compute)
     return cast(Callable[..., Any], block.forward)
 
 

@@ -15,11 +15,9 @@ from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
-from memplan.mxnet.train.block_changes import hybridized
 from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
 from memplan.mxnet.train.constants import mark_constants
 from memplan.mxnet.train.first_half import FirstHalf
@@ -36,7 +34,7 @@ from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.pool import Pool
 from memplan.mxnet.train.read_by_loss import name_of
 from memplan.mxnet.train.static_graphs import StaticObjects, renew_graphs_of
-from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph, runs_as_graph
+from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.writes import nupdates_of
 from memplan.planning.plan import Plan
@@ -129,12 +127,6 @@ class BoundStep:
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
         self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
-        #: The loss operators, and the ops of which each output is computed, its own included.
-        self._loss_operators = _loss_operators(trace)
-        self._ops_behind = [
-            frozenset(depth_first([entry])) if self._loss_operators else frozenset()
-            for entry in outputs
-        ]
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
@@ -221,29 +213,9 @@ class BoundStep:
         outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        behind = {} if as_graph else self._checked_losses(arrays, block)
+        by_output = self.network.losses
+        behind = dict(zip(map(name_of, arrays), by_output, strict=True)) if by_output else {}
         return outputs, FirstHalf(self, pairs, losses, constants, behind, as_graph, inputs)
-
-    def _checked_losses(self, arrays: Arrays, block: Any) -> dict[str | None, frozenset[Node]]:
-        """The loss operators by which MXNet trains if a loss reads an output.
-
-        By the names that autograd has for these ``arrays``. Those are behind the output, and all of
-        a hybridized child of which an op is behind it: MXNet differentiates a graph whole.
-        """
-        if not self._loss_operators:
-            return {}
-        children = []
-        for root in hybridized([block]):
-            ops = {op for op in self.executor.trace.nodes if op.name.startswith(root.prefix)}
-            forward = {op for op in ops if op.forward is None}
-            if runs_as_graph(root, len(forward)):
-                children.append((forward, self._loss_operators & ops))
-        return {
-            name_of(array): (self._loss_operators & ops).union(
-                *(losses for forward, losses in children if forward & ops)
-            )
-            for array, ops in zip(arrays, self._ops_behind, strict=True)
-        }
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -284,25 +256,6 @@ def _depends_on_trained(output: Node, trace: Trace) -> bool:
     """Does the ``output`` depend on a parameter of which the step computes the gradient?"""
     variables = (node for node in depth_first([(output, 0)]) if node.is_variable)
     return any(trace.grad_req.get(node.name, "null") != "null" for node in variables)
-
-
-def _loss_operators(trace: Trace) -> frozenset[Node]:
-    """The ops whose gradients are computed of no gradient of what they return.
-
-    So BlockGrad does not stop theirs.
-    """
-    names = {node.name for node in trace.head_grads.values()}
-    gradients: set[Node] = set()
-    losses: set[Node] = set()
-    for node in trace.nodes:
-        sources = [source for source, _ in node.inputs]
-        if any(n in gradients or (n.is_variable and n.name in names) for n in sources):
-            gradients.add(node)
-        elif node.forward is not None:
-            gradients.add(node)
-            if node.op not in ZERO_OPS:
-                losses.add(node.forward)
-    return frozenset(losses)
 
 
 def _held(

@@ -151,9 +151,9 @@ class KeptGraphs:
                     usual = by_graph = block.forward
                     if block in kept:
                         forward = functools.partial(self._forward, block, params, are_made)
-                        by_graph = functools.partial(of_graph, forward)
+                        by_graph = functools.partial(of_graph, block, forward)
                     elif isinstance(block, mx.gluon.SymbolBlock):
-                        by_graph = functools.partial(of_graph, self._forward_of(block))
+                        by_graph = functools.partial(of_graph, block, self._forward_of(block))
                     given = functools.partial(_alone, block, around, running, of_graph, is_here)
                     block.__dict__["forward"] = _Outermost(by_graph, usual, given, running, is_here)
                 yield

@@ -10,7 +10,8 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
-from memplan.mxnet.train.block_changes import hybridized, is_graph, with_children
+from memplan.mxnet.train.block_changes import is_one_graph
+from memplan.mxnet.train.calls import Ops
 
 Block = Any
 Parameter = Any
@@ -20,23 +21,18 @@ Node = Mapping[str, Any]
 
 
 def called_apart(
-    symbol: mx.sym.Symbol,
-    blocks: Sequence[Block],
-    params: Mapping[str, Parameter],
-    *,
-    in_halves: bool,
+    ops: Ops, block: Block, params: Mapping[str, Parameter], *, in_halves: bool
 ) -> tuple[set[int], set[int]]:
-    """Their places among the nodes of ``symbol``. A layer that is called twice has a name twice.
+    """Their places among ``ops``, which are those of ``block`` and its loss.
 
-    And the places of which they are some, whatever ``params`` are trained.
-    ``blocks`` are the block that is trained, and losses. If that is hybridized, so is all.
+    And the places of which they are some, whatever ``params`` are trained. If MXNet runs the block
+    as a graph, so is all.
     """
-    graph, block = symbol_json.parse(symbol), blocks[0]
-    if is_graph(block):
-        places = _slopes_at_the_end(graph) if in_halves else set()
+    nodes, graph_of = ops.nodes[: ops.nknown], ops.graph_of
+    if is_one_graph(block) and ops.has_graph_of(block):
+        places = _slopes_at_the_end(nodes, ops.heads) if in_halves else set()
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
-    nodes, graph_of = graph["nodes"], _graphs(graph["nodes"], hybridized(blocks))
     slopes = _slopes_at_borders(nodes, graph_of)
     repeated, alike = _repeated(nodes, trained, graph_of), _alike(nodes, params, graph_of)
     return slopes | repeated, slopes | alike
@@ -50,14 +46,13 @@ def marked_apart(symbol: mx.sym.Symbol, places: Collection[int]) -> mx.sym.Symbo
     return symbol_json.load(graph)
 
 
-def _slopes_at_the_end(graph: Mapping[str, Any]) -> set[int]:
+def _slopes_at_the_end(nodes: Sequence[Node], heads: Iterable[int]) -> set[int]:
     """The PReLUs that nobody reads within the graph of a block: autograd has their gradients.
 
     MXNet writes over those that die in the graph. The slopes have other gradients then.
     """
-    read = {source for node in graph["nodes"] for source, *_ in node["inputs"]}
-    outputs = {source for source, *_ in graph["heads"]} - read
-    return {place for place in outputs if _has_slopes(graph["nodes"][place])}
+    outputs = set(heads) - {source for node in nodes for source, *_ in node["inputs"]}
+    return {place for place in outputs if _has_slopes(nodes[place])}
 
 
 def _slopes_at_borders(nodes: Sequence[Node], graph_of: Mapping[int, int]) -> set[int]:
@@ -136,21 +131,3 @@ def _call(node: Node, first_of: Mapping[int, int]) -> tuple[Any, ...]:
     """What equal ops have in common, where sources stand for others; the sources come last."""
     sources = tuple((first_of.get(source, source), k) for source, k, *_ in node["inputs"])
     return node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
-
-
-def _graphs(nodes: Sequence[Node], roots: Iterable[Block]) -> dict[int, int]:
-    """The ops that MXNet calls in the graphs of ``roots``, and in which of these."""
-    result: dict[int, int] = {}
-    for number, root in enumerate(roots):
-        names: set[str] = set()
-        # Ops have the prefix of the block that calls them, which need not begin with the root's.
-        prefixes = tuple(block.prefix for block in with_children([root]))
-        if isinstance(root, mx.gluon.SymbolBlock):
-            graph = symbol_json.parse(root._cached_graph[1])
-            names, prefixes = {node["name"] for node in graph["nodes"]}, ()
-        for place, node in enumerate(nodes):
-            if node["op"] != VARIABLE and (
-                node["name"] in names or node["name"].startswith(prefixes)
-            ):
-                result[place] = number
-    return result

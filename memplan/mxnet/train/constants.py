@@ -41,4 +41,6 @@ def reads_only_constants(read: ReadByLoss) -> bool:
 
 def is_of_constants(array: NDArray) -> bool:
     """Is the ``array`` one of them, or computed of them and of what has no gradient?"""
-    return reads_only_constants(ReadByLoss([array]))
+    read = ReadByLoss([array])
+    # What a recorded operator has read is no variable, unless it is marked, and has no gradient.
+    return read.is_complete and all(number in _NUMBERS for number in read.variables)

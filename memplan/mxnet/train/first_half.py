@@ -13,13 +13,13 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.train.array_memory import is_recorded_elsewhere
 from memplan.mxnet.train.constants import reads_only_constants
 from memplan.mxnet.train.gradients import Late
 from memplan.mxnet.train.nesting import leaves
 from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
 from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
+from memplan.mxnet.train.unread_losses import LossOperator
 from memplan.mxnet.train.writes import Writes, warn_of_inputs
 from memplan.util.numbers import shown
 
@@ -37,7 +37,7 @@ class FirstHalf:
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
     gradient, though MXNet goes through them into the block. ``losses_behind`` are the loss
     operators by which MXNet trains if a loss reads an output, by the names that autograd has for
-    the outputs; none where it trains by all. ``inputs`` are those that it was given, by name,
+    the outputs. ``inputs`` are those that it was given, by name,
     ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
     """
 
@@ -45,7 +45,7 @@ class FirstHalf:
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
     constants: list[NDArray]
-    losses_behind: Mapping[str | None, frozenset[Node]]
+    losses_behind: Mapping[str | None, frozenset[LossOperator]]
     as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
@@ -96,12 +96,13 @@ class FirstHalf:
         reached = {loss for name, losses in behind.items() if name in read.names for loss in losses}
         unread = {loss for losses in behind.values() for loss in losses} - reached
         if unread:
-            name, op = min((loss.name, loss.op) for loss in unread)
+            _, name, op = min(unread)
             raise UsageError(
                 f"the loss does not read op {name!r} ({op}) of the planned block, whose gradient "
                 f"needs none of its output: MXNet computes no gradient of it then, and a planned "
-                f"step does, as a hybridized block. Call hybridize(), or return what the op reads, "
-                f"and compute it outside of the block"
+                f"step does, as a block that is one graph. Call hybridize(inline_limit=0), "
+                f"which does not help where the block has a forward of its own, or return what the "
+                f"op reads, and compute it outside of the block"
             )
 
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:

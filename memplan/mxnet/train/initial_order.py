@@ -14,19 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import mxnet as mx
-from mxnet import autograd
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
-from memplan.mxnet.train.block_changes import hybridized, is_graph
+from memplan.mxnet.train.block_changes import is_graph, is_one_graph
+from memplan.mxnet.train.calls import Call, Ops, symbols_in
 from memplan.mxnet.train.composing_thread import called_in_it
-from memplan.mxnet.train.random_order import (
-    Call,
-    draws,
-    noting_symbols,
-    other_draws,
-    symbols_in,
-)
+from memplan.mxnet.train.random_order import draws, noting_symbols, ops_of, other_draws
 from memplan.mxnet.train.scaled_losses import noting_scaled_losses
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
@@ -47,20 +41,21 @@ def is_derived(parameter: Parameter) -> bool:
 class Calls(list[str]):
     """Names, in order: of the operators that a block calls, and of parameters that it reads.
 
-    ``unrecorded`` are the operators that it calls under autograd.pause(), ``derived`` the
-    parameters that are computed when they are read; ``waiting`` are these, and those that are not
-    initialised: of others no reads are noted. ``calls`` are those of operators and graphs.
+    ``derived`` are the parameters that are computed when they are read, ``waiting`` these, and
+    those that are not initialised: of others no reads are noted. ``calls`` are those of operators
+    and graphs.
     """
 
     def __init__(self, params: Mapping[str, Parameter]) -> None:
         super().__init__()
-        self.unrecorded: set[str] = set()
         self.derived = {name for name, p in params.items() if is_derived(p)}
         self.waiting = {n for n, p in params.items() if p._deferred_init or n in self.derived}
         self.calls: list[Call] = []
 
-    def of_graph(self, compute: Callable[..., Any], /, *inputs: Any, **params: Any) -> Any:
-        """What ``compute`` returns for ``inputs``, noted as one call: MXNet has a graph for it.
+    def of_graph(
+        self, block: Block, compute: Callable[..., Any], /, *inputs: Any, **params: Any
+    ) -> Any:
+        """What ``compute`` returns for ``inputs``, noted as a call of the graph of ``block``.
 
         In the first call MXNet initialises all that the graph reads, in the order of the graph, and
         nothing else that code of the script's has read while the graph was made. Variables of
@@ -72,7 +67,7 @@ class Calls(list[str]):
             nnames -= 1
         outputs = compute(*inputs, **params)
         made = symbols_in(outputs)
-        self.calls[ncalls:] = [Call(symbols_in(inputs), made)]
+        self.calls[ncalls:] = [Call(symbols_in(inputs), made, block=block)]
         if self.waiting and made:
             # The graph of a SymbolBlock, and one that MXNet had before, are not noted otherwise.
             before, within = set(self[:nnames]), self[nnames:]
@@ -111,8 +106,6 @@ def _noting(kind: type, get: Callable[..., str], noted: Calls) -> Callable[..., 
         full = get(manager, name, hint)
         if kind is mx.name.Prefix or not isinstance(manager, mx.name.Prefix):
             noted.append(full)
-            if not autograd.is_recording():
-                noted.unrecorded.add(full)
         return full
 
     return get_and_note
@@ -196,8 +189,12 @@ def warn_of_pause(
 
     Its ``graph`` knows of no pause, but of BlockGrad.
     """
-    if is_graph(block) or not calls.unrecorded:
+    paused = [call for call in calls.calls if call.outputs and not call.is_recorded]
+    if is_one_graph(block) or not paused:
         return
+    made = mx.sym.Group([output for call in paused for output in call.outputs])
+    called, _, places_of = ops_of(made, paused)
+    unrecorded = {called[place]["name"] for places in places_of for place in places}
     nodes, needed = graph["nodes"], {source for source, *_ in graph["heads"]}
     for place in reversed(range(len(nodes))):
         if place in needed and nodes[place]["op"] != "BlockGrad":
@@ -208,7 +205,7 @@ def warn_of_pause(
         if node["name"] in trained or (reads and place in needed and node["op"] != "BlockGrad"):
             reached.add(place)
     names = (nodes[place]["name"] for place in sorted(reached))
-    stopped = next((name for name in names if name in calls.unrecorded), None)
+    stopped = next((name for name in names if name in unrecorded), None)
     if stopped is not None:
         warnings.warn(
             f"block {block.name!r} calls {stopped} under autograd.pause(), which stops no gradient "
@@ -217,17 +214,17 @@ def warn_of_pause(
         )
 
 
-def warn_of_loops(block: Block, nodes: Iterable[Mapping[str, Any]]) -> None:
-    """Warn of loops among the ``nodes`` of ``block`` where that is not hybridized.
+def warn_of_loops(block: Block, ops: Ops) -> None:
+    """Warn of loops among the ``ops`` of ``block`` and its loss where they are in no graph.
 
     MXNet runs these in Python then, and autograd adds up the gradients of what all iterations read
     behind the last of them. The operator that a graph has for a loop adds them one by one.
     """
-    if is_graph(block):
+    if is_one_graph(block):
         return
-    prefixes = tuple(root.prefix for root in hybridized([block]))
-    loops = [node["name"] for node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
-    loop = next((name for name in loops if not name.startswith(prefixes)), None)
+    nodes = enumerate(ops.nodes[: ops.nknown])
+    loops = [place for place, node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
+    loop = next((ops.nodes[k]["name"] for k in loops if k not in ops.graph_of), None)
     if loop is not None:
         warnings.warn(
             f"block {block.name!r} is not hybridized, and a planned step runs its loop {loop} as "

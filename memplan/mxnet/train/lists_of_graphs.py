@@ -15,7 +15,8 @@ from memplan.mxnet.train.nesting import of_semantics
 
 Block = Any
 
-#: Calls its first argument with the others, and returns what that does: MXNet has a graph for it.
+#: Calls its second argument with those behind, and returns what that does: MXNet has a graph of the
+#: block, the first, for it.
 OfGraph = Callable[..., Any]
 
 
@@ -31,7 +32,7 @@ def as_graph(
     """
     own = {n: f for n, f in vars(block).items() if n == "hybrid_forward"}
     usual = block.hybrid_forward
-    block.__dict__["hybrid_forward"] = _AsGraph(usual, running, of_graph, is_here)
+    block.__dict__["hybrid_forward"] = _AsGraph(usual, running, partial(of_graph, block), is_here)
     try:
         yield
     finally:

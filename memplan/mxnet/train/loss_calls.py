@@ -18,9 +18,11 @@ import mxnet as mx
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.block_changes import BlockChanges
+from memplan.mxnet.train.calls import Call, symbols_in
 from memplan.mxnet.train.initial_order import Calls
 from memplan.mxnet.train.nesting import alike, as_in, as_inputs, leaves, of_semantics
-from memplan.mxnet.train.random_order import Call
+from memplan.mxnet.train.other_modes import in_other_mode
+from memplan.mxnet.train.random_order import noting_symbols
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows
 
@@ -51,6 +53,8 @@ class _Known:
     labels: Any
     #: How often MXNet has used each name when the loss is called.
     counts: Mapping[str, int]
+    #: The graphs that the block has called.
+    graphs: Sequence[Call]
     computed: Any = None
 
 
@@ -83,7 +87,11 @@ class LossCalls:
         known.labels = as_in(kind[0].items[1], known.labels)
         with mx.name.NameManager() as names, self._changes.as_in_graphs(only_losses=True):
             names._counter = dict(known.counts)
-            losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
+            with noting_symbols() as calls:
+                losses = recorded(lambda: refusing_rows(lambda: self._call(known)))
+        made = symbols_in(losses)
+        if made and in_other_mode(calls, mx.sym.Group(made)):
+            return True  # which the structure does not show, and is noted where it is called again
         self._called = kind, losses
         return bool(known.computed != before)
 
@@ -112,8 +120,12 @@ class LossCalls:
 
         It may read ``params``. What it calls is noted.
         """
-        nnoted, (called_for, losses) = len(noted.calls), self._called or (None, None)
+        called_for, losses = self._called or (None, None)
         self._called = None
+        known = self._known.get(kind)
+        if known and called_for == kind:  # the block was not called
+            noted.calls[:0] = known.graphs
+        nnoted = len(noted.calls)
         if called_for != kind:
             # A block that runs in every step may keep what the loss reads.
             if self._changes.are_unseen() or not self._changes.are_losses_called():
@@ -121,7 +133,7 @@ class LossCalls:
             if self._known.get(kind, self) is None:
                 return losses_by(self._loss, outputs, labels)
             try:
-                losses = self._call_first(kind, outputs, labels, params)
+                losses = self._call_first(kind, outputs, labels, params, noted.calls)
             except Exception:  # as where it asks a Symbol for more than a variable has
                 self._known[kind] = None
                 del noted.calls[nnoted:]
@@ -129,12 +141,22 @@ class LossCalls:
         return _put_behind(losses, outputs, params, noted.calls, nnoted)
 
     def _call_first(
-        self, kind: Hashable, outputs: Any, labels: Any, params: Mapping[str, Parameter]
+        self,
+        kind: Hashable,
+        outputs: Any,
+        labels: Any,
+        params: Mapping[str, Parameter],
+        calls: Sequence[Call],
     ) -> Any:
-        """What it computes of what stands for ``outputs``; LookupError if of more than that."""
+        """What it computes of what stands for ``outputs``; LookupError if of more than that.
+
+        The block has made ``calls`` before.
+        """
         counts = dict(mx.name.NameManager._current.value._counter)
         stand_ins = _stand_ins(outputs)
-        known = self._known[kind] = _Known(_same(outputs), stand_ins, _same(labels), counts)
+        graphs = [call for call in calls if call.block is not None]
+        known = _Known(_same(outputs), stand_ins, _same(labels), counts, graphs)
+        self._known[kind] = known
         losses = self._call(known)
         given = {*params, *_inputs([*leaves(stand_ins), *leaves(labels)])}
         if not given.issuperset(_inputs(leaves(losses))):

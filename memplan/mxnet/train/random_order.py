@@ -14,25 +14,11 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_random
+from memplan.mxnet.trace.nnvm import VARIABLE, Node
+from memplan.mxnet.trace.operators import draws_in_training
 from memplan.mxnet.train.cached_graphs import LOOP
+from memplan.mxnet.train.calls import Call, next_heads, order_between, symbols_in
 from memplan.mxnet.train.composing_thread import is_it
-from memplan.mxnet.train.nesting import leaves
-
-Symbols = list[mx.sym.Symbol]
-
-
-@dataclass(frozen=True)
-class Call:
-    """Of an operator, or of a graph: the Symbols that it got, and those that it made of them.
-
-    ``is_scaled`` marks a loss whose gradient AMP scales where it gets arrays.
-    """
-
-    inputs: Symbols | None
-    outputs: Symbols
-    is_scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,15 +55,8 @@ def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
     Names do not tell, for all calls of a layer have its name. But one graph of it all has every
     operator once, and those of ``symbol``, which comes first, in its order.
     """
-    parts = [s for call in calls for s in (*(call.inputs or ()), *call.outputs)]
-    whole = symbol_json.parse(mx.sym.Group([symbol, *parts]))
-    nodes, heads = whole["nodes"], iter(head[0] for head in whole["heads"])
-    known = len(_order(nodes, _next(heads, [symbol]), ()))
-    drawn: list[int] = []
-    for call in calls:
-        inputs = None if call.inputs is None else _next(heads, call.inputs)
-        outputs = _next(heads, call.outputs)
-        drawn += outputs[:1] if inputs is None else _order(nodes, outputs, inputs)
+    nodes, known, places_of = ops_of(symbol, calls)
+    drawn = [place for places in places_of for place in places]
     # What a loop draws is in a graph of its own.
     drawn = [k for k in drawn if draws(nodes[k]) and LOOP not in nodes[k].get("attrs", {})]
     places = [place for place in drawn if place < known]
@@ -86,36 +65,24 @@ def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
     return OtherDraws(*([nodes[k]["name"] for k in some] for some in (moved, missing)))
 
 
+def ops_of(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> tuple[list[Any], int, list[list[int]]]:
+    """The operators of all ``calls``, as places among nodes: nodes, how many come first, places.
+
+    First come the nodes of ``symbol``. Those of a call are in MXNet's order.
+    """
+    parts = [s for call in calls for s in (*(call.inputs or ()), *call.outputs)]
+    whole = symbol_json.parse(mx.sym.Group([symbol, *parts]))
+    nodes, heads = whole["nodes"], iter(head[0] for head in whole["heads"])
+    known = len(order_between(nodes, next_heads(heads, [symbol]), ()))
+    places_of = []
+    for call in calls:
+        inputs = None if call.inputs is None else next_heads(heads, call.inputs)
+        outputs = next_heads(heads, call.outputs)
+        places = outputs[:1] if inputs is None else order_between(nodes, outputs, inputs)
+        places_of.append([place for place in places if nodes[place]["op"] != VARIABLE])
+    return nodes, known, places_of
+
+
 def draws(node: Mapping[str, Any]) -> bool:
     """Does an operator draw random numbers in training?"""
-    attrs = node.get("attrs", {})
-    if node["op"] in ("Dropout", "RNN", "_npx_rnn"):
-        return float(attrs.get("p", 0.5 if node["op"] == "Dropout" else 0)) > 0
-    return is_random(Node(node["op"], node["name"], attrs))
-
-
-def symbols_in(nested: Any) -> Symbols:
-    """Those in ``nested``, as legacy ones: a group has no others beside them."""
-    found = (leaf for leaf in leaves(nested) if isinstance(leaf, mx.sym.Symbol))
-    return [symbol.as_nd_ndarray() for symbol in found]
-
-
-def _next(heads: Iterator[int], symbols: Symbols) -> list[int]:
-    """The next ``heads`` of a graph, as many as ``symbols`` have."""
-    return [next(heads) for symbol in symbols for _ in symbol.list_outputs()]
-
-
-def _order(nodes: Sequence[Any], outputs: Sequence[int], inputs: Sequence[int]) -> list[int]:
-    """The nodes between ``inputs`` and ``outputs``, in the order of MXNet's graph of these."""
-    order: list[int] = []
-    seen = set(inputs)
-    waiting = [(place, False) for place in reversed(outputs)]
-    while waiting:
-        place, has_inputs = waiting.pop()
-        if has_inputs:
-            order.append(place)
-        elif place not in seen:
-            seen.add(place)
-            waiting.append((place, True))
-            waiting += [(source, False) for source, *_ in reversed(nodes[place]["inputs"])]
-    return order
+    return draws_in_training(Node(node["op"], node["name"], node.get("attrs", {})))

@@ -6,16 +6,15 @@ In a graph it does not: the scale changes from step to step, and what is in a gr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import mxnet as mx
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.train.calls import Call, Ops, symbols_in
 from memplan.mxnet.train.composing_thread import called_in_it
-from memplan.mxnet.train.random_order import Call, symbols_in
 
 # AMP's LOSS_OUTPUT_FUNCTIONS (contrib/amp/lists, tag 1.9.1). It wraps the functions of these names,
 # and not those of other names for the same operators, as Softmax.
@@ -42,20 +41,15 @@ def noting_scaled_losses(calls: list[Call]) -> Iterator[None]:
             setattr(mx.sym, name, function)
 
 
-def refuse_scaled_losses(block: Any, calls: Sequence[Call], symbol: mx.sym.Symbol) -> None:
-    """TraceError where ``symbol``, made by ``calls`` of ``block`` and its loss, has a marked one.
+def refuse_scaled_losses(block: Any, ops: Ops, params: Mapping[str, Any]) -> None:
+    """TraceError where a marked one in the network of ``block`` trains any of ``params``.
 
     One in a graph of MXNet's is no call by itself, and AMP does not scale it.
     """
-    losses = [call.outputs[0] for call in calls if call.is_scaled]
-    if not losses:
-        return
-    graph = symbol_json.parse(mx.sym.Group([symbol, *losses]))
-    # The ops of the symbol that comes first are the first ones; the others compute what is unused.
-    noutputs, nnodes = len(symbol.list_outputs()), len(symbol_json.parse(symbol)["nodes"])
-    loss = next((k for k, *_ in graph["heads"][noutputs:] if k < nnodes), None)
+    marked = (place for place in ops.scaled if place < ops.nknown)  # the others are not used
+    loss = next((place for place in marked if ops.trains(place, params)), None)
     if loss is not None:
-        node = graph["nodes"][loss]
+        node = ops.nodes[loss]
         raise TraceError(
             f"op {node['name']!r} ({node['op']}) in the step of block {block.name!r} gets "
             f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "

@@ -19,16 +19,14 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.train.block_changes import is_graph
+from memplan.mxnet.train.block_changes import is_one_graph
+from memplan.mxnet.train.calls import is_run_whole
 from memplan.mxnet.train.read_by_loss import Readers
 
 Term = Any
 
 # MXNet adds up gradients of one array from left to right where they are more than this many.
 _NOT_IN_ORDER = 4
-
-# MXNet runs a graph of so many operators one by one, unless it is told otherwise.
-_INLINED = 2
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,7 @@ class Reads:
 
 def adds_as_graph(block: Any, reads: Reads) -> bool:
     """Does MXNet run ``block`` as one operator, whose gradients it adds up apart from others?"""
-    return runs_as_graph(block, reads.noperators)
-
-
-def runs_as_graph(block: Any, noperators: int) -> bool:
-    """Does MXNet run ``block``, which has so many operators, as one?"""
-    flags = dict(block._flags)
-    is_static = bool(flags.get("static_alloc"))
-    limit = int(flags.get("inline_limit", _INLINED))
-    return is_graph(block) and (is_static or noperators > limit)
+    return is_one_graph(block) and is_run_whole(block, reads.noperators)
 
 
 @dataclass(frozen=True)

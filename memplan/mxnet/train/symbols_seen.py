@@ -16,6 +16,7 @@ import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.mxnet.train.asking_code import asks
+from memplan.mxnet.train.autograd_of_symbols import refusing_autograd
 from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
@@ -146,8 +147,8 @@ def refusing_rows(compute: Callable[[], T], asked: list[str] | None = None) -> T
 
     A Symbol of one output has it of that output, ``for row in x`` runs once, and the step would
     train another network. Where an operator has several it returns a list, as with arrays.
-    In ``asked`` are noted the functions that ask a Symbol for other attributes of an array, which
-    it has not: a script may ask so what it gets.
+    So it is where it gives autograd Symbols. In ``asked`` are noted the functions that ask a Symbol
+    for other attributes of an array, which it has not: a script may ask so what it gets.
     """
     methods = {name: getattr(mx.sym.Symbol, name) for name in _ROWS}
     # A script that puts others in their place has them do what arrays do.
@@ -160,7 +161,7 @@ def refusing_rows(compute: Callable[[], T], asked: list[str] | None = None) -> T
             setattr(mx.sym.Symbol, name, _refusing(method, refused))
         if noting is not None:
             mx.sym.Symbol.__getattr__ = noting
-        with operators_return_lists(_has_arrays):
+        with operators_return_lists(_has_arrays), refusing_autograd(refused):
             result = compute()
     finally:
         for name, method in own.items():
