@@ -15,6 +15,8 @@ import numpy as np
 
 from memplan.search.buffers import Buffers
 from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 
 Array = np.ndarray[Any, Any]
 
@@ -121,3 +123,25 @@ def _seconds_per_byte(
         else math.inf
         for p in (graph.producer[a] for a in buffers.classes[c][1])
     )
+
+
+def fullest_between(schedule: Schedule, least_seconds: float) -> tuple[int, ...]:
+    """The ops whose first runs are the fullest between two recomputations of ``schedule``.
+
+    Recomputations in a row are one, and count if they take more than ``least_seconds``. What a
+    good schedule recomputes it had no room for at one of these moments, so that together they prove
+    more than moments that prove much alone.
+    """
+    live, graph = simulate(schedule).live_nbytes, schedule.graph
+    parts: list[list[int]] = [[]]
+    seconds = 0.0
+    for step, op in enumerate(schedule.ops):
+        if schedule.first_run[op] != step:
+            seconds += graph.ops[op].seconds
+            continue
+        if seconds > least_seconds:
+            parts.append([])
+            seconds = 0.0
+        parts[-1].append(step)
+    fullest = (max(part, key=lambda step: live[step]) for part in parts if part)
+    return tuple(schedule.ops[step] for step in fullest)

@@ -8,6 +8,7 @@ mends it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from itertools import accumulate, chain
 from memplan.memory.memory import Live
 from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
+from memplan.programs.moment_ranking import fullest_between
 from memplan.programs.moments import Moments
 from memplan.programs.solver import DEFAULT_SOLVER, Looks, Program
 from memplan.search.eviction import Drop, Evictions, Fit
@@ -52,6 +54,10 @@ ANSWERED = 2000
 # A program may leave this share of the gap that ends a search.
 PROGRAM_GAP = 0.1
 
+# Recomputations in a row that take less than this part of the step's time are no reason to look at
+# what was full before them. Set on high_resolution of benchmarks/gaps.py at 30%.
+RECOMPUTED = 0.004
+
 
 @dataclass(frozen=True)
 class Refined:
@@ -77,7 +83,7 @@ class Proving:
     one; others are added while ops times moments are at most ``size``, and until HiGHS has looked
     ``looks`` times, times the effort and the number of variables, at whether to end
     (:func:`refine` alone). With ``enough_seconds`` nothing is done for schedules: the bound alone
-    is raised, as far as that.
+    is raised, as far as that, and the moments of ``candidates`` are looked at beside others.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -90,6 +96,18 @@ class Proving:
     size: float = math.inf
     looks: float = math.inf
     enough_seconds: float | None = None
+    candidates: tuple[int, ...] = ()
+
+    def of_bound_alone(self, best: Schedule | None) -> Proving:
+        """The same for a bound alone, as far as one ends a search that has found ``best``.
+
+        Where that had no room, others may have none, either: these moments are its candidates.
+        """
+        if best is None:
+            return dataclasses.replace(self, enough_seconds=math.inf)
+        candidates = fullest_between(best, RECOMPUTED * best.graph.seconds)
+        enough = best.seconds - self.gap_seconds
+        return dataclasses.replace(self, enough_seconds=enough, candidates=candidates)
 
     @property
     def program_gap(self) -> float:

@@ -202,8 +202,7 @@ class _Search:
 
     def _search_and_prove(self) -> None:
         """The searches, and a higher bound, for where they do not get near the known one."""
-        enough = math.inf if self.best is None else self.best.seconds - self._gap_seconds
-        options = dataclasses.replace(self._proving, enough_seconds=enough)
+        options = self._proving.of_bound_alone(self.best)
         with ProofBeside(self.problem, self.stop, options) as proof:
             if self._is_far:
                 proof.begin()

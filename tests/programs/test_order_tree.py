@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.branches import taking
 from memplan.programs.moment_program import Bound, MomentProgram
+from memplan.programs.moment_ranking import fullest_between
 from memplan.programs.moments import Moments
 from memplan.programs.order_tree import OrderTree, raise_bound
-from memplan.programs.refinement import Proving
+from memplan.programs.refinement import RECOMPUTED, Proving
 from memplan.programs.solver import Program
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -117,7 +118,7 @@ def test_an_imposed_order_says_what_the_graph_with_that_order_says(
 
 
 @pytest.mark.long
-@taking(proved=5, dearer=5, impossible=1)
+@taking(proved=5, dearer=5, impossible=1, told=5)
 @examples(200, quick=60)
 @given(st.data())
 def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
@@ -129,13 +130,15 @@ def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
     least = min(optimum(reordered(graph, order), budget) for order in orders(graph))
     enough = least + data.draw(st.sampled_from([math.inf, 0.0, -0.5]))
     highest = graph.seconds
-    options = Proving(effort=0.2)
+    candidates = data.draw(st.lists(st.sampled_from(range(len(graph.ops))), unique=True))
+    options = Proving(effort=0.2, candidates=tuple(candidates))
     for refined in raise_bound(graph, budget, Stop(math.inf), options, enough_seconds=enough):
         assert highest <= refined.bound_seconds
         highest = refined.bound_seconds
     assert highest <= least + 1e-5 * graph.seconds
     taken["dearer"] += graph.seconds < least < math.inf
     taken["impossible"] += least == math.inf
+    taken["told"] += bool(candidates)
     taken["proved"] += highest >= least - 1e-4 * graph.seconds > graph.seconds
 
 
@@ -183,6 +186,46 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
         while len(tree.leaves[0].bound.ops) < 2:
             tree.grow()
     assert len(tree.leaves) == nleaves
+
+
+def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
+    """And not in their place: on a large graph, those of a poor plan would take all of the time."""
+    graph = tree_of_four_branches().graph
+    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)), math.inf)
+    tree.gains |= dict.fromkeys((0, 1, 5), 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.programs.order_tree.TRIALS", 2)
+        assert tree._trials((0,)) == [1, 5, 2, 3, 4]
+        patch.setattr("memplan.programs.order_tree.GIVEN_SIZE", 2 * len(graph.ops))
+        assert tree._trials((0,)) == [1, 5, 2, 3]
+        tree.gains |= {2: 0.5, 4: 0.7}
+        assert tree._trials((1,)) == [0, 5, 3, 4]
+        patch.setattr("memplan.programs.order_tree.GIVEN_SIZE", 0)
+        assert tree._trials((1,)) == [0, 5, 3]
+
+
+def test_the_fullest_first_run_between_two_recomputations() -> None:
+    """An op that runs again does not count, however full it is, nor what takes too few seconds."""
+    ops = [Op(f"op{t}", "op", (t - 1,) if t else (), (t,), float(t + 1)) for t in range(6)]
+    tensors = tuple(Tensor(f"t{a}", size, size) for a, size in enumerate((1, 9, 1, 2, 5, 1)))
+    graph = TrainingGraph(tuple(ops), tensors, (5,), len(ops))
+    schedule = Schedule.sequence(graph, (0, 1, 2, 0, 3, 0, 1, 2, 3, 4, 5))
+    assert fullest_between(schedule, 0.5) == (1, 3, 4)
+    assert fullest_between(schedule, 1.0) == (1, 4)
+    assert fullest_between(schedule, 99.0) == (1,)
+    assert fullest_between(Schedule.unplanned(graph), 0.0) == (1,)
+
+
+def test_a_bound_alone_is_raised_as_far_as_it_ends_the_search_of_the_best() -> None:
+    graph = tree_of_four_branches().graph
+    best = Schedule.sequence(graph, (0, 1, 0, 2, 3, 4, 0, 5))
+    options = Proving(gap_seconds=0.5)
+    told = options.of_bound_alone(best)
+    assert told.enough_seconds == best.seconds - 0.5
+    assert told.candidates == fullest_between(best, RECOMPUTED * graph.seconds)
+    assert len(told.candidates) == 3
+    nothing = options.of_bound_alone(None)
+    assert (nothing.enough_seconds, nothing.candidates) == (math.inf, ())
 
 
 def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:

@@ -230,6 +230,7 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
 
     def prove(*arguments: Any) -> None:
         only_bounds.append(arguments[3].enough_seconds is not None)
+        assert bool(arguments[3].candidates) is only_bounds[-1]
         arguments[4].append(Refined(None, 25.0 + len(only_bounds)))
 
     monkeypatch.setattr(Sequences, "prove", prove)
