@@ -25,10 +25,12 @@ from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.train import memory_growth
 from memplan.mxnet.train.input_memory import view
-from memplan.mxnet.train.pool import Need, Pool, inference_need, training_need
+from memplan.mxnet.train.pool import Need, Pool, inference_need, release, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
+from memplan.util.heap import keep_large
 
 MIB = 1 << 20
 NET = residual_net()[0]
@@ -125,6 +127,27 @@ def test_packed_steps_take_what_is_planned() -> None:
     assert first > planned_mib > 50, "too small to tell"
     assert second < 0.3 * planned_mib
     assert 0.95 * planned_mib < third < 1.15 * planned_mib
+
+
+def kept_and_released_mib() -> tuple[float, float]:
+    """Of what was freed in pieces: what a process keeps, and what it does once that is released."""
+    keep_large(True)
+    before = memory_growth._status("VmRSS")
+    arrays = [mx.nd.ones((MIB,)) for _ in range(32)]
+    mx.nd.waitall()
+    last = arrays.pop()  # behind the others, which the C library keeps below it
+    arrays.clear()
+    mx.nd.waitall()
+    found = [memory_growth._status("VmRSS") - before]
+    release(last.context)
+    found.append(memory_growth._status("VmRSS") - before)
+    return found[0] / MIB, found[1] / MIB
+
+
+def test_what_is_freed_for_a_step_goes_back_to_the_system() -> None:
+    kept, released = in_a_fresh_process(kept_and_released_mib)
+    assert kept > 100, "nothing to tell"
+    assert released < 20
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from memplan.mxnet.train.input_memory import InputMemory
 from memplan.mxnet.train.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
+from memplan.util.heap import give_back_what_is_free
 
 NDArray = Any
 
@@ -130,9 +131,14 @@ class Pool:
 
 
 def release(ctx: mx.Context) -> None:
-    """Give the memory of arrays that nobody holds any more back to the device, now."""
+    """Give the memory of arrays that nobody holds any more back to the device, now.
+
+    On a CPU the C library has kept the smaller ones, and the next executor's may not fit there.
+    """
     mx.nd.waitall()
     ctx.empty_cache()
+    if ctx.device_type != "gpu":
+        give_back_what_is_free()
 
 
 def training_need(plan: Plan) -> Need:
