@@ -13,6 +13,7 @@ from helpers import recurrent
 from helpers.recurrent import Layers
 from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
+from memplan.mxnet.trace import symbol_json
 from memplan.planning.realisation import trace
 
 MEASURED = {
@@ -57,6 +58,54 @@ def test_a_layer_in_both_directions_reads_both_of_the_one_before() -> None:
     more = parameters + 2 * 4 * 3 * 8 * 8
     expected = round((2 * 26.25 + 10.9 + 2.5) * states + 5.3 * (parameters + more))
     assert kept(one._replace(nlayers=2)) == expected
+
+
+# By how many states of a layer a process was seen to grow beside arrays: length 200, batch 64,
+# inputs of 64, states of 128 (helpers/recurrent.py under MXNET_USE_MKLDNN_RNN=0).
+WRITTEN_BY_MXNET = {
+    ("lstm", 1, False): 10.3,
+    ("lstm", 2, False): 17.3,
+    ("lstm", 3, False): 23.31,
+    ("lstm", 1, True): 16.27,
+    ("lstm", 2, True): 30.27,
+    ("gru", 1, False): 13.26,
+    ("gru", 2, False): 19.25,
+    ("gru", 3, False): 25.18,
+    ("rnn_tanh", 1, False): 4.16,
+    ("rnn_tanh", 2, False): 7.15,
+    ("rnn_tanh", 3, False): 9.16,
+    ("rnn_tanh", 1, True): 7.13,
+    ("rnn_tanh", 2, True): 13.14,
+}
+
+
+@pytest.mark.parametrize(("mode", "nlayers", "is_both"), WRITTEN_BY_MXNET)
+def test_layers_that_mxnet_computes_by_itself(
+    mode: str, nlayers: int, is_both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = Layers(mode, 200, 64, 64, 128, nlayers, is_both)
+    states = 4 * 200 * 64 * 128
+    net, shapes = layers.network()
+    types = dict.fromkeys(net.list_arguments(), "float64")
+    traced = trace(net, shapes=shapes, type_dict=types, realisation="packed")
+    [of_float64] = [nbytes_kept(node) for node in traced.nodes if node.op == "RNN"]
+    monkeypatch.setenv("MXNET_USE_MKLDNN_RNN", "0")
+    assert of_float64 == 2 * kept(layers)
+    expected = WRITTEN_BY_MXNET[mode, nlayers, is_both] * states
+    assert 0.96 * expected < kept(layers) < expected
+
+
+def test_masks_of_a_dropout_are_written_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXNET_USE_MKLDNN_RNN", "0")
+    layers = Layers("gru", 10, 2, 8, 8, 3, is_both=True)
+    net, shapes = layers.network()
+    data = symbol_json.parse(net)
+    for node in data["nodes"]:
+        if node["op"] == "RNN":
+            node["attrs"]["p"] = "0.5"
+    traced = trace(symbol_json.load(data), shapes=shapes)
+    [found] = [nbytes_kept(node) for node in traced.nodes if node.op == "RNN"]
+    assert found == kept(layers) + 4 * 2 * 2 * 10 * 2 * 8
 
 
 def test_estimates_have_room_for_it() -> None:

@@ -64,6 +64,22 @@ def test_a_packed_step_takes_one_workspace() -> None:
     assert np.isfinite(executor.outputs[0].asnumpy()).all()
 
 
+@pytest.mark.parametrize("is_train", [True, False], ids=["training", "inference"])
+def test_executors_take_one_workspace(is_train: bool) -> None:
+    """Steps of several shapes, one bound after another, and what is inferred beside them."""
+    workspace, found = OneWorkspace(mx.cpu(0)), []
+    for batch in (4, 3, 2):
+        symbol, shapes = residual_net(batch=batch)
+        traced = trace(symbol, shapes=shapes, realisation="explicit")
+        executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+        if not is_train:
+            workspace.begin()
+            workspace._next()  # what runs between the steps may ask, too
+            executor.forward()
+        found.append(workspace._next())
+    assert found == [1] * 3, "each asks once, and gets the first"
+
+
 def test_few_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_memory, "WAITING", 2)
     memory, array = packed_memory.PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))

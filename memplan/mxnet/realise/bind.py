@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
+from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
@@ -45,9 +46,13 @@ def bind_as_it_stands(
     others: what the user's AttrScope(ctx_group=...) has placed runs on ``ctx``, too.
 
     Custom ops are run by the objects in ``operators``, or by new ones.
+
+    All that is bound here computes in one temporary space, as packed steps do: MXNet gives each
+    executor the next of several, which stay as large as they were once.
     """
     kept = contextlib.nullcontext() if operators is None else operators.for_ops(_user_ops(symbol))
     with under(match_range), kept:
+        OneWorkspace(ctx).begin()
         return symbol.bind(
             mx.cpu(1),
             {name: args[name] for name in symbol.list_arguments()},

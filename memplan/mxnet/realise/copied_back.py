@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_along_last_axis, reads_any_layout
+from memplan.mxnet.trace.operators import is_along_last_axis, is_true, reads_any_layout
 from memplan.step.graph import Op, TrainingGraph
 
 # The operators that do so, and LRN, which leaves something else, with the most dimensions of their
@@ -26,6 +26,9 @@ _MOST_DIMENSIONS = {
     "LRN": 4,
 }
 
+# In inference another one, which MXNet itself computes in training (SoftmaxOutputComputeExCPU).
+_MOST_DIMENSIONS_IN_INFERENCE = _MOST_DIMENSIONS | {"SoftmaxOutput": 4}
+
 # Those that write in temporary space where MXNet wants no output of theirs (kNullOp), as where they
 # run again for the order alone. Others do nothing then, or were not seen to take more.
 _MOST_DIMENSIONS_UNREAD = {"Convolution": 5, "Deconvolution": 5, "FullyConnected": 4}
@@ -37,9 +40,11 @@ def copied_back_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> list[int]
     And what an LRN of oneDNN's leaves for a gradient of its own, and MXNet drops: of twice the data
     half is written (mincore says so).
     """
+    is_inference = graph.nforward == len(graph.ops)
+    most_dimensions = _MOST_DIMENSIONS_IN_INFERENCE if is_inference else _MOST_DIMENSIONS
     return [
         graph.tensors[op.outputs[0]].nbytes
-        if _is_of_onednn(node, _MOST_DIMENSIONS)
+        if _is_of_onednn(node, most_dimensions)
         and (node.op == "LRN" or _overwrites(graph, index, op))
         else 0
         for index, (op, node) in enumerate(zip(graph.ops, nodes, strict=True))
@@ -69,7 +74,7 @@ def is_beside_space(node: Node) -> bool:
 
     These never ask for that (TmpMemMgr::Init of src/operator/nn/mkldnn/mkldnn_base-inl.h).
     """
-    return node.op == "LRN" or node.op.endswith("softmax")
+    return node.op in ("LRN", "SoftmaxOutput") or node.op.endswith("softmax")
 
 
 def _overwrites(graph: TrainingGraph, index: int, op: Op) -> bool:
@@ -87,6 +92,6 @@ def _is_of_onednn(node: Node, most_dimensions: Mapping[str, int]) -> bool:
     if not (onednn_is_enabled() and reads_any_layout(node)):
         return False
     if not node.op.endswith("softmax"):
-        return True
+        return not is_true(node.attrs.get("multi_output"))  # of a SoftmaxOutput
     is_plain = node.attrs.get("temperature", "None") == "None"
     return is_plain and is_along_last_axis(node, len(data.shape))

@@ -2,12 +2,14 @@
 
 oneDNN computes layers of one width together, and others one by one; both directions of a layer are
 computed together. For each such part it keeps gates and states of every time step, in rows as wide
-as the input or the state, whichever is wider (MXNet's src/operator/nn/mkldnn/mkldnn_rnn.cc). All
-that is in no array of MXNet's, and no plan changes it.
+as the input or the state, whichever is wider (MXNet's src/operator/nn/mkldnn/mkldnn_rnn.cc). Other
+dtypes than float32, or all where it is told so, MXNet computes by itself, in space that is known.
+All that is in no array of an executor's, and no plan changes it.
 """
 
 from __future__ import annotations
 
+from memplan.mxnet.trace.environment import onednn_has_recurrent_layers
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_true
 
@@ -33,9 +35,36 @@ def nbytes_kept(node: Node) -> int:
         return 0
     length, batch, ninputs = data.shape
     width = int(node.attrs["state_size"])
+    if data.dtype != "float32" or not onednn_has_recurrent_layers():
+        return _numbers_written(node, length, batch, width) * data.itemsize
     states = length * batch * width * data.itemsize
     kept = states * _states_kept(node, max(1.0, ninputs / width), is_equal=ninputs == width)
     return round(kept + _COPIES_OF_PARAMETERS * parameters.nbytes)
+
+
+def _numbers_written(node: Node, length: int, batch: int, width: int) -> int:
+    """How many numbers MXNet writes where it computes a layer by itself, forward and backward.
+
+    It asks for more (GetRNNReserveSpaceSize and GetRNNWorkspaceSize of src/operator/rnn-inl.h). Of
+    the first come gates and states of all layers, then the masks of a dropout, and behind these,
+    but for an LSTM, what the forward op needs for one layer and what the backward op does, which
+    overlap with one or two layers. An LSTM has that in the second (the *Training and *Backward
+    functions of src/operator/rnn_impl.h).
+    """
+    mode, nlayers = node.attrs["mode"], int(node.attrs["num_layers"])
+    ways = 2 if is_true(node.attrs.get("bidirectional")) else 1
+    step = length * width
+    if mode == "lstm":
+        # The gradients that go from layer to layer are in one place, or in two in turn.
+        nplaces = min(nlayers - 1, ways)
+        states, beside = ways * (6 * nlayers + nplaces) + 4, 8 * step + 6 * batch * width
+    elif mode == "gru":
+        states, beside = ways * (5 * nlayers + 4 - max(0, 3 - nlayers)) + 6, 6 * step
+    else:
+        states, beside = ways * (2 * nlayers + 1 + min(nlayers - 1, 1)) + 1, 2 * step
+    if float(node.attrs.get("p", "0")):
+        states += ways * (nlayers - 1)
+    return states * length * batch * width + beside
 
 
 def _states_kept(node: Node, width: float, *, is_equal: bool) -> float:

@@ -22,6 +22,11 @@ def onednn_is_enabled() -> bool:
     return os.environ.get("MXNET_MKLDNN_ENABLED", "1").lower() not in ("0", "false")
 
 
+def onednn_has_recurrent_layers() -> bool:
+    """May it be oneDNN that computes fused recurrent layers? They have a variable of their own."""
+    return (os.environ.get("MXNET_USE_MKLDNN_RNN") or "1") != "0"
+
+
 @contextlib.contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
     """Environment variable ``name`` is ``value`` within, and what it was afterwards.

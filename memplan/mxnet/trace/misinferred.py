@@ -6,11 +6,10 @@ compute under the variables of the environment.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import onednn_has_recurrent_layers, onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, shape_is_known, to_symbol
 
 _FORGETS = "MXNet's inference forgets the shapes of what it joins, so their memory is not known"
@@ -48,7 +47,7 @@ def check_without_onednn(nodes: Sequence[Node], device_type: str) -> None:
     """
     if device_type != "cpu" or onednn_is_enabled():
         return
-    of_its_own = (os.environ.get("MXNET_USE_MKLDNN_RNN") or "1") != "0"
+    of_its_own = onednn_has_recurrent_layers()
     for node in nodes:
         if node.op == "_contrib_BatchNormWithReLU":
             raise TraceError(

@@ -230,7 +230,7 @@ class Plans:
                 traced = self.plans[request.key].trace
             else:
                 traced = self._traced(self.realisation, request)
-            self._inference[request.key] = inference_need(traced)
+            self._inference[request.key] = inference_need(traced, request.ctx.device_type)
         return self._inference[request.key]
 
     def _checked(self, plan: Plan, request: Request) -> Plan:

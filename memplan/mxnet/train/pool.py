@@ -14,22 +14,30 @@ import mxnet as mx
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.train.gradients import Gradients
 from memplan.mxnet.train.input_memory import InputMemory
 from memplan.mxnet.train.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
+from memplan.util.heap import give_back_what_is_free
 
 NDArray = Any
 
 
 @dataclass(frozen=True)
 class Need:
-    """Memory to run in: ``blocks`` of an executor of MXNet's, or one array, bytes each."""
+    """Memory to run in: ``blocks`` of an executor of MXNet's, or one array, bytes each.
+
+    Beside it operators take what the plan of a step counts, or ``of_inference_nbytes``.
+    """
 
     blocks: tuple[int, ...] = ()
     packed_nbytes: int = 0
+    is_step: bool = False
+    of_inference_nbytes: int = 0
 
 
 class Pool:
@@ -52,7 +60,9 @@ class Pool:
         self.earlier: Earlier = deque(maxlen=REMEMBERED)
         self._gradients: Gradients | None = None
         self._blocks: list[int] = []
-        self._arrays_nbytes = 0
+        self._arrays_nbytes = self._of_inference_nbytes = 0
+        # What the operators of the plans' steps take at most, and whether a step is bound.
+        self._of_steps_nbytes, self._has_step = 0, False
         self._room = 0
         #: Is there a budget that inference must keep, too?
         self.is_limited = True
@@ -68,10 +78,11 @@ class Pool:
         else:
             room += plan.budget_nbytes - plan.total_nbytes
         self._room = max(self._room, room)
+        self._of_steps_nbytes = max(self._of_steps_nbytes, plan.workspace_nbytes)
 
     @property
     def nbytes(self) -> int:
-        """What all that was bound here holds."""
+        """What all that was bound here holds, but for what operators take."""
         return sum(self._blocks) + self._arrays_nbytes
 
     def admits(self, need: Need) -> bool:
@@ -83,13 +94,15 @@ class Pool:
             more += need.packed_nbytes
         if not more and not self.is_limited:
             return True
-        return self.nbytes + more <= self._room
+        return self.nbytes + more + self._beside(need) <= self._room + self._of_steps_nbytes
 
     def add(
         self, need: Need, executor: mx.executor.Executor | None, memory: PackedMemory | None = None
     ) -> None:
         """An ``executor`` has been bound here, or a packed step that runs in ``memory``."""
         self._blocks += self._lacking(need.blocks)
+        self._has_step = self._has_step or need.is_step
+        self._of_inference_nbytes = max(self._of_inference_nbytes, need.of_inference_nbytes)
         self.executor = self.executor or executor
         if memory is not None and memory is not self.memory:
             self._arrays_nbytes += memory.nbytes
@@ -115,7 +128,15 @@ class Pool:
         self.executor = self.memory = None
         self.inputs.clear()
         self._blocks.clear()
-        self._arrays_nbytes = 0
+        self._arrays_nbytes = self._of_inference_nbytes = 0
+        self._has_step = False
+
+    def _beside(self, need: Need) -> int:
+        """What the operators of what is bound, and of this, take; 0 where the plans count none."""
+        if not self._of_steps_nbytes:
+            return 0
+        of_steps = self._of_steps_nbytes if self._has_step or need.is_step else 0
+        return of_steps + max(self._of_inference_nbytes, need.of_inference_nbytes)
 
     def _lacking(self, blocks: Sequence[int]) -> list[int]:
         free = sorted(self._blocks)
@@ -130,21 +151,29 @@ class Pool:
 
 
 def release(ctx: mx.Context) -> None:
-    """Give the memory of arrays that nobody holds any more back to the device, now."""
+    """Give the memory of arrays that nobody holds any more back to the device, now.
+
+    On a CPU the C library has kept the smaller ones, and the next executor's may not fit there.
+    """
     mx.nd.waitall()
     ctx.empty_cache()
+    if ctx.device_type != "gpu":
+        give_back_what_is_free()
 
 
 def training_need(plan: Plan) -> Need:
     """What the step of a ``plan`` runs in."""
     if plan.trace.form.in_one_array:
-        return Need(packed_nbytes=plan.allocated_nbytes)
+        return Need(packed_nbytes=plan.allocated_nbytes, is_step=True)
     lowering = lower(plan.trace, plan.schedule).schedule
-    return Need(allocate(lowering, match_range=plan.match_range).blocks)
+    return Need(allocate(lowering, match_range=plan.match_range).blocks, is_step=True)
 
 
-def inference_need(trace: Trace) -> Need:
-    """What :func:`memplan.mxnet.train.train_executor.bind_inference` runs in."""
+def inference_need(trace: Trace, device_type: str) -> Need:
+    """What :func:`memplan.mxnet.train.train_executor.bind_inference` runs in.
+
+    What its operators take is known on a CPU: an estimate, as that of steps is.
+    """
     graph = trace.graph
     ops = graph.ops[: graph.nforward]
     ntensors = sum(len(op.outputs) for op in ops)
@@ -154,4 +183,8 @@ def inference_need(trace: Trace) -> Need:
         tensors=graph.tensors[:ntensors],
         heads=graph.heads[: len(trace.symbol.list_outputs())],
     )
-    return Need(allocate(Schedule.unplanned(forward)).blocks)
+    beside = 0
+    if device_type == "cpu" and onednn_is_enabled():
+        nodes = trace.nodes[: graph.nforward]
+        beside, *_ = executor_nbytes(forward, nodes, leaves_holes=False)
+    return Need(allocate(Schedule.unplanned(forward)).blocks, of_inference_nbytes=beside)
