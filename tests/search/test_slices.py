@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -213,3 +214,16 @@ def test_a_search_recreates_from_slices_where_what_it_has_is_expensive(
     assert found(start).overhead <= start.overhead
     monkeypatch.setattr("memplan.search.sequence_search.FAR_OVERHEAD", 10.0)
     assert found().overhead > from_slices.overhead
+
+
+def test_what_fits_is_not_lost_for_slices_that_do_not() -> None:
+    graph, budget = unrolled(40), 100 * UNIT
+    start = min(made(graph, budget), key=lambda schedule: schedule.overhead)
+    assert start.overhead > 0.3
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return 0 if schedule.ops == start.ops else UNIT
+
+    rules, stop = Rules(recompute_backward=False, reorder=True, match_ranges=()), Stop.after(1e5)
+    options: dict[str, Any] = {"seed": 0, "stop": stop, "rounds": 1, "excess": excess}
+    assert search(graph, budget, rules=rules, starts=[start], **options) == start
