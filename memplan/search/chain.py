@@ -7,7 +7,7 @@ and a slice may keep all that its backward pass reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +38,32 @@ class Chain(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What is there as the backward pass comes to ``slice``: cuts, and slices that keep all."""
+    """What is there as the backward pass comes to ``slice``: cuts, and slices that keep all.
+
+    By the chain this many bytes are held at most while what the slice reads is made, 0 if nothing
+    is, and while it runs backwards; without what is held beside the plan.
+    """
 
     slice: int
     cuts: frozenset[int]
     slices: frozenset[int]
+    making_nbytes: float
+    backward_nbytes: float
+
+
+class Kept(NamedTuple):
+    """Cuts that are stored, and slices that keep all that their backward pass reads."""
+
+    cuts: frozenset[int]
+    slices: frozenset[int]
+
+    def with_cut(self, cut: int) -> Kept:
+        """And this cut."""
+        return self._replace(cuts=self.cuts | {cut})
+
+    def with_slice(self, s: int) -> Kept:
+        """And slice s, and the cut behind it."""
+        return Kept(self.cuts | {s + 1}, self.slices | {s})
 
 
 class ChainPlans:
@@ -54,7 +75,8 @@ class ChainPlans:
     """
 
     def __init__(self, chain: Chain, budget_nbytes: int) -> None:
-        self.nslices, self.unit = len(chain.seconds), max(1, budget_nbytes) / PARTS
+        self.chain, self.nslices = chain, len(chain.seconds)
+        self.unit = max(1, budget_nbytes) / PARTS
         self._parts = tuple(
             np.rint(nbytes / self.unit).astype(np.int64)
             for nbytes in (chain.crossing_nbytes, chain.kept_nbytes, chain.read_nbytes)
@@ -78,24 +100,54 @@ class ChainPlans:
 
     def plan(self, held: int) -> list[Stored]:
         """The cheapest where so many parts of the budget are held by something else."""
-        return list(self._visit(0, self.nslices - 1, held, frozenset({0}), frozenset()))
+        beside = held * self.unit
+        parts = self._visit(0, self.nslices - 1, held, 0.0, Kept(frozenset({0}), frozenset()))
+        return [
+            part._replace(
+                making_nbytes=max(0.0, part.making_nbytes - beside),
+                backward_nbytes=part.backward_nbytes - beside,
+            )
+            for part in parts
+        ]
 
-    def _visit(
-        self, s: int, t: int, held: int, cuts: frozenset[int], slices: frozenset[int]
-    ) -> Iterator[Stored]:
-        crossing, kept, read = self._parts
+    def _visit(self, s: int, t: int, held: int, making: float, stored: Kept) -> Iterator[Stored]:
+        """The backward pass through slices t to s; ``making`` bytes were held before, for t."""
+        chain, (crossing, kept, read) = self.chain, self._parts
         while t > s:
-            k = int(self.split[s, t, held])
+            k, here = int(self.split[s, t, held]), chain.waiting_nbytes[t] + self.unit * held
             if k == s:
+                making = max(making, here + chain.keeping_nbytes[s])
                 rest = held + int(kept[s, t])
-                yield from self._visit(s + 1, t, rest, cuts | {s + 1}, slices | {s})
-                t = s
-            else:
-                rest = held + int(crossing[s, k, t])
-                yield from self._visit(k, t, rest, cuts | {k}, slices)
-                held = max(0, held - int(read[s, t] - read[s, k - 1]))
-                t = k - 1
-        yield Stored(s, cuts, slices)
+                yield from self._visit(s + 1, t, rest, making, stored.with_slice(s))
+                dead_nbytes = chain.read_nbytes[s, t] - chain.read_nbytes[s, s]
+                own = self.unit * held + chain.backward_nbytes[s] - dead_nbytes
+                yield Stored(s, *stored, 0.0, own)
+                return
+            running = chain.crossing_nbytes[s, s:k, t] + chain.running_nbytes[s:k]
+            making = max(making, here + running.max())
+            rest = held + int(crossing[s, k, t])
+            yield from self._visit(k, t, rest, making, stored.with_cut(k))
+            held = max(0, held - int(read[s, t] - read[s, k - 1]))
+            t, making = k - 1, 0.0
+        here = self.unit * held
+        making = max(making, here + chain.waiting_nbytes[s] + chain.keeping_nbytes[s])
+        yield Stored(s, *stored, making, here + chain.backward_nbytes[s])
+
+
+def corrected(chain: Chain, plan: Sequence[Stored], making: Array, backward: Array) -> Chain:
+    """The chain that says of ``plan`` what that has turned out to hold.
+
+    While what each slice reads was made, and while it ran backwards: nan where nothing was.
+    """
+    of_making, of_backward = np.zeros_like(making), np.zeros_like(backward)
+    for part in plan:
+        of_backward[part.slice] = backward[part.slice] - part.backward_nbytes
+        if part.making_nbytes:
+            of_making[part.slice] = making[part.slice] - part.making_nbytes
+    return chain._replace(
+        waiting_nbytes=chain.waiting_nbytes + np.nan_to_num(of_making),
+        backward_nbytes=chain.backward_nbytes + np.nan_to_num(of_backward),
+    )
 
 
 def compile_chain() -> None:

@@ -123,6 +123,7 @@ class Rounds:
         self.unit = max(graph.seconds, 1e-300)
         self.weight = 1.0
         self.speeds: dict[int, Speed] = {}
+        self._sliced: dict[int, list[Array]] = {}
         self.longest_look = 0.0  # seconds: at whether what was found fits
 
     def nothing(self) -> Best:
@@ -227,10 +228,14 @@ class Rounds:
         schedules = map(self.reordered.back, run(self.reordered.graph, budget_nbytes, stop))
         return filter(self._legal, map(self._grouped, schedules))
 
-    def sliced(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
-        """Sequences that recompute slices, of about this many live bytes."""
-        run = partial(sliced_schedules, reorder=self.rules.reorder)
-        return filter(self._legal, map(self._grouped, run(self.graph, budget_nbytes, stop)))
+    def sliced(self, budget_nbytes: int, stop: Stop) -> list[Array]:
+        """Sequences that recompute slices, of about this many live bytes, made once."""
+        if budget_nbytes not in self._sliced:
+            reorder = self.rules.reorder
+            schedules = sliced_schedules(self.graph, budget_nbytes, stop, reorder=reorder)
+            sequences = map(self._grouped, schedules)
+            self._sliced[budget_nbytes] = [each for each in sequences if self._legal(each)]
+        return self._sliced[budget_nbytes]
 
     def start_of(self, kind: Round, best: Best) -> Array:
         """What a round begins with."""

@@ -229,6 +229,22 @@ class SlicedGraph:
             present |= {a for a in outputs if a in keepable or a not in tracked}
         return sequence
 
+    def most_held(self, steps: Sequence[int], live_nbytes: Array) -> tuple[Array, Array]:
+        """Of ``live_nbytes`` at each step, the most while each slice's inputs are made, and while
+        it runs backwards; nan where there are none. The forward pass makes those of the last slice.
+        """
+        making, backward = np.full((2, self.nslices), np.nan)
+        nforward, begin = self.graph.nforward, self.graph.nforward
+        making[-1] = live_nbytes[:nforward].max()
+        for step in range(nforward, len(steps)):
+            if steps[step] >= nforward:
+                q = self._slice_of[steps[step]]
+                making[q] = np.fmax(making[q], live_nbytes[begin:step].max(initial=0.0))
+                backward[q] = np.fmax(backward[q], live_nbytes[step])
+                begin = step + 1
+        making[making == 0.0] = np.nan
+        return making, backward
+
     def _keepable(self, stored: Stored) -> set[int]:
         """What may stay while the backward pass is in a slice."""
         crossings = (self._crossings[cut] for cut in stored.cuts)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from memplan.search.chain import ChainPlans
+from memplan.search.chain import Chain, ChainPlans, Stored, corrected
 from memplan.search.eager import reordered
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
@@ -44,85 +45,149 @@ MOST_STEPS = 4
 WORK_BY_OPS, WORK_BY_CUBE = 2.0, 0.01
 
 # The cheapest is chosen for these parts of the budget; bytes over that, in budgets, cost so many
-# steps where nothing fits. Each is looked for in the chains that are cheapest, so often.
+# steps where nothing fits, and in what is only to begin with. Each is looked for in the chains that
+# are cheapest, so often.
 SLACKS, EXCESS_SECONDS = (1.0, 0.98, 0.95), 5.0
 CHEAPEST_CHAINS, CORRECTIONS = 4, 4
 
+# So many chains are solved again, so often, with what sequences of their plans have turned out to
+# hold. Set on an LSTM at 30% of its step: 86% more time in 1.01 of the budget, where without it
+# the least that fits costs 131%, and the cheapest for what it is over 77% in 1.04.
+CORRECTED_CHAINS, SOLUTIONS = 2, 4
+
 
 class _Entry(NamedTuple):
-    """The peak of live bytes, the seconds and the ops of a sequence."""
+    """The peak of live bytes, the seconds and the ops of a sequence that recomputes ``slices``."""
 
     peak_nbytes: int
     seconds: float
     ops: list[int]
+    slices: SlicedGraph
 
 
 def sliced_schedules(
     graph: TrainingGraph, budget_nbytes: int, stop: Stop, *, reorder: bool
 ) -> list[Schedule]:
-    """The cheapest within about the budget, or that which is cheapest for how far it is over.
+    """The cheapest within about the budget, and that which is cheapest for how far it is over.
 
     Without backward ops there are none. With ``reorder`` backward ops may change their order.
     """
     if graph.nforward == len(graph.ops) or budget_nbytes <= 0:
         return []
     other = reordered(graph, reorder=reorder)
-    entries = [entry for n in NGROUPS for entry in _entries(other.graph, n, budget_nbytes, stop)]
-
-    def cost(entry: _Entry, aim: float) -> float:
-        excess = max(0.0, entry.peak_nbytes / aim - 1.0)
-        return entry.seconds + EXCESS_SECONDS * excess * graph.seconds
-
-    best = []
-    for aim in (slack * budget_nbytes for slack in SLACKS):
-        fitting = [entry for entry in entries if entry.peak_nbytes <= aim]
-        best += [min(fitting or entries, key=lambda e: cost(e, aim))] if entries else []
-    unique = {id(entry.ops): entry.ops for entry in best}
+    sequences = _Sequences(other.graph, stop)
+    entries = _entries(sequences, budget_nbytes)
+    corrected_entries = _corrected_entries(sequences, entries, budget_nbytes)
+    best = [_ranked([*entries, *corrected_entries], budget_nbytes)[:1]]
+    # Those of both: which one can be packed, nobody knows here.
+    for some in (corrected_entries, entries):
+        for aim in (slack * budget_nbytes for slack in SLACKS):
+            fitting = [entry for entry in some if entry.peak_nbytes <= aim]
+            best.append(_ranked(fitting or some, aim)[:1])
+    unique = {id(entry.ops): entry.ops for ranked in best for entry in ranked}
     return [other.back(Schedule.sequence(other.graph, ops)) for ops in unique.values()]
 
 
-def _entries(
-    graph: TrainingGraph, ngroups: int, budget_nbytes: int, stop: Stop
-) -> Iterator[_Entry]:
+def _ranked(entries: Sequence[_Entry], aim: float) -> list[_Entry]:
+    """The entries, cheapest first, where bytes over ``aim`` cost seconds, too."""
+
+    def cost(entry: _Entry) -> float:
+        unit = entry.slices.graph.seconds
+        return entry.seconds + EXCESS_SECONDS * max(0.0, entry.peak_nbytes / aim - 1.0) * unit
+
+    return sorted(entries, key=cost)
+
+
+def _entries(sequences: _Sequences, budget_nbytes: int) -> list[_Entry]:
     """Sequences in this order of about as many bytes as each part of the budget.
 
     They are of the cuts whose chains are cheapest there.
     """
-    chains = list(_chains(graph, ngroups, budget_nbytes, stop))
-    arrays, seconds = graph_arrays(graph), np.array([op.seconds for op in graph.ops])
-    memory = replay_memory(arrays, MOST_STEPS * len(graph.ops))
+    entries: list[_Entry] = []
+    for ngroups in NGROUPS:
+        chains = list(_chains(sequences.graph, ngroups, budget_nbytes, sequences.stop))
+        for aim in (slack * budget_nbytes for slack in SLACKS):
+            for slices, plans in _cheapest_chains(chains, aim):
+                entries += sequences.near(slices, plans, aim)
+    return entries
 
-    def entry_of(slices: SlicedGraph, plans: ChainPlans, held: int) -> _Entry | None:
-        stop.spend(WORK_BY_OPS * len(graph.ops))
-        ops = slices.sequence(plans.plan(held), MOST_STEPS * len(graph.ops))
+
+def _corrected_entries(
+    sequences: _Sequences, entries: Sequence[_Entry], budget_nbytes: int
+) -> list[_Entry]:
+    """Where the cheapest entry is over the budget, others of chains that say more truly of what.
+
+    What the best chains say of bytes is corrected, and they are solved again.
+    """
+    ranked = _ranked(entries, budget_nbytes)
+    if not ranked or ranked[0].peak_nbytes <= budget_nbytes:
+        return []
+    best: dict[int, _Entry] = {}
+    for entry in ranked:
+        best.setdefault(id(entry.slices), entry)
+    return [
+        other
+        for entry in islice(best.values(), CORRECTED_CHAINS)
+        for other in sequences.of_corrected(entry.slices, budget_nbytes)
+    ]
+
+
+def _cheapest_chains(
+    chains: Sequence[tuple[SlicedGraph, ChainPlans]], aim: float
+) -> list[tuple[SlicedGraph, ChainPlans]]:
+    return sorted(chains, key=lambda chain: chain[1].least_seconds(aim))[:CHEAPEST_CHAINS]
+
+
+class _Sequences:
+    """Makes the sequences of plans, and measures them."""
+
+    def __init__(self, graph: TrainingGraph, stop: Stop) -> None:
+        self.graph, self.stop, self.arrays = graph, stop, graph_arrays(graph)
+        self.most_steps = MOST_STEPS * len(graph.ops)
+        self.work = WORK_BY_OPS * len(graph.ops)
+        self.seconds = np.array([op.seconds for op in graph.ops])
+        self.memory = replay_memory(self.arrays, self.most_steps)
+
+    def entry(self, slices: SlicedGraph, plan: Sequence[Stored]) -> _Entry | None:
+        """The sequence of a plan; None if it is too long."""
+        self.stop.spend(self.work)
+        ops = slices.sequence(plan, self.most_steps)
         if ops is None:
             return None
         steps = np.array(ops, dtype=np.int64)
-        peak = int(replay(arrays, memory, steps, len(steps), 0, UNLIMITED)[1])
-        return _Entry(peak, float(seconds[steps].sum()), ops)
+        peak = int(replay(self.arrays, self.memory, steps, len(steps), 0, UNLIMITED)[1])
+        return _Entry(peak, float(self.seconds[steps].sum()), ops, slices)
 
-    for slack in SLACKS:
-        aim = slack * budget_nbytes
+    def near(self, slices: SlicedGraph, plans: ChainPlans, aim: float) -> Iterator[_Entry]:
+        """Of plans of a chain, sequences of about so many bytes."""
+        held = plans.held_for(aim)
+        for _ in range(CORRECTIONS):
+            entry = None if self.stop.is_over() else self.entry(slices, plans.plan(held))
+            if entry is None:
+                return
+            yield entry
+            # The bytes of a chain are about those of its sequence: what that has too many, or
+            # too few, is held beside the next plan.
+            more = math.ceil((entry.peak_nbytes - aim) / plans.unit)
+            next_held = plans.nearest(held + more)
+            if next_held == held:
+                return
+            held = next_held
 
-        def estimate(chain: tuple[SlicedGraph, ChainPlans], aim: float = aim) -> float:
-            return chain[1].least_seconds(aim)
-
-        for slices, plans in sorted(chains, key=estimate)[:CHEAPEST_CHAINS]:
-            held = plans.held_for(aim)
-            for _ in range(CORRECTIONS):
-                if stop.is_over():
-                    return
-                entry = entry_of(slices, plans, held)
-                if entry is None:
-                    break
-                yield entry
-                # The bytes of a chain are about those of its sequence: what that has too many, or
-                # too few, is held beside the next plan.
-                more = math.ceil((entry.peak_nbytes - aim) / plans.unit)
-                next_held = plans.nearest(held + more)
-                if next_held == held:
-                    break
-                held = next_held
+    def of_corrected(self, slices: SlicedGraph, budget_nbytes: int) -> Iterator[_Entry]:
+        """Of plans of a chain with what sequences of those before have turned out to hold."""
+        plans = _plans(slices.chain(), budget_nbytes, self.stop)
+        for _ in range(SOLUTIONS):
+            plan = plans.plan(plans.held_for(budget_nbytes))
+            entry = None if self.stop.is_over() else self.entry(slices, plan)
+            if entry is None:
+                return
+            yield entry
+            held = slices.most_held(entry.ops, self.memory.live[: len(entry.ops)])
+            plans = _plans(corrected(plans.chain, plan, *held), budget_nbytes, self.stop)
+            if plans.nearest(0) != 0:
+                return
+            yield from self.near(slices, plans, budget_nbytes)
 
 
 def _chains(
@@ -138,10 +203,14 @@ def _chains(
         slices = SlicedGraph(graph, cuts, ngroups=ngroups)
         if ngroups and not slices.remade:
             continue
-        plans = ChainPlans(slices.chain(), int(MOST_BUDGETS * budget_nbytes))
-        stop.spend(WORK_BY_CUBE * len(cuts) ** 3)
+        plans = _plans(slices.chain(), budget_nbytes, stop)
         if plans.nearest(0) == 0:
             yield slices, plans
+
+
+def _plans(chain: Chain, budget_nbytes: int, stop: Stop) -> ChainPlans:
+    stop.spend(WORK_BY_CUBE * (len(chain.seconds) - 1) ** 3)
+    return ChainPlans(chain, int(MOST_BUDGETS * budget_nbytes))
 
 
 def _distinct_cuts(graph: TrainingGraph) -> list[tuple[int, ...]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.graphs import UNIT, unit_chain
-from memplan.search.chain import ChainPlans
+from memplan.search.chain import ChainPlans, corrected
 from memplan.search.kernels.chain import PARTS
 from memplan.search.revolve import forward_steps
 from memplan.search.sliced_graph import SlicedGraph, descending
@@ -52,3 +53,33 @@ def test_a_unit_chain_takes_no_more_than_revolve(nslots: int) -> None:
         assert simulate(schedule).peak_nbytes <= budget * (1.0 - held / PARTS) + UNIT
         forward = sum(graph.ops[op].seconds for op in ops if op < graph.nforward)
         assert forward <= plans.seconds[0, -1, held]
+
+
+@pytest.mark.parametrize("nslots", [2, 5])
+def test_a_plan_says_what_is_held_when(nslots: int) -> None:
+    """Of a chain of equal points to a point or so; corrected, exactly."""
+    graph = unit_chain(24)
+    slices = SlicedGraph(graph, range(1, graph.nforward))
+    budget = (nslots + 4) * UNIT
+    plans = ChainPlans(slices.chain(), budget)
+    plan = plans.plan(0)
+    ops = slices.sequence(plan, MOST_STEPS)
+    assert ops is not None
+    live_nbytes = np.array(simulate(Schedule.sequence(graph, ops)).live_nbytes)
+    making, backward = slices.most_held(ops, live_nbytes)
+    assert max(np.nanmax(making), np.nanmax(backward)) == live_nbytes.max()
+    chain = corrected(plans.chain, plan, making, backward)
+    more_backward = chain.backward_nbytes - plans.chain.backward_nbytes
+    more_making = chain.waiting_nbytes - plans.chain.waiting_nbytes
+    ncompared = 0
+    for part in plan:
+        s = part.slice
+        if np.isfinite(backward[s]):  # some slice has no backward op
+            assert part.backward_nbytes >= backward[s] - 1.5 * UNIT
+            assert part.backward_nbytes + more_backward[s] == pytest.approx(backward[s])
+            ncompared += 1
+        if part.making_nbytes and np.isfinite(making[s]):
+            assert part.making_nbytes >= making[s] - 1.5 * UNIT
+            assert part.making_nbytes + more_making[s] == pytest.approx(making[s])
+            ncompared += 1
+    assert ncompared > len(plan)

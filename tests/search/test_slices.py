@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from memplan.memory.memory import Live
 from memplan.search.eager import better_order, mirrored_order, reordered
 from memplan.search.rounds import Rounds, Rules
 from memplan.search.segments import articulation_points
+from memplan.search.sequence_search import search
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -176,3 +178,52 @@ def test_what_many_slices_read_is_made_again_for_groups_of_them(
     storing = cheapest()
     assert storing.overhead > remaking.overhead + 0.03
     assert remaking.ops.count(0) > storing.ops.count(0)
+
+
+def test_chains_are_solved_again_with_what_their_sequences_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a chain says of bytes is about true, and near the least memory all depends on it."""
+    graph, budget = braid(30), 11 * UNIT
+
+    def cheapest() -> Schedule:
+        fitting = [s for s in made(graph, budget) if simulate(s).peak_nbytes <= budget]
+        return min(fitting, key=lambda schedule: schedule.seconds)
+
+    corrected = cheapest()
+    assert validate(corrected, budget).valid
+    monkeypatch.setattr("memplan.search.slices.CORRECTED_CHAINS", 0)
+    assert cheapest().overhead > corrected.overhead + 0.3
+
+
+def test_a_search_recreates_from_slices_where_what_it_has_is_expensive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, budget = unrolled(40), 88 * UNIT
+    rules = Rules(recompute_backward=False, reorder=True, match_ranges=())
+
+    def found(start: Schedule | None = None) -> Schedule:
+        starts, stop = [] if start is None else [start], Stop.after(1e5)
+        schedule = search(graph, budget, rules=rules, starts=starts, seed=0, stop=stop, rounds=1)
+        assert schedule is not None
+        assert validate(schedule, budget).valid
+        return schedule
+
+    from_slices = found()
+    start = min(made(graph, budget), key=lambda schedule: schedule.overhead)
+    assert found(start).overhead <= start.overhead
+    monkeypatch.setattr("memplan.search.sequence_search.FAR_OVERHEAD", 10.0)
+    assert found().overhead > from_slices.overhead
+
+
+def test_what_fits_is_not_lost_for_slices_that_do_not() -> None:
+    graph, budget = unrolled(40), 100 * UNIT
+    start = min(made(graph, budget), key=lambda schedule: schedule.overhead)
+    assert start.overhead > 0.3
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return 0 if schedule.ops == start.ops else UNIT
+
+    rules, stop = Rules(recompute_backward=False, reorder=True, match_ranges=()), Stop.after(1e5)
+    options: dict[str, Any] = {"seed": 0, "stop": stop, "rounds": 1, "excess": excess}
+    assert search(graph, budget, rules=rules, starts=[start], **options) == start
