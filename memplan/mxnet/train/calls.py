@@ -16,7 +16,7 @@ from mxnet import autograd
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.losses import has_gradient, is_loss
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json
-from memplan.mxnet.train.nesting import leaves
+from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Symbols = list[mx.sym.Symbol]
 Block = Any
@@ -32,7 +32,8 @@ class Call:
     """Of an operator, or of the graph of ``block``: the Symbols that it got, and that it made.
 
     ``is_scaled`` marks a loss whose gradient AMP scales where it gets arrays. ``is_recorded`` and
-    ``in_training`` say in which mode autograd is when it is called.
+    ``in_training`` say in which mode autograd is when it is called. So many of the outputs are
+    ``copied`` inputs, where the graph has the inputs themselves.
     """
 
     inputs: Symbols | None
@@ -41,12 +42,37 @@ class Call:
     block: Block = None
     is_recorded: bool = field(default_factory=autograd.is_recording)
     in_training: bool = field(default_factory=autograd.is_training)
+    copied: int = 0
 
 
 def symbols_in(nested: Any) -> Symbols:
     """Those in ``nested``, as legacy ones: a group has no others beside them."""
     found = (leaf for leaf in leaves(nested) if isinstance(leaf, mx.sym.Symbol))
     return [symbol.as_nd_ndarray() for symbol in found]
+
+
+def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, int]:
+    """The ``outputs`` of a graph with loss operators, with copies of what it got; how many.
+
+    A loss that reads such an output has MXNet differentiate the graph, and one that reads what the
+    graph got does not: they are two arrays.
+    """
+    given = {name for symbol in inputs for name in symbol.list_outputs()}
+
+    def is_given(symbol: mx.sym.Symbol) -> bool:
+        return symbol.get_children() is None or not given.isdisjoint(symbol.list_outputs())
+
+    made = symbols_in(outputs)
+    passed = sum(map(is_given, made))
+    if not passed or not any(map(is_loss, from_json(symbol_json.parse(mx.sym.Group(made)))[0])):
+        return outputs, 0
+
+    def copied(value: Any) -> Any:
+        if not (isinstance(value, mx.sym.Symbol) and is_given(value)):
+            return value
+        return of_semantics(mx.sym.identity(value.as_nd_ndarray()))
+
+    return alike(copied, outputs), passed
 
 
 def next_heads(heads: Iterator[Head], symbols: Symbols) -> list[Head]:
@@ -106,16 +132,16 @@ class Ops:
         self.blocks: list[Block] = []
         for call in called:
             inputs = _places(next_heads(heads, call.inputs or []))
-            self._add(call.block, next_heads(heads, call.outputs), inputs)
+            self._add(call, next_heads(heads, call.outputs), inputs)
         self.graph_of = {place: n for n, ops in enumerate(self.graphs) for place in ops}
 
-    def _add(self, block: Block, outputs: Sequence[tuple[int, int]], inputs: Sequence[int]) -> None:
+    def _add(self, call: Call, outputs: Sequence[tuple[int, int]], inputs: Sequence[int]) -> None:
         order = order_between(self.nodes, _places(outputs), inputs)
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
         ncopies = len(outputs) - len(set(outputs))  # MXNet copies what is returned again
-        if is_run_whole(block, len(ops) + ncopies):
+        if is_run_whole(call.block, len(ops) - call.copied + ncopies):
             self.graphs.append(ops)
-            self.blocks.append(block)
+            self.blocks.append(call.block)
 
     def has_graph_of(self, block: Block) -> bool:
         """Does MXNet run a graph of ``block`` as one?"""
