@@ -309,7 +309,7 @@ class TrainStep:
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
         self._pools[ctx].serve(bound.gradients)
         self.changes.run(kind, ctx)
-        bound.prepare((composed or bound.network).form, self._blocks)
+        bound.prepare((composed or bound.network).form)
         return bound
 
     def _bind(
