@@ -148,6 +148,10 @@ class BoundStep:
             and self.gradients.are_current()
         )
 
+    def is_of(self, params: Mapping[str, Parameter]) -> bool:
+        """Are its parameters those of these ``params``, and not others of the same names?"""
+        return all(params.get(p.name) is p for p, _, _ in self.places)
+
     def prepare(self, form: Any) -> None:
         """Before a step; what it returns is nested so."""
         self.form = form
