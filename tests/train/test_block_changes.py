@@ -105,6 +105,11 @@ def another_layer(layers: dict[str, Any]) -> None:
     layers["2"].initialize(mx.init.Xavier(), ctx=CPU)
 
 
+def one_of_the_same_name(layers: dict[str, Any]) -> None:
+    layers["2"] = nn.Dense(12, activation="tanh", in_units=12, prefix=layers["2"].prefix)
+    layers["2"].initialize(mx.init.Xavier(), ctx=CPU)
+
+
 def one_layer_less(layers: dict[str, Any]) -> None:
     layers.popitem()
 
@@ -119,7 +124,10 @@ def another_weight(layers: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("edit", [another_layer, one_layer_less, another_order, another_weight])
+@pytest.mark.parametrize(
+    "edit",
+    [another_layer, one_of_the_same_name, one_layer_less, another_order, another_weight],
+)
 def test_layers_that_a_script_replaces_past_mxnet(edit: Any, hybridized: bool) -> None:
     def left(is_planned: bool) -> list[Any]:
         mx.random.seed(3)

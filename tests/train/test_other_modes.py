@@ -77,6 +77,7 @@ class Net(gluon.HybridBlock):
             self.dense, self.norm = nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6)
             self.fixed = nn.BatchNorm(in_channels=6, use_global_stats=True)
             self.lstm = gluon.rnn.LSTM(6, input_size=6)
+            self.single = gluon.rnn.LSTM(6, input_size=6, dropout=0.3)
             self.dropping = gluon.rnn.LSTM(6, 2, input_size=6, dropout=0.3)
             self.normed = Normed()
 
@@ -112,6 +113,7 @@ ALIKE: dict[str, Part] = {
     "leaky": lambda net, f, x: f.LeakyReLU(x, act_type="leaky"),
     "lstm": lambda net, f, x: net.lstm(f.expand_dims(x, axis=0)).reshape((-1, 6)),
     "random": lambda net, f, x: f.random.uniform_like(x),
+    "one layer": lambda net, f, x: net.single(f.expand_dims(x, axis=0)).reshape((-1, 6)),
     "loop": loop_of(lambda f, x: f.tanh(x)),
     "unused": lambda net, f, x: (net.norm(x), x)[1],
 }
@@ -163,6 +165,28 @@ def test_what_computes_the_same_in_both_modes_is_planned(name: str) -> None:
 
 def stopped(net: Any, F: Any, x: Any) -> Any:  # noqa: N803
     return F.stop_gradient(net.norm(x))
+
+
+class BesideLoop(gluon.HybridBlock):
+    """Calls a layer in predict mode, of which nothing reads the result, and again in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.norm, self.drop = nn.BatchNorm(in_channels=6), nn.Dropout(0.5)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        with autograd.predict_mode():
+            self.drop(x)
+        return loop_of(lambda _, d: self.drop(d))(self, F, self.norm(x))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:block 'net' is not hybridized, and a planned step runs its loop"
+)
+def test_what_nothing_reads_is_not_taken_for_one_in_a_loop() -> None:
+    one, other = begun(BesideLoop()), begun(BesideLoop())
+    assert_equal(trained(one), trained(planned(other, **QUICKLY)))
 
 
 def test_a_norm_in_training_mode_is_planned() -> None:

@@ -47,6 +47,15 @@ class Two(gluon.HybridBlock):
         return (result, dropped) if self.both else (result, x)
 
 
+class Paused(Two):
+    """Calls its dropout, and reads nothing of that, in predict mode unless it is ``both``."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        with autograd.pause(train_mode=self.both):
+            self.drop(x)
+        return F.tanh(self.inner(x))
+
+
 class Behind(gluon.HybridBlock):
     """Reads the first output of ``inner``, or its only one, and draws a mask for that."""
 
@@ -119,6 +128,8 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
         (lambda: Two(True, 0), "", None),
         (lambda: Two(False), "", MISSING),
         (lambda: Two(False), "a child", None),
+        (lambda: Paused(True), "", MISSING),
+        (lambda: Paused(False), "", None),
         (lambda: CallingPast(True), "", MOVED),
         (lambda: CallingPast(True), "layers", None),
         (lambda: CallingPast(False), "layers", MISSING),

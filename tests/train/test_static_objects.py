@@ -111,3 +111,76 @@ def test_steps_with_the_loss(flags: dict[str, Any]) -> None:
     net = network(flags, within=False)
     found = left_by(net, "tttiTt", flags, TrainStep(net, LOSS, **PLAN))
     assert all(map(np.array_equal, expected, found))
+
+
+def static_part(prefix: str, dense: Any = None) -> Any:
+    part = nn.HybridSequential(prefix=prefix)
+    with part.name_scope():
+        part.add(nn.Dense(5, in_units=5) if dense is None else dense, Layer())
+    part.hybridize(**STATIC)
+    return part
+
+
+class Parts(gluon.HybridBlock):  # type: ignore[misc]
+    """Static parts, called in turn, and behind them a layer that is in no graph of theirs."""
+
+    def __init__(self, prefixes: list[str], turns: list[int], behind: str) -> None:
+        super().__init__(prefix="parts_")
+        self.turns = turns
+        for number, prefix in enumerate(prefixes):
+            setattr(self, f"part{number}", static_part(prefix))
+        with self.name_scope():
+            self.behind = Layer(prefix=behind)
+            self.last = nn.Dense(3, in_units=5)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        for number in self.turns:
+            x = F.tanh(getattr(self, f"part{number}")(x))
+        return self.last(self.behind(x))
+
+
+def run_beside(calls: str, *parts: Any) -> list[list[np.ndarray]]:
+    """What loops of ``calls`` compute, without a plan and with one.
+
+    Digits stand for inference of a part alone. For "s" the first part is replaced by one of its
+    name, with its dense layer.
+    """
+    runs = []
+    for is_planned in (False, True):
+        mx.random.seed(1)
+        net = Parts(*parts)
+        net.initialize(mx.init.Normal(0.5))
+        net = planned(net, **PLAN) if is_planned else net
+        found: list[np.ndarray] = []
+        for call in calls:
+            if call == "s":
+                net.part0 = static_part(net.part0.prefix, net.part0[0])
+            elif call.isdigit():
+                found.append(getattr(net, f"part{call}")(inputs(4)).asnumpy())
+            else:
+                found += left_by(net, call, STATIC)
+        runs.append(found)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("prefix", "behind"), [("", "elsewhere_"), ("a_", "a_b_"), ("c_", "parts_c_"), ("a_", "a_")]
+)
+def test_what_is_in_no_static_graph_has_new_ones(prefix: str, behind: str) -> None:
+    """Whatever its name is: it is not a part of a block whose prefix that begins with."""
+    expected, found = run_beside("ttittTt", [prefix], [0], behind)
+    assert all(map(np.array_equal, expected, found))
+
+
+@pytest.mark.parametrize("turns", [[0], [0, 1], [0, 0], [0, 1, 0]])
+@pytest.mark.parametrize("calls", ["tt0tt", "tti0tT0t", "tTt0Tttt"])
+def test_each_call_of_a_static_graph_has_its_own(calls: str, turns: list[int]) -> None:
+    """Inference of one graph leaves those of others, and uses those of its first call only."""
+    prefixes = ["a_", "b_"][: max(turns) + 1]
+    expected, found = run_beside(calls, prefixes, turns, "behind_")
+    assert all(map(np.array_equal, expected, found))
+
+
+def test_a_graph_in_the_place_of_another_has_new_ones() -> None:
+    expected, found = run_beside("ttst0tstti", ["a_", "b_"], [0, 1], "behind_")
+    assert all(map(np.array_equal, expected, found))

@@ -33,16 +33,17 @@ def keys(names: Iterable[str]) -> list[Key]:
 class KeptOperators:
     """The objects of a network's Custom ops, made when first needed; not those within loops.
 
-    ``is_kept`` says whether those of an op of that name are; None: all are, as an executor's.
+    ``is_kept`` says whether that of an op is; None: all are, as an executor's.
     """
 
-    def __init__(self, is_kept: Callable[[str], bool] | None = None) -> None:
-        self._is_kept, self.are_all_kept = is_kept or (lambda name: True), is_kept is None
+    def __init__(self, is_kept: Callable[[Key], bool] | None = None) -> None:
+        self._is_kept, self.are_all_kept = is_kept or (lambda op: True), is_kept is None
         self._objects: dict[Key, Any] = {}
 
-    def forget(self) -> None:
-        """Make new ones from now on; what still runs has the old ones."""
-        self._objects.clear()
+    def forget(self, ops: Iterable[Key]) -> None:
+        """Make new ones for these ``ops`` from now on; what still runs has the old ones."""
+        for op in ops:
+            self._objects.pop(op, None)
 
     @contextlib.contextmanager
     def for_ops(self, ops: Sequence[Key]) -> Iterator[None]:
@@ -50,7 +51,7 @@ class KeptOperators:
 
         Where none of them is kept it makes them itself.
         """
-        if not any(self._is_kept(name) for name, _ in ops):
+        if not any(map(self._is_kept, ops)):
             yield
             return
         _see_creation()

@@ -251,13 +251,15 @@ def draws_in_training(node: Node) -> bool:
 def depends_on_mode(node: Node) -> bool:
     """Does ``node`` compute something else in training than in inference, or may it?
 
-    It asks OpContext::is_train. So do more of them, for the last bits at most: an RNN, and a
-    SoftmaxOutput.
+    It asks OpContext::is_train. So do more of them, for the last bits at most: an RNN, which drops
+    between its layers only, and a SoftmaxOutput.
     """
     if node.op in NORMS_OF_BATCHES:
         return not uses_global_statistics(node)
     if node.op in _DROPPING or node.op == "LeakyReLU":
-        return draws_in_training(node) and node.attrs.get("mode") != "always"
+        has_one_layer = node.attrs.get("num_layers") == "1"
+        may_stop = node.attrs.get("mode") != "always" and not has_one_layer
+        return draws_in_training(node) and may_stop
     return node.op == CUSTOM
 
 

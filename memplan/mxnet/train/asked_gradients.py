@@ -56,6 +56,11 @@ def every_parameter(block: mx.gluon.Block) -> Iterator[Parameter]:
         yield from every_parameter(child)
 
 
+def is_trained(block: mx.gluon.Block) -> bool:
+    """Does any parameter of ``block`` want a gradient?"""
+    return any(parameter.grad_req != "null" for parameter in every_parameter(block))
+
+
 @functools.cache
 def _wrap() -> None:
     mx.nd.NDArray.grad = property(_gradient, doc=_ND.__doc__)

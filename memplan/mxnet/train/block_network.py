@@ -19,7 +19,6 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
-from memplan.mxnet.train.asked_gradients import every_parameter
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.calls import Ops
@@ -57,12 +56,15 @@ class BlockNetwork:
     """A block with its loss as a Symbol.
 
     ``shapes`` are those of the variables that stand for inputs and labels.
-    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block).
+    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block), with
+    the classes of named tuples, which may be others in equal networks.
     ``structure`` is the same for every network of these ops and variables, whatever the ops are
     named. ``inputs`` are the names of its variables, in the order in which MXNet initialises
     parameters: first those of the block. Those that are ``unread``, with their shapes, are among
     them: parameters of which the block computes what nothing uses. ``losses`` are, for every output
     of a step in halves, the loss operators by which MXNet trains where a loss reads the output.
+    ``user_code`` are the graphs that have Custom ops (:meth:`Ops.user_code`); equal networks of
+    other blocks have others.
     """
 
     symbol: mx.sym.Symbol
@@ -72,6 +74,7 @@ class BlockNetwork:
     inputs: tuple[str, ...]
     unread: Mapping[str, tuple[int, ...]]
     losses: tuple[frozenset[LossOperator], ...]
+    user_code: list[tuple[mx.gluon.Block, list[int]]]
 
 
 def compose(
@@ -98,8 +101,7 @@ def compose(
     ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
     does, of ``params``, what is noted of calls, the block's outputs and the labels.
     If it is the network that is ``known``, of equal ``params``, that is returned.
-    Raises TraceError where block or loss cannot be called with Symbols, ArgumentError for variables
-    that are none of ``params``.
+    Raises TraceError for blocks that take no Symbols, ArgumentError for variables of no ``params``.
     """
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
@@ -132,7 +134,7 @@ def compose(
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
     structure = json.dumps([reached, sorted(of_any), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return replace(known, form=form)  # of named tuples whose classes may be others
+        return replace(known, form=form, user_code=ops.user_code())
     warn_of_symbols(blocks, loss, asked)
     symbol = _with_one_variable_each(_without_repeats(marked_apart(group, apart)), params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
@@ -149,6 +151,7 @@ def compose(
         tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
         unread,
         by_output,
+        ops.user_code(),
     )
 
 
@@ -193,11 +196,6 @@ def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
     if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
         raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
     return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
-
-
-def is_trained(block: mx.gluon.Block) -> bool:
-    """Does any parameter of ``block`` want a gradient?"""
-    return any(parameter.grad_req != "null" for parameter in every_parameter(block))
 
 
 def _composed(

@@ -66,7 +66,7 @@ class BoundStep:
         self.network, self.form, self.is_outdated = network, network.form, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
-        trace, self._objects = plan.trace, StaticObjects(plan.trace, ctx)
+        trace, self._objects = plan.trace, StaticObjects(plan.trace, network, ctx)
         parameters = _initialised(network, params, trace.shapes)
         self.arguments = arguments_of(network, params)  #: The parameters that may have gradients.
         self._derived = [p for p in parameters if is_derived(p)]
@@ -153,10 +153,14 @@ class BoundStep:
             and self.gradients.are_current()
         )
 
-    def prepare(self, form: Any, blocks: Iterable[Any]) -> None:
-        """Before a step that stands for a call of ``blocks``; what it returns is nested so."""
+    def is_of(self, params: Mapping[str, Parameter]) -> bool:
+        """Are its parameters those of these ``params``, and not others of the same names?"""
+        return all(params.get(p.name) is p for p, _, _ in self.places)
+
+    def prepare(self, form: Any) -> None:
+        """Before a step; what it returns is nested so."""
         self.form = form
-        self._objects.begin(blocks)
+        self._objects.begin()
 
     def statistics(self) -> list[Parameter]:
         """The parameters that the step itself writes, such as the statistics of a BatchNorm."""

@@ -16,6 +16,7 @@ from mxnet import autograd
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.losses import has_gradient, is_loss
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json
+from memplan.mxnet.trace.operators import CUSTOM
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Symbols = list[mx.sym.Symbol]
@@ -146,6 +147,15 @@ class Ops:
     def has_graph_of(self, block: Block) -> bool:
         """Does MXNet run a graph of ``block`` as one?"""
         return any(other is block for other in self.blocks)
+
+    def user_code(self) -> list[tuple[Block, list[int]]]:
+        """Whose each graph is that has Custom ops of the network, and which of all of them it has.
+
+        They are counted in the network's order.
+        """
+        customs = [place for place in range(self.nknown) if self.nodes[place]["op"] == CUSTOM]
+        numbers = [[n for n, k in enumerate(customs) if k in graph] for graph in self.graphs]
+        return [pair for pair in zip(self.blocks, numbers, strict=True) if pair[1]]
 
     def losses(self) -> list[int]:
         """The places of loss operators."""

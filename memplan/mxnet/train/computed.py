@@ -25,10 +25,16 @@ class Computed:
         self.networks: dict[Any, BlockNetwork] = {}
 
     def gone(self, networks: Mapping[Any, BlockNetwork]) -> list[Any]:
-        """The keys, which begin with kind and state, of those that are computed no longer."""
+        """The keys, which begin with kind and state, of those that are computed no longer.
+
+        The others are of the blocks of now from then on.
+        """
         # Whether it is the same network costs less to say than to make it, of the same state.
         keys = sorted(networks, key=lambda key: key[1] != self._state)
-        return [key for key in keys if not self._is_network(networks[key], *key[:2])]
+        gone = [key for key in keys if not self._is_network(networks[key], *key[:2])]
+        for key in networks.keys() - gone:
+            networks[key].user_code[:] = self.networks[key[0]].user_code
+        return gone
 
     def _is_network(self, network: BlockNetwork, kind: Any, state: Any) -> bool:
         """Is it ``network``, which was made when the parameters had this ``state``?"""

@@ -16,6 +16,7 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import NORMS_OF_BATCHES, depends_on_mode
+from memplan.mxnet.train.cached_graphs import LOOP
 from memplan.mxnet.train.calls import Call
 from memplan.mxnet.train.random_order import ops_of
 
@@ -56,12 +57,12 @@ def in_other_mode(calls: Sequence[Call], symbol: mx.sym.Symbol) -> tuple[str, st
     if not calls:
         return None
     nodes, known, places_of = ops_of(symbol, calls)
-    # An operator in the body of a loop is in the graph of the body, where it has its name.
+    # An operator in the body of a loop has a mark, and is in the graph of the body by its name.
     within = {name for node in nodes[:known] for name in _names_within(node)}
     for call, place in ((c, k) for c, places in zip(calls, places_of, strict=True) for k in places):
         node = nodes[place]
-        is_run = place < known or node["name"] in within
-        for op in _depending(node) if is_run else ():
+        is_in_loop = LOOP in node.get("attrs", {}) and node["name"] in within
+        for op in _depending(node) if place < known or is_in_loop else ():
             if op in NORMS_OF_BATCHES or not call.in_training:
                 return str(node["name"]), op, call.in_training
     return None

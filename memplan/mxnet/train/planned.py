@@ -24,7 +24,8 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.block_network import check_block, is_trained
+from memplan.mxnet.train.asked_gradients import is_trained
+from memplan.mxnet.train.block_network import check_block
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.cached_graphs import make_graph
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting

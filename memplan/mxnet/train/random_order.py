@@ -15,7 +15,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, Node
-from memplan.mxnet.trace.operators import draws_in_training
+from memplan.mxnet.trace.operators import depends_on_mode, draws_in_training
 from memplan.mxnet.train.cached_graphs import LOOP
 from memplan.mxnet.train.calls import Call, next_heads, order_between, symbols_in
 from memplan.mxnet.train.composing_thread import is_it
@@ -56,7 +56,8 @@ def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
     operator once, and those of ``symbol``, which comes first, in its order.
     """
     nodes, known, places_of = ops_of(symbol, calls)
-    drawn = [place for places in places_of for place in places]
+    pairs = [(call, k) for call, ks in zip(calls, places_of, strict=True) for k in ks]
+    drawn = [k for call, k in pairs if call.in_training or not _draws_only_in_training(nodes[k])]
     # What a loop draws is in a graph of its own.
     drawn = [k for k in drawn if draws(nodes[k]) and LOOP not in nodes[k].get("attrs", {})]
     places = [place for place in drawn if place < known]
@@ -81,6 +82,10 @@ def ops_of(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> tuple[list[Any], int
         places = outputs[:1] if inputs is None else order_between(nodes, outputs, inputs)
         places_of.append([place for place in places if nodes[place]["op"] != VARIABLE])
     return nodes, known, places_of
+
+
+def _draws_only_in_training(node: Mapping[str, Any]) -> bool:
+    return depends_on_mode(Node(node["op"], node["name"], node.get("attrs", {})))
 
 
 def draws(node: Mapping[str, Any]) -> bool:

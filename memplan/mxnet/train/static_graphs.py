@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.mxnet.realise.kept_operators import KeptOperators
+from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.wrapped_functions import wrap
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.operators import CUSTOM
-from memplan.mxnet.train.block_changes import hybridized
+from memplan.mxnet.train.block_network import BlockNetwork
 
 Block = Any
 Parameter = Any
@@ -63,9 +64,7 @@ def _renewing(call: Callable[..., Any]) -> Callable[..., Any]:
         if is_made and autograd.is_recording() and _is_static(block):
             _renew_if_planned(block)
         elif block in _RAN_LAST and not autograd.is_recording():
-            del _RAN_LAST[block]
-            if block._cached_op is not None:
-                block._cached_op = _made_anew(block, mx.nd.CachedOp, {})
+            _begin_inference(block)
         return call(block, *args)
 
     return renewing
@@ -78,6 +77,16 @@ def _is_static(block: Block) -> bool:
 def _renew_if_planned(block: Block) -> None:
     if any(not is_input and p in _PLANNED for is_input, p in block._cached_op_args):
         block._cached_op = _made_anew(block, _Renewed, _OTHERS)
+
+
+def _begin_inference(block: Block) -> None:
+    """Have inference by the graph of ``block`` begin with new objects, if it follows a step."""
+    last = _RAN_LAST[block].values()
+    if not all(ran.has_inferred for ran in last):
+        for ran in last:
+            ran.has_inferred = True
+        if block._cached_op is not None:
+            block._cached_op = _made_anew(block, mx.nd.CachedOp, {})
 
 
 def _made_anew(block: Block, kind: type[mx.nd.CachedOp], flags: Mapping[str, Any]) -> Any:
@@ -94,34 +103,56 @@ def _made_anew(block: Block, kind: type[mx.nd.CachedOp], flags: Mapping[str, Any
     return kind(block._cached_graph[1], every.items())
 
 
-#: Which step stood for the last call of a static graph that has objects to keep, by context, and
-#: what the graph is called with, a list that MXNet makes anew with the graph.
-_RAN_LAST: WeakKeyDictionary[Block, dict[mx.Context, tuple[object, Any]]] = WeakKeyDictionary()
+@dataclass
+class _Ran:
+    """Which step stood for the last calls of a graph, and what the graph was called with.
+
+    MXNet makes that list anew with the graph. ``has_inferred`` says that inference has run since.
+    """
+
+    step: object
+    inputs: Any
+    has_inferred: bool = False
+
+
+#: For static graphs that have objects to keep, by context.
+_RAN_LAST: WeakKeyDictionary[Block, dict[mx.Context, _Ran]] = WeakKeyDictionary()
 
 
 class StaticObjects:
-    """The objects of Custom ops in packed steps of ``trace`` on ``ctx``, if it has such ops."""
+    """The objects of Custom ops in packed steps of ``trace``, of a ``network``, if it has some."""
 
-    def __init__(self, trace: Trace, ctx: mx.Context) -> None:
+    def __init__(self, trace: Trace, network: BlockNetwork, ctx: mx.Context) -> None:
         nodes = trace.nodes if trace.form.in_one_array else ()
-        self._names = {node.name for node in nodes if node.op == CUSTOM}
+        self._ops = keys(node.name for node in nodes if node.op == CUSTOM)
         #: Those that are kept, for the step; None where there are no such ops.
-        self.operators = KeptOperators(lambda name: name in self._kept) if self._names else None
-        self._ctx, self._step = ctx, object()
-        self._kept: set[str] = set()
+        self.operators = KeptOperators(lambda op: op in self._kept) if self._ops else None
+        self._network, self._ctx, self._step = network, ctx, object()
+        self._kept: set[Key] = set()
 
-    def begin(self, blocks: Iterable[Block]) -> None:
-        """Before a step that stands for calls of the graphs in ``blocks``."""
+    def begin(self) -> None:
+        """Before a step, which stands for calls of the network's graphs.
+
+        Each call of a graph in it has objects of its own. Inference uses those of the first call.
+        """
         if self.operators is None:
             return
         self._kept.clear()
-        for block in filter(_is_static, hybridized(blocks)):
-            names = [name for name in self._names if name.startswith(block.prefix)]
-            if not names:
+        are_new: dict[Block, bool] = {}
+        for block, numbers in self._network.user_code:
+            if not _is_static(block):
                 continue
-            self._kept.update(names)
-            before = _RAN_LAST.setdefault(block, {}).get(self._ctx, (None, None))
-            now = self._step, block._cached_op_args
-            if any(one is not other for one, other in zip(before, now, strict=True)):
-                self.operators.forget()
-            _RAN_LAST[block][self._ctx] = now
+            ops = [self._ops[number] for number in numbers]
+            self._kept.update(ops)
+            has_inferred = False
+            if block not in are_new:
+                before = _RAN_LAST.setdefault(block, {}).get(self._ctx)
+                now = _RAN_LAST[block][self._ctx] = _Ran(self._step, block._cached_op_args)
+                are_new[block] = before is None or not _are_same(before, now)
+                has_inferred = before is not None and before.has_inferred
+            if are_new[block] or has_inferred:
+                self.operators.forget(ops)
+
+
+def _are_same(one: _Ran, other: _Ran) -> bool:
+    return one.step is other.step and one.inputs is other.inputs

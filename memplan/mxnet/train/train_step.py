@@ -309,7 +309,7 @@ class TrainStep:
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
         self._pools[ctx].serve(bound.gradients)
         self.changes.run(kind, ctx)
-        bound.prepare((composed or bound.network).form, self._blocks)
+        bound.prepare((composed or bound.network).form)
         return bound
 
     def _bind(
@@ -395,6 +395,6 @@ class TrainStep:
         found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
         gone = [self._plans.pop(key)[1] for key in found.gone(networks)]
         for bound in self._bound.values():
-            bound.is_outdated |= any(bound.network is network for network in gone)
+            bound.is_outdated |= not bound.is_of(params) or any(bound.network is n for n in gone)
         self.changes.end(kind, self.block.name, are_found=bool(gone))
         return found.networks.get(kind)
