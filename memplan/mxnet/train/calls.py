@@ -163,10 +163,15 @@ class Ops:
         unclear = {entry for entry, count in Counter(inputs).items() if count > 1}
         first_of: dict[int, int] = {}
         calls: dict[Any, int] = {}
+        are_merged: dict[int, bool] = {}
         for place in sorted(ops):
             call = call_of_node(self.nodes[place], first_of)
             first = calls.setdefault(call, place)
-            if first != place and unclear.isdisjoint(call[-1]) and self._merges(place):
+            if first == place:
+                continue
+            if first not in are_merged:
+                are_merged[first] = unclear.isdisjoint(call[-1]) and self._merges(first)
+            if are_merged[first]:
                 first_of[place] = first
         return first_of
 
