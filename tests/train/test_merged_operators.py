@@ -158,3 +158,31 @@ def test_mxnet_counts_them_once_and_their_copies(ntimes: int, reads_them: bool, 
             _gradients(make, way, (0,))
         return
     assert np.array_equal(_gradients(make, "mxnet", (0,)), _gradients(make, way, (0,)))
+
+
+class Passed(gluon.HybridBlock):
+    """Returns its parameter as it is, ``ntimes``, beside a loss operator that reads it."""
+
+    def __init__(self, ntimes: int) -> None:
+        super().__init__()
+        self.w = self.params.get("w", shape=(8, 3))
+        self.ntimes = ntimes
+        self.hybridize()
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        return F.sin(w), *[w] * self.ntimes, F.SoftmaxOutput(w, y)
+
+
+@pytest.mark.parametrize("way", ["planned", "kept"])
+@pytest.mark.parametrize("ntimes", [1, 2])
+def test_what_is_returned_as_it_was_got_is_no_operator_but_once_more_is(
+    ntimes: int, way: str
+) -> None:
+    def make() -> Any:
+        return Passed(ntimes)
+
+    if ntimes == 1:
+        with pytest.raises((TraceError, UsageError), match="the loss does not read op"):
+            _gradients(make, way, (0,))
+        return
+    assert np.array_equal(_gradients(make, "mxnet", (0,)), _gradients(make, way, (0,)))

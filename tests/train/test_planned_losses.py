@@ -66,7 +66,9 @@ def test_losses_that_are_not_differentiated(heads: list[int]) -> None:
         with autograd.record():
             outputs = net(x, y)
         if plan and not {0, 1}.issubset(heads):
-            with pytest.raises(UsageError, match=r"does not read op .*, whose gradient needs none"):
+            with pytest.raises(
+                UsageError, match=r"does not read op .*, whose gradient may need none"
+            ):
                 autograd.backward([outputs[place] for place in heads])
             return
         autograd.backward([outputs[place] for place in heads])

@@ -171,3 +171,43 @@ def test_one_that_a_block_drops_and_mxnet_does_not_train_by_may_be_there(
 ) -> None:
     expected = _gradient_of(_dropping(child, hybridized=hybridized))
     assert step(_dropping(child, hybridized=hybridized)) == expected
+
+
+class ReturningParameter(WithProbabilities):
+    """A graph that returns what it got, beside probabilities."""
+
+    def hybrid_forward(self, F: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        return w, F.SoftmaxOutput(F.exp(F.sin(w * 1)), y)
+
+
+class ReturningData(WithProbabilities):
+    """A graph that returns what no parameter is behind, beside probabilities."""
+
+    def hybrid_forward(self, F: Any, y: Any, w: Any) -> Any:  # noqa: N803
+        return y * 2, F.SoftmaxOutput(F.exp(F.sin(w * 1)), y)
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("child", [ReturningParameter, ReturningData])
+def test_a_loss_that_reads_what_a_graph_got_trains_by_all_of_the_graph(
+    child: type[WithProbabilities], within: bool
+) -> None:
+    def block() -> gluon.HybridBlock:
+        made = WithChild() if within else child("SoftmaxOutput")
+        if within:
+            with made.name_scope():
+                made.child = child("SoftmaxOutput")
+        made.initialize(ctx=CPU)
+        (made.child if within else made).hybridize()
+        return made
+
+    expected = _gradient_of(block())
+    assert any(any(row) for row in expected)
+    assert _planned_gradient(block()) == expected
+    assert _gradient_of(block(), keep_outputs=True) == expected
+    with pytest.raises(TraceError, match="does not read op"):
+        _gradient_of(block(), keep_outputs=False)
+    if within:
+        dropping = _dropping(child, hybridized=True)
+        with pytest.raises(TraceError, match="is dropped by what calls the block"):
+            _planned_gradient(dropping)

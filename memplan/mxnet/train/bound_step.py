@@ -126,7 +126,12 @@ class BoundStep:
         # By the others no parameter has a gradient, or they are losses, which need none.
         self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
         self._constants = [i for i in others if i not in self._losses]
-        self._depend_on_trained = [_depends_on_trained(node, trace) for node, _ in outputs]
+        # A loss operator beside what an output is computed of trains, too, if a loss reads that.
+        has_losses = [bool(losses) for losses in self.network.losses] or [False] * len(outputs)
+        self._depend_on_trained = [
+            has_loss or _depends_on_trained(node, trace)
+            for (node, _), has_loss in zip(outputs, has_losses, strict=True)
+        ]
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""

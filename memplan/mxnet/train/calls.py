@@ -22,7 +22,7 @@ from memplan.mxnet.trace.losses import has_gradient, is_loss
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json
 from memplan.mxnet.trace.operators import may_draw
 from memplan.mxnet.trace.probe import merges
-from memplan.mxnet.train.nesting import leaves
+from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Symbols = list[mx.sym.Symbol]
 Block = Any
@@ -41,7 +41,8 @@ class Call:
     """Of an operator, or of the graph of ``block``: the Symbols that it got, and that it made.
 
     ``is_scaled`` marks a loss whose gradient AMP scales where it gets arrays. ``is_recorded`` and
-    ``in_training`` say in which mode autograd is when it is called.
+    ``in_training`` say in which mode autograd is when it is called. The outputs that are ``copies``
+    of inputs are the inputs themselves in the graph.
     """
 
     inputs: Symbols | None
@@ -50,12 +51,38 @@ class Call:
     block: Block = None
     is_recorded: bool = field(default_factory=autograd.is_recording)
     in_training: bool = field(default_factory=autograd.is_training)
+    copies: Symbols = field(default_factory=list)
 
 
 def symbols_in(nested: Any) -> Symbols:
     """Those in ``nested``, as legacy ones: a group has no others beside them."""
     found = (leaf for leaf in leaves(nested) if isinstance(leaf, mx.sym.Symbol))
     return [symbol.as_nd_ndarray() for symbol in found]
+
+
+def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, Symbols]:
+    """The ``outputs`` of a graph with loss operators, with copies of what it got; these.
+
+    A loss that reads such an output has MXNet differentiate the graph, and one that reads what the
+    graph got does not: they are two arrays.
+    """
+    given = {name for symbol in inputs for name in symbol.list_outputs()}
+
+    def is_given(symbol: mx.sym.Symbol) -> bool:
+        return symbol.get_children() is None or not given.isdisjoint(symbol.list_outputs())
+
+    made, copies = symbols_in(outputs), []
+    is_passed = any(map(is_given, made))
+    if not is_passed or not any(map(is_loss, from_json(symbol_json.parse(mx.sym.Group(made)))[0])):
+        return outputs, []
+
+    def copied(value: Any) -> Any:
+        if not (isinstance(value, mx.sym.Symbol) and is_given(value)):
+            return value
+        copies.append(mx.sym.identity(value.as_nd_ndarray()))
+        return of_semantics(copies[-1])
+
+    return alike(copied, outputs), copies
 
 
 def next_heads(heads: Iterator[Head], symbols: Symbols) -> list[Head]:
@@ -128,7 +155,7 @@ class Ops:
     def __init__(self, symbol: mx.sym.Symbol, outputs: Any, calls: Sequence[Call]) -> None:
         made, called = symbols_in(outputs), [c for c in calls if c.block is not None]
         scaled = [call.outputs[0] for call in calls if call.is_scaled]
-        parts = [s for call in called for s in (*(call.inputs or ()), *call.outputs)]
+        parts = [s for call in called for s in (*(call.inputs or ()), *call.outputs, *call.copies)]
         whole = symbol_json.parse(mx.sym.Group([symbol, *made, *scaled, *parts]))
         heads = iter((place, output) for place, output, *_ in whole["heads"])
         self.nodes: list[Mapping[str, Any]] = whole["nodes"]
@@ -142,17 +169,21 @@ class Ops:
         self.merged: dict[int, int] = {}
         for call in called:
             inputs = next_heads(heads, call.inputs or [])
-            self._add(call.block, next_heads(heads, call.outputs), inputs)
+            outs, copies = next_heads(heads, call.outputs), next_heads(heads, call.copies)
+            self._add(call.block, outs, inputs, _places(copies))
         self.graph_of = {place: n for n, ops in enumerate(self.graphs) for place in ops}
         self._read_merged()
 
-    def _add(self, block: Block, outputs: Sequence[Entry], inputs: Sequence[Entry]) -> None:
+    def _add(
+        self, block: Block, outputs: Sequence[Entry], inputs: Sequence[Entry], copies: Sequence[int]
+    ) -> None:
         order = order_between(self.nodes, _places(outputs), _places(inputs))
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
-        first_of = self._merged_in(ops, inputs)
-        heads = {(first_of.get(place, place), output) for place, output in outputs}
+        first_of = self._merged_in(ops.difference(copies), inputs)
+        copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
+        heads = {copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs}
         ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
-        if is_run_whole(block, len(ops) - len(first_of) + ncopies):
+        if is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies):
             self.graphs.append(ops - first_of.keys())
             self.blocks.append(block)
         self.merged |= first_of

@@ -99,8 +99,8 @@ class FirstHalf:
             _, name, op = min(unread)
             raise UsageError(
                 f"the loss does not read op {name!r} ({op}) of the planned block, whose gradient "
-                f"needs none of its output: MXNet computes no gradient of it then, and a planned "
-                f"step does, as a block that is one graph. Call hybridize(inline_limit=0), "
+                f"may need none of its output: MXNet computes no gradient of it then, and a "
+                f"planned step does, as a block that is one graph. Call hybridize(inline_limit=0), "
                 f"which does not help where the block has a forward of its own, or return what the "
                 f"op reads, and compute it outside of the block"
             )

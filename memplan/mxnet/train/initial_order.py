@@ -18,7 +18,7 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.train.block_changes import is_graph, is_one_graph
-from memplan.mxnet.train.calls import Call, Ops, symbols_in
+from memplan.mxnet.train.calls import Call, Ops, symbols_in, with_copies
 from memplan.mxnet.train.composing_thread import called_in_it
 from memplan.mxnet.train.random_order import draws, noting_symbols, ops_of, other_draws
 from memplan.mxnet.train.scaled_losses import noting_scaled_losses
@@ -65,9 +65,10 @@ class Calls(list[str]):
         given = {v.name for v in params.values() if isinstance(v, mx.sym.Symbol)}
         while nnames and self[nnames - 1] in given:
             nnames -= 1
-        outputs = compute(*inputs, **params)
+        got = symbols_in(inputs)
+        outputs, copies = with_copies(compute(*inputs, **params), got)
         made = symbols_in(outputs)
-        self.calls[ncalls:] = [Call(symbols_in(inputs), made, block=block)]
+        self.calls[ncalls:] = [Call(got, made, block=block, copies=copies)]
         if self.waiting and made:
             # The graph of a SymbolBlock, and one that MXNet had before, are not noted otherwise.
             before, within = set(self[:nnames]), self[nnames:]

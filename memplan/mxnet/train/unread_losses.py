@@ -38,7 +38,7 @@ def refuse_unread_losses(
         return
     op = f"op {ops.nodes[place]['name']!r} ({ops.nodes[place]['op']})"
     unread = (
-        f"the loss does not read {op} of block {block.name!r}, whose gradient needs none of its "
+        f"the loss does not read {op} of block {block.name!r}, whose gradient may need none of its "
         f"output: MXNet"
     )
     whole = "for it differentiates a graph whole of which the loss reads something"
