@@ -61,7 +61,7 @@ def symbols_in(nested: Any) -> Symbols:
 
 
 def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, Symbols]:
-    """The ``outputs`` of a graph with loss operators, with copies of what it got; these.
+    """The ``outputs`` of a graph with loss operators, with copies of what it got, and these copies.
 
     A loss that reads such an output has MXNet differentiate the graph, and one that reads what the
     graph got does not: they are two arrays.
