@@ -21,7 +21,7 @@ from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of, shape_is_kn
 from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
-from memplan.mxnet.train.calls import Ops
+from memplan.mxnet.train.calls import Ops, with_merged
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
     Calls,
@@ -132,11 +132,12 @@ def compose(
     refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
     reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
-    structure = json.dumps([reached, sorted(of_any), structure_of(group)])
+    structure = json.dumps([reached, sorted(of_any), [*ops.merged.items()], structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form, user_code=ops.user_code())
     warn_of_symbols(blocks, loss, asked)
-    symbol = _with_one_variable_each(_without_repeats(marked_apart(group, apart)), params)
+    merged = with_merged(marked_apart(group, apart), ops.merged)
+    symbol = _with_one_variable_each(_without_repeats(merged), params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)

@@ -11,7 +11,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.block_changes import is_one_graph
-from memplan.mxnet.train.calls import Ops
+from memplan.mxnet.train.calls import Ops, call_of_node
 
 Block = Any
 Parameter = Any
@@ -96,7 +96,7 @@ def _repeated(
         if node["op"] == VARIABLE:
             reached |= {place} if node["name"] in trained else set()
             continue
-        call = _call(node, first_of)
+        call = call_of_node(node, first_of)
         if any(source in reached for source, _ in call[-1]):
             reached.add(place)
         first = calls.setdefault(call, place)
@@ -119,15 +119,9 @@ def _alike(nodes: Sequence[Node], params: Collection[str], graph_of: Mapping[int
         if node["op"] == VARIABLE:
             reached |= {place} if node["name"] in params else set()
             continue
-        call = _call(node, first_of)
+        call = call_of_node(node, first_of)
         if any(source in reached for source, _ in call[-1]):
             reached.add(place)
         first = calls.setdefault(call, place)
         first_of |= {place: first} if first != place else {}
     return (first_of.keys() & reached) - graph_of.keys()
-
-
-def _call(node: Node, first_of: Mapping[int, int]) -> tuple[Any, ...]:
-    """What equal ops have in common, where sources stand for others; the sources come last."""
-    sources = tuple((first_of.get(source, source), k) for source, k, *_ in node["inputs"])
-    return node["op"], tuple(sorted(node.get("attrs", {}).items())), sources

@@ -6,21 +6,29 @@ that it is in.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.base import MXNetError
 
 from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.losses import has_gradient, is_loss
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json
-from memplan.mxnet.trace.operators import CUSTOM
+from memplan.mxnet.trace.operators import CUSTOM, may_draw
+from memplan.mxnet.trace.probe import merges
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Symbols = list[mx.sym.Symbol]
 Block = Any
+
+# A node's place, and which of its outputs.
+Entry = tuple[int, int]
 
 Head = TypeVar("Head")
 
@@ -33,8 +41,8 @@ class Call:
     """Of an operator, or of the graph of ``block``: the Symbols that it got, and that it made.
 
     ``is_scaled`` marks a loss whose gradient AMP scales where it gets arrays. ``is_recorded`` and
-    ``in_training`` say in which mode autograd is when it is called. So many of the outputs are
-    ``copied`` inputs, where the graph has the inputs themselves.
+    ``in_training`` say in which mode autograd is when it is called. The outputs that are ``copies``
+    of inputs are the inputs themselves in the graph.
     """
 
     inputs: Symbols | None
@@ -43,7 +51,7 @@ class Call:
     block: Block = None
     is_recorded: bool = field(default_factory=autograd.is_recording)
     in_training: bool = field(default_factory=autograd.is_training)
-    copied: int = 0
+    copies: Symbols = field(default_factory=list)
 
 
 def symbols_in(nested: Any) -> Symbols:
@@ -52,8 +60,8 @@ def symbols_in(nested: Any) -> Symbols:
     return [symbol.as_nd_ndarray() for symbol in found]
 
 
-def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, int]:
-    """The ``outputs`` of a graph with loss operators, with copies of what it got; how many.
+def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, Symbols]:
+    """The ``outputs`` of a graph with loss operators, with copies of what it got, and these copies.
 
     A loss that reads such an output has MXNet differentiate the graph, and one that reads what the
     graph got does not: they are two arrays.
@@ -63,17 +71,18 @@ def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, int]:
     def is_given(symbol: mx.sym.Symbol) -> bool:
         return symbol.get_children() is None or not given.isdisjoint(symbol.list_outputs())
 
-    made = symbols_in(outputs)
-    passed = sum(map(is_given, made))
-    if not passed or not any(map(is_loss, from_json(symbol_json.parse(mx.sym.Group(made)))[0])):
-        return outputs, 0
+    made, copies = symbols_in(outputs), []
+    is_passed = any(map(is_given, made))
+    if not is_passed or not any(map(is_loss, from_json(symbol_json.parse(mx.sym.Group(made)))[0])):
+        return outputs, []
 
     def copied(value: Any) -> Any:
         if not (isinstance(value, mx.sym.Symbol) and is_given(value)):
             return value
-        return of_semantics(mx.sym.identity(value.as_nd_ndarray()))
+        copies.append(mx.sym.identity(value.as_nd_ndarray()))
+        return of_semantics(copies[-1])
 
-    return alike(copied, outputs), passed
+    return alike(copied, outputs), copies
 
 
 def next_heads(heads: Iterator[Head], symbols: Symbols) -> list[Head]:
@@ -81,7 +90,7 @@ def next_heads(heads: Iterator[Head], symbols: Symbols) -> list[Head]:
     return [next(heads) for symbol in symbols for _ in symbol.list_outputs()]
 
 
-def _places(heads: Iterable[tuple[int, int]]) -> list[int]:
+def _places(heads: Iterable[Entry]) -> list[int]:
     return [place for place, _ in heads]
 
 
@@ -101,6 +110,31 @@ def order_between(nodes: Sequence[Any], outputs: Sequence[int], inputs: Sequence
     return order
 
 
+def call_of_node(node: Mapping[str, Any], first_of: Mapping[int, int]) -> tuple[Any, ...]:
+    """What equal ops have in common, where sources stand for others; the sources come last."""
+    sources = tuple((first_of.get(source, source), k) for source, k, *_ in node["inputs"])
+    return node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
+
+
+def merged_entries(entries: Iterable[Sequence[int]], first_of: Mapping[int, int]) -> list[Any]:
+    """These ``entries`` of a graph in JSON, of the nodes that stand for others."""
+    return [[first_of.get(source, source), *rest] for source, *rest in entries]
+
+
+def with_merged(symbol: mx.sym.Symbol, first_of: Mapping[int, int]) -> mx.sym.Symbol:
+    """``symbol``, where nodes stand for others.
+
+    MXNet's executor merges equal ops, but differentiates each of them that is an output.
+    """
+    graph = symbol_json.parse(symbol)
+    if first_of.keys().isdisjoint(range(len(graph["nodes"]))):
+        return symbol
+    for part in graph["nodes"]:
+        part["inputs"] = merged_entries(part["inputs"], first_of)
+    graph["heads"] = merged_entries(graph["heads"], first_of)
+    return symbol_json.load(graph)
+
+
 def is_run_whole(block: Block, noperators: int) -> bool:
     """Does MXNet run a graph of ``block``, which has so many operators, as one?"""
     flags = dict(block._flags)
@@ -114,13 +148,14 @@ class Ops:
     them, in its order. ``heads`` are the places of what computes its outputs, and ``returned`` of
     what computes ``outputs`` of a block. ``graphs`` are the ops of each graph that MXNet runs as
     one, ``blocks`` whose these are, and ``graph_of`` says in which of them an op is. ``scaled`` are
-    the places of the calls that are marked so.
+    the places of the calls that are marked so. ``merged`` are the ops that equal an earlier one of
+    their graph, with that: MXNet has it in the place of both, here, too, nothing reads the others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, outputs: Any, calls: Sequence[Call]) -> None:
         made, called = symbols_in(outputs), [c for c in calls if c.block is not None]
         scaled = [call.outputs[0] for call in calls if call.is_scaled]
-        parts = [s for call in called for s in (*(call.inputs or ()), *call.outputs)]
+        parts = [s for call in called for s in (*(call.inputs or ()), *call.outputs, *call.copies)]
         whole = symbol_json.parse(mx.sym.Group([symbol, *made, *scaled, *parts]))
         heads = iter((place, output) for place, output, *_ in whole["heads"])
         self.nodes: list[Mapping[str, Any]] = whole["nodes"]
@@ -131,18 +166,66 @@ class Ops:
         self.scaled = _places(next_heads(heads, scaled))
         self.graphs: list[frozenset[int]] = []
         self.blocks: list[Block] = []
+        self.merged: dict[int, int] = {}
         for call in called:
-            inputs = _places(next_heads(heads, call.inputs or []))
-            self._add(call, next_heads(heads, call.outputs), inputs)
+            inputs = next_heads(heads, call.inputs or [])
+            outs, copies = next_heads(heads, call.outputs), next_heads(heads, call.copies)
+            self._add(call.block, outs, inputs, _places(copies))
         self.graph_of = {place: n for n, ops in enumerate(self.graphs) for place in ops}
+        self._read_merged()
 
-    def _add(self, call: Call, outputs: Sequence[tuple[int, int]], inputs: Sequence[int]) -> None:
-        order = order_between(self.nodes, _places(outputs), inputs)
+    def _add(
+        self, block: Block, outputs: Sequence[Entry], inputs: Sequence[Entry], copies: Sequence[int]
+    ) -> None:
+        order = order_between(self.nodes, _places(outputs), _places(inputs))
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
-        ncopies = len(outputs) - len(set(outputs))  # MXNet copies what is returned again
-        if is_run_whole(call.block, len(ops) - call.copied + ncopies):
-            self.graphs.append(ops)
-            self.blocks.append(call.block)
+        first_of = self._merged_in(ops.difference(copies), inputs)
+        copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
+        heads = {copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs}
+        ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
+        if is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies):
+            self.graphs.append(ops - first_of.keys())
+            self.blocks.append(block)
+        self.merged |= first_of
+
+    def _merged_in(self, ops: Iterable[int], inputs: Sequence[Entry]) -> dict[int, int]:
+        """The ``ops`` of a graph of these ``inputs`` that equal an earlier one, and that one."""
+        # A graph that gets something twice has two variables for it: which are read is not known.
+        unclear = {entry for entry, count in Counter(inputs).items() if count > 1}
+        first_of: dict[int, int] = {}
+        calls: dict[Any, int] = {}
+        are_merged: dict[int, bool] = {}
+        for place in sorted(ops):
+            call = call_of_node(self.nodes[place], first_of)
+            first = calls.setdefault(call, place)
+            if first == place:
+                continue
+            if first not in are_merged:
+                are_merged[first] = unclear.isdisjoint(call[-1]) and self._merges(first)
+            if are_merged[first]:
+                first_of[place] = first
+        return first_of
+
+    def _merges(self, place: int) -> bool:
+        """Does MXNet merge the op at this ``place`` with an equal one?"""
+        node = self._nodes[place]
+        if not node.inputs or may_draw(node):
+            return False
+        if not node.infos.inputs:
+            # Where MXNet cannot infer them, tracing says so.
+            with contextlib.suppress(MXNetError):
+                infer([(other, 0) for other in self._nodes], {}, {})
+        return bool(node.infos.inputs) and merges(node)
+
+    def _read_merged(self) -> None:
+        """Have what reads one that is ``merged`` read that with which it is."""
+        if self.merged:
+            self.nodes = [
+                {**node, "inputs": merged_entries(node["inputs"], self.merged)}
+                for node in self.nodes
+            ]
+        for places in (self.heads, self.returned, self.scaled):
+            places[:] = [self.merged.get(place, place) for place in places]
 
     def has_graph_of(self, block: Block) -> bool:
         """Does MXNet run a graph of ``block`` as one?"""
@@ -159,7 +242,8 @@ class Ops:
 
     def losses(self) -> list[int]:
         """The places of loss operators."""
-        return [place for place, node in enumerate(self._nodes) if is_loss(node)]
+        nodes = enumerate(self._nodes)
+        return [place for place, node in nodes if place not in self.merged and is_loss(node)]
 
     def behind(self, heads: Sequence[int]) -> set[int]:
         """The places of what is at ``heads``, and of all that it is computed of."""

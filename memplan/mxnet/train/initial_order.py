@@ -66,9 +66,9 @@ class Calls(list[str]):
         while nnames and self[nnames - 1] in given:
             nnames -= 1
         got = symbols_in(inputs)
-        outputs, ncopied = with_copies(compute(*inputs, **params), got)
+        outputs, copies = with_copies(compute(*inputs, **params), got)
         made = symbols_in(outputs)
-        self.calls[ncalls:] = [Call(got, made, block=block, copied=ncopied)]
+        self.calls[ncalls:] = [Call(got, made, block=block, copies=copies)]
         if self.waiting and made:
             # The graph of a SymbolBlock, and one that MXNet had before, are not noted otherwise.
             before, within = set(self[:nnames]), self[nnames:]
