@@ -17,11 +17,11 @@ from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of, shape_is_known
+from memplan.mxnet.trace.nnvm import VARIABLE, from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
-from memplan.mxnet.train.calls import Ops, with_merged
+from memplan.mxnet.train.calls import Ops, with_merged, without_repeats
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
     Calls,
@@ -136,8 +136,7 @@ def compose(
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form, user_code=ops.user_code())
     warn_of_symbols(blocks, loss, asked)
-    merged = with_merged(marked_apart(group, apart), ops.merged)
-    symbol = _with_one_variable_each(_without_repeats(merged), params)
+    symbol = _as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
@@ -319,18 +318,9 @@ def _is_waiting(parameter: Parameter) -> bool:
     return bool(parameter._deferred_init)
 
 
-def _without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """``symbol`` with a copy for an output that is there already, as in a hybridized block.
-
-    MXNet's executor takes one gradient only for an output that is there twice.
-    """
-    heads = [tuple(head) for head in symbol_json.parse(symbol)["heads"]]
-    if len(set(heads)) == len(heads):
-        return symbol
-    outputs = [output_of(symbol, k) for k in range(len(heads))]
-    repeated = [head in heads[:k] for k, head in enumerate(heads)]
-    copies = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
-    return mx.sym.Group(copies)
+def _as_run(symbol: mx.sym.Symbol, ops: Ops, names: Collection[str]) -> mx.sym.Symbol:
+    """``symbol`` as a step runs it: one op for equal ones of a graph, and one variable for two."""
+    return _with_one_variable_each(without_repeats(with_merged(symbol, ops.merged)), names)
 
 
 def _with_one_variable_each(symbol: mx.sym.Symbol, names: Collection[str]) -> mx.sym.Symbol:

@@ -19,7 +19,7 @@ from mxnet.base import MXNetError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.losses import has_gradient, is_loss
-from memplan.mxnet.trace.nnvm import VARIABLE, from_json
+from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of
 from memplan.mxnet.trace.operators import CUSTOM, may_draw
 from memplan.mxnet.trace.probe import merges
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
@@ -133,6 +133,20 @@ def with_merged(symbol: mx.sym.Symbol, first_of: Mapping[int, int]) -> mx.sym.Sy
         part["inputs"] = merged_entries(part["inputs"], first_of)
     graph["heads"] = merged_entries(graph["heads"], first_of)
     return symbol_json.load(graph)
+
+
+def without_repeats(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """``symbol`` with a copy for an output that is there already, as in a hybridized block.
+
+    MXNet's executor takes one gradient only for an output that is there twice.
+    """
+    heads = [tuple(head) for head in symbol_json.parse(symbol)["heads"]]
+    if len(set(heads)) == len(heads):
+        return symbol
+    outputs = [output_of(symbol, k) for k in range(len(heads))]
+    repeated = [head in heads[:k] for k, head in enumerate(heads)]
+    copies = [mx.sym.identity(o) if r else o for o, r in zip(outputs, repeated, strict=True)]
+    return mx.sym.Group(copies)
 
 
 def is_run_whole(block: Block, noperators: int) -> bool:
