@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mxnet as mx
-import numpy as np
 
 from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.form import IN_HALVES
-from memplan.mxnet.trace.nnvm import VARIABLE, from_json, shape_is_known
+from memplan.mxnet.trace.nnvm import from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.called_apart import called_apart, marked_apart
-from memplan.mxnet.train.calls import Ops, with_merged, without_repeats
+from memplan.mxnet.train.calls import Ops
 from memplan.mxnet.train.composing_thread import Hooks
 from memplan.mxnet.train.initial_order import (
     Calls,
@@ -35,6 +32,7 @@ from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
 from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.network_symbol import as_run, blocked, declared
 from memplan.mxnet.train.other_modes import refuse_other_modes
 from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
@@ -122,7 +120,7 @@ def compose(
         losses, outputs = recorded(lambda: refusing_rows(composed, asked))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
-    nested = losses, alike(_blocked, outputs) if keep_outputs else None
+    nested = losses, alike(blocked, outputs) if keep_outputs else None
     group = _grouped(block, loss, *nested)
     refuse_read(others, group)
     form = alike(lambda symbol: len(symbol.list_outputs()), nested)
@@ -136,7 +134,7 @@ def compose(
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form, user_code=ops.user_code())
     warn_of_symbols(blocks, loss, asked)
-    symbol = _as_run(marked_apart(group, apart), ops, params)
+    symbol = as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
@@ -144,7 +142,7 @@ def compose(
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
     warn_of_order(block, noted, group, waiting)
     return BlockNetwork(
-        _declared(symbol, params, in_halves=in_halves),
+        declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
@@ -306,7 +304,7 @@ def _unread(
     names = {n for n in noted if n in params and n not in inputs and _is_waiting(params[n])}
     if not names:
         return {}
-    whole = _declared(mx.sym.Group(_outputs(noted)), params, in_halves=False)
+    whole = declared(mx.sym.Group(_outputs(noted)), params, in_halves=False)
     arguments, _, states = whole.infer_shape_partial()
     pairs = [*zip(whole.list_arguments(), arguments, strict=True)]
     pairs += zip(whole.list_auxiliary_states(), states, strict=True)
@@ -316,72 +314,3 @@ def _unread(
 def _is_waiting(parameter: Parameter) -> bool:
     """Is it to be initialised where its shape is known?"""
     return bool(parameter._deferred_init)
-
-
-def _as_run(symbol: mx.sym.Symbol, ops: Ops, names: Collection[str]) -> mx.sym.Symbol:
-    """``symbol`` as a step runs it: one op for equal ones of a graph, and one variable for two."""
-    return _with_one_variable_each(without_repeats(with_merged(symbol, ops.merged)), names)
-
-
-def _with_one_variable_each(symbol: mx.sym.Symbol, names: Collection[str]) -> mx.sym.Symbol:
-    """``symbol`` with one variable for a parameter, one of ``names``, that has two.
-
-    MXNet's loops make variables of their own for the parameters that they read. A hybridized block
-    adds the gradients of two afterwards, which is the same sum only where each of them is read
-    once. Other parameters keep their variables, which tracing refuses.
-    """
-    data = symbol_json.parse(symbol)
-    entries = [*(entry for node in data["nodes"] for entry in node["inputs"]), *data["heads"]]
-    nreaders = Counter(source for source, *_ in entries)
-    places: dict[str, list[int]] = {}
-    for place, node in enumerate(data["nodes"]):
-        if node["op"] == VARIABLE and node["name"] in names:
-            places.setdefault(node["name"], []).append(place)
-    twice = [pair for pair in places.values() if len(pair) == 2]
-    first_of = {b: a for a, b in twice if nreaders[a] == nreaders[b] == 1}
-    if not first_of:
-        return symbol
-    for entry in entries:
-        entry[0] = first_of.get(entry[0], entry[0])
-    return symbol_json.load(data)
-
-
-def _blocked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """``symbol`` without a gradient: a legacy operator, which takes no symbols of mx.np."""
-    return mx.sym.BlockGrad(symbol.as_nd_ndarray())
-
-
-def _declared(
-    symbol: mx.sym.Symbol,
-    params: Mapping[str, Parameter],
-    *,
-    in_halves: bool,
-) -> mx.sym.Symbol:
-    """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
-
-    Those that Gluon gave them may be older: of the time before a cast. They say whether the step
-    runs ``in_halves``.
-    """
-    data = symbol_json.parse(symbol)
-    for node in data["nodes"]:
-        if node["op"] != VARIABLE:
-            continue
-        attrs = node.setdefault("attrs", {})
-        if in_halves:
-            attrs[IN_HALVES] = "True"
-        parameter = params.get(node["name"])
-        if parameter is not None:
-            attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
-            attrs.pop("__shape__", None)
-            shape = _shape(parameter)
-            if shape is not None:
-                attrs["__shape__"] = str(shape)
-    return symbol_json.load(data)
-
-
-def _shape(parameter: Parameter) -> tuple[int, ...] | None:
-    """The shape of ``parameter``, also where only its array knows it, as in an imported block."""
-    known = parameter.shape
-    if known is None and parameter._data is not None:
-        known = parameter._data[0].shape
-    return None if known is None else tuple(known)
