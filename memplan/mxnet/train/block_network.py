@@ -30,6 +30,7 @@ from memplan.mxnet.train.initial_order import (
 )
 from memplan.mxnet.train.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.loss_calls import losses_by
+from memplan.mxnet.train.moving_statistics import MovingStatistics, moving_statistics
 from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.network_symbol import as_run, blocked, declared
@@ -62,7 +63,7 @@ class BlockNetwork:
     them: parameters of which the block computes what nothing uses. ``losses`` are, for every output
     of a step in halves, the loss operators by which MXNet trains where a loss reads the output.
     ``user_code`` are the graphs that have Custom ops (:meth:`Ops.user_code`); equal networks of
-    other blocks have others.
+    other blocks have others. ``statistics`` says what moves where that depends on the loss.
     """
 
     symbol: mx.sym.Symbol
@@ -73,6 +74,7 @@ class BlockNetwork:
     unread: Mapping[str, tuple[int, ...]]
     losses: tuple[frozenset[LossOperator], ...]
     user_code: list[tuple[mx.gluon.Block, list[int]]]
+    statistics: MovingStatistics | None
 
 
 def compose(
@@ -125,14 +127,13 @@ def compose(
     refuse_read(others, group)
     form = alike(lambda symbol: len(symbol.list_outputs()), nested)
     ops = Ops(group, outputs, noted.calls)
-    refuse_scaled_losses(block, ops, params)
-    refuse_other_modes(block, noted.calls, group)
-    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
+    statistics = _checked(block, noted, ops, group, params, form, keep_outputs=keep_outputs)
     reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
-    structure = json.dumps([reached, sorted(of_any), [*ops.merged.items()], structure_of(group)])
+    of_graphs = [*map(sorted, ops.graphs)] if statistics else [], [*ops.merged.items()]
+    structure = json.dumps([reached, sorted(of_any), of_graphs, structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return replace(known, form=form, user_code=ops.user_code())
+        return replace(known, form=form, user_code=ops.user_code(), statistics=statistics)
     warn_of_symbols(blocks, loss, asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
@@ -150,7 +151,29 @@ def compose(
         unread,
         by_output,
         ops.user_code(),
+        statistics,
     )
+
+
+def _checked(
+    block: Any,
+    noted: Calls,
+    ops: Ops,
+    group: mx.sym.Symbol,
+    params: Mapping[str, Parameter],
+    form: Any,
+    *,
+    keep_outputs: bool,
+) -> MovingStatistics | None:
+    """The statistics where it depends on the loss what moves, of a network of this ``form``.
+
+    TraceError where a step would compute otherwise than MXNet.
+    """
+    nread = sum(leaves(form[0]))
+    refuse_scaled_losses(block, ops, params)
+    refuse_other_modes(block, noted.calls, group)
+    refuse_unread_losses(block, ops, nread, params, keep_outputs=keep_outputs)
+    return moving_statistics(block, ops, params, nread)
 
 
 def _warn_of_gradients(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -222,9 +223,9 @@ class BoundStep:
         outputs, _ = regrouped(self.form, handles)
         self.gradients.withhold()
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
-        by_output = self.network.losses
-        behind = dict(zip(map(name_of, arrays), by_output, strict=True)) if by_output else {}
-        return outputs, FirstHalf(self, pairs, losses, constants, behind, as_graph, inputs)
+        are_asked = self.network.losses or self.network.statistics
+        names = list(map(name_of, arrays)) if are_asked else []
+        return outputs, FirstHalf(self, pairs, losses, constants, names, as_graph, inputs)
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""
@@ -236,6 +237,21 @@ class BoundStep:
             late = self.hand_over_gradients()
         self._pass_on()
         return late
+
+    @contextlib.contextmanager
+    def keeping(self, names: Collection[str]) -> Iterator[None]:
+        """Within, the statistics of these ``names`` stay as they are."""
+        arrays = [p.data(self.executor.ctx) for p, _, _ in self.places if p.name in names]
+        if arrays:
+            mx.nd.waitall()  # the engine does not know that an explicit step writes them
+        kept = [array.copy() for array in arrays]
+        try:
+            yield
+        finally:
+            if arrays:
+                mx.nd.waitall()
+            for array, values in zip(arrays, kept, strict=True):
+                array[:] = values
 
     def _pass_on(self) -> None:
         """Let autograd take the gradients of what was computed from parameters to these."""

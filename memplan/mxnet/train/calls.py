@@ -94,7 +94,9 @@ def _places(heads: Iterable[Entry]) -> list[int]:
     return [place for place, _ in heads]
 
 
-def order_between(nodes: Sequence[Any], outputs: Sequence[int], inputs: Sequence[int]) -> list[int]:
+def order_between(
+    nodes: Sequence[Any] | Mapping[int, Any], outputs: Sequence[int], inputs: Sequence[int]
+) -> list[int]:
     """The nodes between ``inputs`` and ``outputs``, in the order of MXNet's graph of these."""
     order: list[int] = []
     seen = set(inputs)
@@ -161,9 +163,10 @@ class Ops:
     They are ``nodes`` of one graph in JSON, in which those of the symbol come first, ``nknown`` of
     them, in its order. ``heads`` are the places of what computes its outputs, and ``returned`` of
     what computes ``outputs`` of a block. ``graphs`` are the ops of each graph that MXNet runs as
-    one, ``blocks`` whose these are, and ``graph_of`` says in which of them an op is. ``scaled`` are
-    the places of the calls that are marked so. ``merged`` are the ops that equal an earlier one of
-    their graph, with that: MXNet has it in the place of both, here, too, nothing reads the others.
+    one, ``ends`` what computes the outputs of each, ``blocks`` whose these are, and ``graph_of``
+    says in which of them an op is. ``scaled`` are the places of the calls that are marked so.
+    ``merged`` are the ops that equal an earlier one of their graph, with that: MXNet has it in the
+    place of both, here, too, nothing reads the others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, outputs: Any, calls: Sequence[Call]) -> None:
@@ -173,12 +176,13 @@ class Ops:
         whole = symbol_json.parse(mx.sym.Group([symbol, *made, *scaled, *parts]))
         heads = iter((place, output) for place, output, *_ in whole["heads"])
         self.nodes: list[Mapping[str, Any]] = whole["nodes"]
-        self._nodes = from_json(whole)[0]
+        self.operators = from_json(whole)[0]
         self.heads = _places(next_heads(heads, [symbol]))
         self.nknown = max(self.heads) + 1
         self.returned = _places(next_heads(heads, made))
         self.scaled = _places(next_heads(heads, scaled))
         self.graphs: list[frozenset[int]] = []
+        self.ends: list[list[int]] = []
         self.blocks: list[Block] = []
         self.merged: dict[int, int] = {}
         for call in called:
@@ -195,10 +199,11 @@ class Ops:
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
         first_of = self._merged_in(ops.difference(copies), inputs)
         copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
-        heads = {copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs}
+        heads = dict.fromkeys(copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs)
         ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
         if is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies):
             self.graphs.append(ops - first_of.keys())
+            self.ends.append([place for place, _ in heads])
             self.blocks.append(block)
         self.merged |= first_of
 
@@ -222,13 +227,13 @@ class Ops:
 
     def _merges(self, place: int) -> bool:
         """Does MXNet merge the op at this ``place`` with an equal one?"""
-        node = self._nodes[place]
+        node = self.operators[place]
         if not node.inputs or may_draw(node):
             return False
         if not node.infos.inputs:
             # Where MXNet cannot infer them, tracing says so.
             with contextlib.suppress(MXNetError):
-                infer([(other, 0) for other in self._nodes], {}, {})
+                infer([(other, 0) for other in self.operators], {}, {})
         return bool(node.infos.inputs) and merges(node)
 
     def _read_merged(self) -> None:
@@ -256,7 +261,7 @@ class Ops:
 
     def losses(self) -> list[int]:
         """The places of loss operators."""
-        nodes = enumerate(self._nodes)
+        nodes = enumerate(self.operators)
         return [place for place, node in nodes if place not in self.merged and is_loss(node)]
 
     def behind(self, heads: Sequence[int]) -> set[int]:
@@ -283,17 +288,14 @@ class Ops:
                 waiting += self.graphs[number]
         return places
 
-    def trains(self, place: int, params: Mapping[str, Any]) -> bool:
-        """Does any of ``params``, by their names, get a gradient by way of the op at ``place``?"""
-        found, left = {place}, [place]
-        while left:
-            place = left.pop()
-            node = self._nodes[place]
+    def carrying(self, params: Mapping[str, Any]) -> set[int]:
+        """The places of the nodes by way of which any of ``params``, by their names, is trained."""
+        places: set[int] = set()
+        for place, node in enumerate(self.operators):
             parameter = params.get(node.name) if node.is_variable else None
-            if parameter is not None and parameter.grad_req != "null":
-                return True
-            sources = self.nodes[place]["inputs"]
-            new = {source for k, (source, *_) in enumerate(sources) if has_gradient(node, k)}
-            left += new - found
-            found |= new
-        return False
+            sources = enumerate(self.nodes[place]["inputs"])
+            if (parameter is not None and parameter.grad_req != "null") or any(
+                source in places and has_gradient(node, k) for k, (source, *_) in sources
+            ):
+                places.add(place)
+        return places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from memplan.mxnet.train.gradients import Late
 from memplan.mxnet.train.nesting import leaves
 from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
 from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
-from memplan.mxnet.train.unread_losses import LossOperator
 from memplan.mxnet.train.writes import Writes, warn_of_inputs
 from memplan.util.numbers import shown
 
@@ -35,9 +34,8 @@ class FirstHalf:
 
     ``pairs`` are outputs of which gradients are wanted, with the arrays for these; ``losses`` those
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
-    gradient, though MXNet goes through them into the block. ``losses_behind`` are the loss
-    operators by which MXNet trains if a loss reads an output, by the names that autograd has for
-    the outputs. ``inputs`` are those that it was given, by name,
+    gradient, though MXNet goes through them into the block. ``names`` are those that autograd has
+    for the outputs, if these are asked for. ``inputs`` are those that it was given, by name,
     ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
     """
 
@@ -45,7 +43,7 @@ class FirstHalf:
     pairs: list[tuple[NDArray, NDArray]]
     losses: list[NDArray]
     constants: list[NDArray]
-    losses_behind: Mapping[str | None, frozenset[LossOperator]]
+    names: Sequence[str | None]
     as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
@@ -59,6 +57,7 @@ class FirstHalf:
     def __post_init__(self, inputs: dict[str, NDArray]) -> None:
         self._nupdates = self.bound.nupdates()
         self._inputs = set(inputs)
+        self._unmoved: list[str] = []
         self.writes = Writes(self.bound.read_again | inputs)  # those of the script's
 
     def is_reached(self) -> bool:
@@ -78,6 +77,7 @@ class FirstHalf:
             return
         self._check_parameters()
         self._check_losses(read)
+        self._unmoved = self._asked_unmoved(read)
         bound.gradients.check_marks()
         reads_parameters = bound.gradients.reads(read)
         self._warn_of_sums(read, reads_parameters)
@@ -92,9 +92,9 @@ class FirstHalf:
 
     def _check_losses(self, read: ReadByLoss) -> None:
         """UsageError where the step would train by a loss operator that no loss is computed of."""
-        behind = self.losses_behind
-        reached = {loss for name, losses in behind.items() if name in read.names for loss in losses}
-        unread = {loss for losses in behind.values() for loss in losses} - reached
+        behind = list(zip(self.names, self.bound.network.losses, strict=False))
+        reached = {loss for name, losses in behind if name in read.names for loss in losses}
+        unread = {loss for _, losses in behind for loss in losses} - reached
         if unread:
             _, name, op = min(unread)
             raise UsageError(
@@ -104,6 +104,13 @@ class FirstHalf:
                 f"which does not help where the block has a forward of its own, or return what the "
                 f"op reads, and compute it outside of the block"
             )
+
+    def _asked_unmoved(self, read: ReadByLoss) -> list[str]:
+        """The statistics that the step moves and MXNet does not; UsageError for another order."""
+        statistics = self.bound.network.statistics
+        places = {name: place for place, name in enumerate(self.names)}
+        outputs = [places[name] for name in read.names if name in places]
+        return statistics.unmoved(outputs) if statistics is not None else []
 
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
         """Warn, once, where MXNet adds up gradients in another order.
@@ -186,7 +193,8 @@ class FirstHalf:
                 if not array._fresh_grad:
                     gradient[:] = 0
             self.forget()
-            self.late = self.bound.second_half()
+            with self.bound.keeping(self._unmoved):
+                self.late = self.bound.second_half()
         self.writes.end()
 
 

@@ -21,7 +21,8 @@ class ReadByLoss:
         names = list(map(_inputs, self._heads))
         #: Has every head a graph? MXNet refuses those that have none.
         self.is_complete = all(names)
-        self.names = frozenset(name for names_of_head in names for name in names_of_head)
+        #: In the order in which MXNet comes to them.
+        self.names = dict.fromkeys(name for names_of_head in names for name in names_of_head)
         self._variables = {name for name in self.names if name.startswith("var")}
         self.variables = [int(name[3:]) for name in self._variables]
 

@@ -46,8 +46,9 @@ def refuse_scaled_losses(block: Any, ops: Ops, params: Mapping[str, Any]) -> Non
 
     One in a graph of MXNet's is no call by itself, and AMP does not scale it.
     """
-    marked = (place for place in ops.scaled if place < ops.nknown)  # the others are not used
-    loss = next((place for place in marked if ops.trains(place, params)), None)
+    marked = [place for place in ops.scaled if place < ops.nknown]  # the others are not used
+    training = ops.carrying(params) if marked else ()
+    loss = next((place for place in marked if place in training), None)
     if loss is not None:
         node = ops.nodes[loss]
         raise TraceError(

@@ -32,8 +32,9 @@ def refuse_unread_losses(
     """
     losses = ops.losses()
     by_mxnet = ops.reached(ops.heads[:nread]) if losses else set()
-    others = (place for place in losses if (place in by_mxnet) != (place < ops.nknown))
-    place = next((place for place in others if ops.trains(place, params)), None)
+    others = [place for place in losses if (place in by_mxnet) != (place < ops.nknown)]
+    training = ops.carrying(params) if others else ()
+    place = next((place for place in others if place in training), None)
     if place is None:
         return
     op = f"op {ops.nodes[place]['name']!r} ({ops.nodes[place]['op']})"
@@ -77,9 +78,10 @@ def losses_by_output(
         return [], ()
     behind = (ops.reached([head]) for head in ops.heads)
     reached = [[place for place in losses if place in places] for places in behind]
+    training = ops.carrying(params)
     trained = {
         place: LossOperator(place, ops.nodes[place]["name"], ops.nodes[place]["op"])
         for place in losses
-        if ops.trains(place, params)
+        if place in training
     }
     return reached, tuple(frozenset(trained[p] for p in row if p in trained) for row in reached)
