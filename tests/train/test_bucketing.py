@@ -280,7 +280,7 @@ def test_a_bucket_for_predictions_where_updates_move_behind_the_step(
 
 @pytest.mark.long
 def test_a_bucket_that_cannot_be_planned_leaves_all_as_it_was() -> None:
-    module = planned(budget="70%", time_limit=1)
+    module = planned(budget="70%", time_limit=10)
     longer = Sentences((32,)).batches[0]
     for batch in steps(module, (8,)):
         with pytest.raises(BudgetError):
