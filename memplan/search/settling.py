@@ -72,10 +72,9 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
 
 def _is_late(search: Rounds) -> bool:
     """Is there too little time for a look as long as the longest?"""
-    if search.stop.work_left > 0.0 and search.stop.seconds_left < search.longest_look:
-        search.stop.cut()
+    if search.stop.work_left <= 0.0:
         return True
-    return search.stop.is_over()
+    return search.stop.is_short_of(search.longest_look)
 
 
 def change_to_pack(search: Rounds, budget_nbytes: int) -> None:
