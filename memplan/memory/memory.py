@@ -6,6 +6,7 @@ A strategy is held to the bytes of one such memory, whichever it searches by.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from memplan.memory.packing import Packing, nbytes_within, pack
 from memplan.memory.temporary import NOTHING, Temporary, further_space
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
 
 # The bytes that the operators of a step take beside what they read and write, if each runs once;
 # those that they keep for each further run, op by op (none: nothing); in which layouts they leave
@@ -189,16 +191,18 @@ def cheapest(
     memory: Memory,
     *,
     most_seconds: float = math.inf,
+    stop: Stop | None = None,
 ) -> Schedule | None:
     """The schedule of the fewest seconds, of those within the budget; None if none fits.
 
     Without a budget: the one of the fewest bytes (and, of equal ones, of the fewest seconds).
-    Those that take more than ``most_seconds`` do not count.
+    Those that take more than ``most_seconds`` do not count. Where ``stop`` leaves less time than
+    the longest look at one has taken, the others are looked at roughly.
     """
     ranked = [(s.seconds, place, s) for place, s in enumerate(schedules)]
     ranked = [entry for entry in sorted(ranked) if entry[0] <= most_seconds]
     if budget_nbytes is not None:
-        return next((s for _, _, s in ranked if _fits(s, budget_nbytes, memory)), None)
+        return _first_within([s for _, _, s in ranked], budget_nbytes, memory, stop)
     best: tuple[int, Schedule] | None = None
     for _, _, schedule in ranked:
         if best is None or memory.at_least(schedule) < best[0]:
@@ -208,5 +212,19 @@ def cheapest(
     return None if best is None else best[1]
 
 
-def _fits(schedule: Schedule, budget_nbytes: int, memory: Memory) -> bool:
-    return memory.at_least(schedule) <= budget_nbytes and not memory.excess(schedule, budget_nbytes)
+def _first_within(
+    schedules: Iterable[Schedule], budget_nbytes: int, memory: Memory, stop: Stop | None
+) -> Schedule | None:
+    """The first one within the budget: see :func:`cheapest`."""
+    longest_seconds = 0.0
+    for schedule in schedules:
+        if memory.at_least(schedule) > budget_nbytes:
+            continue
+        # A proof ends with the time, and may give many schedules, each of which takes seconds to
+        # pack closely if the graph is large. What was found to fit before does so roughly, too.
+        roughly = stop is not None and stop.is_short_of(longest_seconds)
+        begin = time.monotonic()
+        if not memory.excess(schedule, budget_nbytes, roughly=roughly):
+            return schedule
+        longest_seconds = max(longest_seconds, time.monotonic() - begin)
+    return None

@@ -47,8 +47,9 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
         return 0
     begin = time.monotonic()
     schedule = search.schedule(best_sequence(found))
-    roughly |= search.fitting is not None and _is_late(search)
     over = search.excess(schedule, budget_nbytes, roughly=True)
+    if over and not roughly:  # a rough look may have taken the rest of the time
+        roughly = search.fitting is not None and _is_late(search)
     is_close = roughly and search.fitting is None and 0 < over <= CLOSE * budget_nbytes
     if is_close:
         over = search.excess(schedule, budget_nbytes)
@@ -72,10 +73,9 @@ def settle(search: Rounds, budget_nbytes: int, *, roughly: bool = False) -> int:
 
 def _is_late(search: Rounds) -> bool:
     """Is there too little time for a look as long as the longest?"""
-    if search.stop.work_left > 0.0 and search.stop.seconds_left < search.longest_look:
-        search.stop.cut()
+    if search.stop.work_left <= 0.0:
         return True
-    return search.stop.is_over()
+    return search.stop.is_short_of(search.longest_look)
 
 
 def change_to_pack(search: Rounds, budget_nbytes: int) -> None:

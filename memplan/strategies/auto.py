@@ -268,7 +268,7 @@ class _Search:
             self.is_begun = True
             quick = self.options.quick(self.problem, self.stop)
             self.known.append(Refined(quick, 0.0))
-            self.best = self.problem.cheapest([self.best, quick])
+            self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
         share = PROOF_SHARE if self.problem.counts_live else PROOF_SHARE_OF_OTHERS
@@ -291,7 +291,8 @@ class _Search:
     def _take(self) -> None:
         """The cheapest schedule that is known and fits, and the highest bound."""
         self.bound = max([self.bound, *(found.bound_seconds for found in self.known)])
-        self.best = self.problem.cheapest([self.best, *(found.schedule for found in self.known)])
+        schedules = [self.best, *(found.schedule for found in self.known)]
+        self.best = self.problem.cheapest(schedules, stop=self.stop)
         tell(
             "moments",
             incumbent_seconds=None if self.best is None else self.best.seconds,
@@ -303,7 +304,7 @@ class _Search:
         few = self._is_large and not self._in_blocks
         until = self.stop.share_of_work(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
         found = self.problem.space.beginnings(self.problem, until, self.moves)
-        self.best = self.problem.cheapest([self.best, *found])
+        self.best = self.problem.cheapest([self.best, *found], stop=self.stop)
 
     def _search_moves(self) -> Moves:
         enough = self.problem.enough(self.bound + self._gap_seconds)

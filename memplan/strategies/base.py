@@ -124,10 +124,16 @@ class Problem:
         """Is the peak of live bytes what must fit?"""
         return self.memory.is_exact and not self.memory.match_ranges
 
-    def cheapest(self, schedules: Iterable[Schedule | None]) -> Schedule | None:
-        """Of ``schedules``, the cheapest within the budget; without one, that of least memory."""
-        candidates = (schedule for schedule in schedules if schedule is not None)
-        return cheapest(candidates, self.budget_nbytes, self.memory, most_seconds=self.most_seconds)
+    def cheapest(
+        self, schedules: Iterable[Schedule | None], *, stop: Stop | None = None
+    ) -> Schedule | None:
+        """Of ``schedules``, the cheapest within the budget; without one, that of least memory.
+
+        Where ``stop`` leaves too little time they are looked at roughly.
+        """
+        candidates = [schedule for schedule in schedules if schedule is not None]
+        budget_nbytes, memory, most_seconds = self.budget_nbytes, self.memory, self.most_seconds
+        return cheapest(candidates, budget_nbytes, memory, most_seconds=most_seconds, stop=stop)
 
     def points(self, *, linear: bool) -> tuple[int, ...]:
         """The articulation points; with ``linear`` all forward ops that a forward op reads."""

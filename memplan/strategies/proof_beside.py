@@ -97,7 +97,9 @@ class ProofBeside:
                 self._until.cut()
         elif self._thread is None:
             self._until = self._share()
-            self._prove()
+            # The first program of a large graph takes a second to build, and more on a busy core.
+            if not self._until.is_over():
+                self._prove()
         else:
             self._thread.join()
         if self._error is not None:

@@ -47,6 +47,13 @@ class Stop:
         self.cut()
         return True
 
+    def is_short_of(self, seconds: float) -> bool:
+        """Is there less time left than this? Ask only where it would be used: then it is cut."""
+        if self.seconds_left >= max(0.0, seconds):
+            return False
+        self.cut()
+        return True
+
     def spend(self, work: float) -> None:
         """This much work was done."""
         self.work_left -= work

@@ -140,6 +140,27 @@ def test_no_close_look_begins_that_time_is_too_short_for(
     assert stop.cut_by_clock is not has_time
 
 
+def test_no_close_look_begins_after_a_rough_one_has_taken_the_rest_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one of HRNet, 2,283 ops, took 0.7 seconds beyond a limit of three."""
+    now, asked, budget, graph = [0.0], [], 40 * UNIT, unit_chain(16)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        now[0] += 1.0
+        asked.append(roughly)
+        return UNIT
+
+    stop = Stop.after(0.5, work=1e9)
+    rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=excess)
+    rounds.offer(rounds.unplanned, budget)
+    rounds.fitting = Schedule.sequence(graph, [*range(graph.nforward), *range(len(graph.ops))])
+    assert settle(rounds, budget) == UNIT
+    assert asked == [True]
+    assert stop.cut_by_clock
+
+
 @pytest.mark.parametrize(
     ("fitting", "falls"),
     [

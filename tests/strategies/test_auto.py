@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -346,3 +347,30 @@ def test_short_graphs_are_searched_once_more_from_nothing(
     assert [is_begun for is_begun, _ in searched] == starts
     seeds = [seed for is_begun, seed in searched if not is_begun]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_after_a_proof_known_schedules_are_looked_at_roughly_where_time_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of graphs of 1,700 ops each look took a second, however little time there was."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    class Slow(Live):
+        def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+            now[0] += 0.0 if roughly else 100.0
+            asked.append(roughly)
+            return UNIT
+
+    graph = unit_chain(16)
+    schedules = [Schedule.sequence(graph, [*range(k), *range(33)]) for k in range(4)]
+    problem = Problem(graph, 40 * UNIT, memory=Slow())
+    stop = Stop.after(250.0, work=1e9)
+    search = auto._Search(Auto(), problem, stop, Moves(), [])
+    search.known += [Refined(schedule, 0.0) for schedule in schedules]
+    search._take()
+    assert asked == [False, False, True, True]
+    assert stop.cut_by_clock
+    asked.clear()
+    assert problem.cheapest(schedules) is None  # a caller without a stop has no such hurry
+    assert not any(asked)

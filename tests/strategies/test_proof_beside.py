@@ -190,3 +190,14 @@ def test_the_clock_may_cut_it(monkeypatch: pytest.MonkeyPatch, ncores: int) -> N
         beside.begin()
         beside.facts()
     assert stop.cut_by_clock
+
+
+def test_no_program_is_built_where_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of HRNet, 2,283 ops, took a third of a second beyond a limit of three."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    proving(monkeypatch, lambda *_: pytest.fail("it is proved"))
+    stop = Stop.after(0.0)
+    with proof(stop) as beside:
+        beside.begin()
+        assert not beside.facts()
+    assert stop.cut_by_clock

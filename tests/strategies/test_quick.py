@@ -132,3 +132,22 @@ def test_cuts_are_cut_only_if_some_are_left_out(nleft: int) -> None:
     stop.deadline = 0.0
     assert next(found, None) is None
     assert stop.cut_by_clock is bool(nleft)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_where_time_is_up_what_does_not_fit_is_not_packed(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """It took a third of a second beyond a limit of three, of a network of 2,000 ops."""
+    counted: list[int] = []
+
+    class Counted(Packed):
+        def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+            counted.append(budget_nbytes)
+            return super().excess(schedule, budget_nbytes, roughly=roughly)
+
+    problem = Problem(unit_chain(20), 1, memory=Counted())
+    stop = Stop.after(0.0 if is_late else 1e6)
+    assert simulate(quick.quick_schedule(problem, stop)).peak_nbytes > 1
+    assert (0 in counted) is not is_late
+    assert stop.cut_by_clock is is_late
