@@ -282,6 +282,10 @@ class _Trial:
         is a plan at every larger one.
         """
         schedules = [] if self.problem.start is None else [self.problem.start]
+        if self.was_cut and not self.interrupt.has_come:
+            # The least memory is far dearer, and in their share of little time they may find none.
+            stop = Stop.after(max(0.1, LEAST_SHARE_OF_TIME * self.job.time_limit))
+            schedules.append(quick_schedule(self.problem, stop))
         if not self.interrupt.has_come or self.job.knows_least_by(self.solver):
             least = self.job.least_by(self.solver)
             schedules += [least.searched, least.schedule]

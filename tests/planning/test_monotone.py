@@ -11,6 +11,7 @@ import pytest
 
 import memplan
 from helpers.amounts import is_whole, long_except
+from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
 from memplan.planning import job as planning_job
@@ -21,7 +22,7 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.quick import candidates
+from memplan.strategies.quick import candidates, quick_schedule
 from memplan.strategies.search import Search
 from memplan.util.stop import Stop
 
@@ -147,3 +148,26 @@ def test_a_strategy_that_cannot_go_so_low_is_refused_with_one_that_can() -> None
     error: BudgetError = budget_error(job, attempt, "store_all")
     assert "strategy='auto' plans within this budget" in str(error)
     assert try_strategy(job, "auto:effort=0.02", budget_nbytes).plan is not None
+
+
+def test_where_the_clock_cuts_all_searches_quick_strategies_are_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They get little of the time first, and what takes the least memory is far dearer."""
+    net, shapes = residual_net(batch=16, size=32, units=6, filters=16)
+    whole = memplan.plan(net, realisation="packed", budget="100%", **shapes)
+    asked: list[Schedule] = []
+
+    def quick(problem: Problem, stop: Stop, **options: bool) -> Schedule:
+        unplanned = Schedule.unplanned(whole.schedule.graph)
+        found = quick_schedule(problem, stop, **options) if asked else unplanned
+        asked.append(found)
+        return found
+
+    def solve(_: Auto, problem: Problem) -> Outcome:
+        return Outcome(Status.NO_PLAN_FOUND, cut_by_clock=True)
+
+    monkeypatch.setattr("memplan.planning.attempt.quick_schedule", quick)
+    monkeypatch.setattr(Auto, "solve", solve)
+    plan = memplan.plan(net, realisation="packed", budget="70%", **shapes)
+    assert plan.schedule == asked[1]
