@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.fitting import seed
+from memplan.errors import ArgumentError
 from memplan.mxnet import BucketingModule, Module
 
 REALISATIONS = pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
@@ -97,3 +98,14 @@ def test_a_shared_module_has_the_same_states(trains: bool, realisation: str) -> 
     ours = of_two(Module, trains, **options(realisation))
     assert all(map(np.array_equal, stock, ours))
     assert np.all(ours[2] == -1)
+
+
+def test_of_a_state_without_a_shape_the_error_says_where_a_module_is_given_one() -> None:
+    def module(state: mx.sym.Symbol) -> Module:
+        scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+        net = mx.sym.MakeLoss(mx.sym.broadcast_mul(scores, state))
+        return Module(net, label_names=None, state_names=["h"])
+
+    with pytest.raises(ArgumentError, match=r"of a Module: mx\.sym\.Variable\('h', shape="):
+        module(mx.sym.Variable("h")).bind([("data", (4, 5))])
+    module(mx.sym.Variable("h", shape=(4, 3))).bind([("data", (4, 5))])

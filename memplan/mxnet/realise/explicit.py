@@ -39,11 +39,9 @@ from memplan.mxnet.realise.varying_layouts import (
     with_notes_for_their_data,
 )
 from memplan.mxnet.realise.workspace_estimate import executor_nbytes
-from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
-from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
@@ -57,7 +55,6 @@ from memplan.mxnet.trace.operators import (
 )
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.mxnet.trace.shared_gradients import is_shared
-from memplan.mxnet.trace.sums import is_added_late
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import in_halves
 from memplan.step.schedule import Schedule
@@ -246,34 +243,6 @@ def training_symbol(trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
     ]
     # MXNet has no operator for an update: in its place stands the gradient that it reads.
     return to_symbol([node.inputs[0] if node.op == UPDATE else (node, k) for node, k in heads])
-
-
-def gradients_added_late(trace: Trace, device_type: str) -> list[str]:
-    """The arguments to whose gradients MXNet itself adds piece by piece, and a step at once.
-
-    Their sums may differ from MXNet's in the last bits. In packed steps autograd adds those of an
-    Embedding, and a loop adds what each iteration gives. Without oneDNN a convolution on a CPU adds
-    picture by picture. Of 5 gradients or more each is added, unless oneDNN adds them all up first:
-    that is not known here for an input of the network itself.
-    """
-    # Which output is added so: the gradient of a table or a weight.
-    pieces = {("_backward_take", 0), ("_backward_gather_nd", 0)}
-    if not trace.form.in_one_array:
-        pieces.add(("_backward_Embedding", 1))
-    if device_type == "cpu" and not onednn_is_enabled():
-        pieces |= {("_backward_Convolution", 1), ("_backward_Deconvolution", 1)}
-    names = wanted(trace.grad_req)
-    gradients = trace.heads[len(trace.heads) - len(names) :]
-    return [
-        name
-        for name, (node, k) in zip(names, gradients, strict=True)
-        if trace.grad_req[name] == "add"
-        and ((node.op, k) in pieces or _is_of_loop(node) or is_added_late(node))
-    ]
-
-
-def _is_of_loop(node: Node) -> bool:
-    return node.forward is not None and node.forward.op in (FOREACH, WHILE_LOOP)
 
 
 def step_nodes(lowered: Lowered) -> list[Node]:

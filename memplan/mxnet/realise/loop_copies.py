@@ -27,10 +27,10 @@ from memplan.mxnet.trace.sizes import Attributes
 
 Json = Any
 
-# Those that do not add, by what they did with grad_req="add" and some number in the array of the
-# gradient: each operator in tests/helpers, and others with a gradient. They overwrite it, leave it
-# as it was, scale it, or raise. A few that run on a GPU only are here for safety.
-_DO_NOT_ADD = frozenset(
+#: Those that do not add, by what they did with grad_req="add" and some number in the array of the
+#: gradient: each operator in tests/helpers, and others with a gradient. They overwrite it, leave it
+#: as it was, scale it, or raise. A few that run on a GPU only are here for safety.
+DO_NOT_ADD = frozenset(
     """Crop LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
     SoftmaxOutput SpatialTransformer _contrib_DeformableConvolution
     _contrib_ModulatedDeformableConvolution _contrib_MultiBoxDetection _contrib_MultiBoxPrior
@@ -56,7 +56,7 @@ _HAND_ON = frozenset({"_contrib_round_ste", "_contrib_sign_ste"})
 _SUM = "elemwise_add"
 
 # Loops within are not known to add, and read copies for safety.
-_READ_COPIES = _DO_NOT_ADD | {FOREACH, WHILE_LOOP, COND}
+_READ_COPIES = DO_NOT_ADD | {FOREACH, WHILE_LOOP, COND}
 
 # Which subgraph of a loop runs in every iteration.
 _BODY = {FOREACH: 0, WHILE_LOOP: 1}

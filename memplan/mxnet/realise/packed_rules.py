@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
+from memplan.mxnet.realise.loop_copies import DO_NOT_ADD
 from memplan.mxnet.realise.loops import check_gradients, check_loop, check_shapes_within
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.einsum import is_optimized
@@ -40,6 +41,9 @@ _STATEFUL = frozenset(
     _contrib_MultiProposal _contrib_Proposal _contrib_SparseEmbedding
     softmax_cross_entropy""".split()
 )
+
+# Of those that do not add: from which gradient on they do, those of a weight and a bias.
+_ADDED_FROM = {"_contrib_DeformableConvolution": 2, "_contrib_ModulatedDeformableConvolution": 3}
 
 # Their state is that of one step.
 _RNN = frozenset({"RNN", "_npx_rnn"})
@@ -153,7 +157,8 @@ def gradients_outside(
     """The gradients that autograd writes into arrays of the caller's: see :meth:`Form.outside`.
 
     It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
-    gradients that nothing else reads can be there. TraceError for other sparse arrays.
+    gradients that nothing else reads can be there, and none of an operator that would not add.
+    TraceError for other sparse arrays.
     """
     order = [node for node in depth_first(heads) if not node.is_variable]
     readers = Counter(entry for node in order for entry in node.inputs)
@@ -163,7 +168,7 @@ def gradients_outside(
         node, is_added = entry[0], requests[name] == "add"
         # What user code or a loop adds to would have to be zeros.
         by_autograd = needs_state(node) and not (
-            is_made_of_symbol(node.forward or node) or _adds_to_garbage(node)
+            is_made_of_symbol(node.forward or node) or _does_not_add(*entry)
         )
         if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
             result.add(entry)
@@ -173,15 +178,16 @@ def gradients_outside(
     return result
 
 
-def _adds_to_garbage(backward: Node) -> bool:
-    """Does MXNet add within ``backward``, told to add, to memory that it has not written?
+def _does_not_add(backward: Node, output: int) -> bool:
+    """Does MXNet not add this gradient, told to, but write over what is there, or leave it alone?
 
-    An optimized einsum of several products hands the request on to those that go before the last.
+    An einsum adds, but an optimized one of several products hands the request on to those that go
+    before the last, whose memory MXNet has not written.
     """
     forward = backward.forward
-    if forward is None or forward.op != "_npi_einsum":
+    if forward is None or output >= _ADDED_FROM.get(forward.op, backward.noutputs):
         return False
-    return is_optimized(forward)
+    return is_optimized(forward) if forward.op == "_npi_einsum" else forward.op in DO_NOT_ADD
 
 
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:

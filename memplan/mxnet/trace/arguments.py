@@ -99,7 +99,8 @@ def _infer_shapes(
         check_uninferred(symbol, inputs)
         raise ArgumentError(
             f"the shape of {_some(unknown)} is unknown; name the input shapes, e.g. "
-            f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape{_unknown_size(inputs)}"
+            f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape, as that of a state of "
+            f"a Module: mx.sym.Variable({unknown[0]!r}, shape=(32, 10)){_unknown_size(inputs)}"
         )
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)

@@ -15,10 +15,11 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
-from memplan.mxnet.realise.explicit import gradients_added_late, training_symbol
+from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.kept_operators import KeptOperators
+from memplan.mxnet.realise.late_sums import gradients_added_late
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.monitor import without_copies
 from memplan.mxnet.realise.packed import PackedStep
@@ -134,10 +135,11 @@ class TrainExecutor(BoundArrays):
         if added_late:
             warnings.warn(
                 f"the gradient of {', '.join(map(repr, added_late))} (grad_req='add') is added up "
-                f"behind the step, where MXNet adds it row by row, picture by picture, iteration "
-                f"by iteration or, as a sum of five and more terms, term by term: the last bits "
-                f"may differ from an unplanned loop; those of an Embedding are equal in packed "
-                f"steps, those of a convolution's weights with oneDNN (MXNET_MKLDNN_ENABLED=1)",
+                f"behind the step, where MXNet adds it row by row, picture by picture, window by "
+                f"window, iteration by iteration or, as a sum of five and more terms, term by "
+                f"term: the last bits may differ from an unplanned loop; those of an Embedding are "
+                f"equal in packed steps, those of a convolution, and of a pooling by maxima or "
+                f"averages, mostly with oneDNN (MXNET_MKLDNN_ENABLED=1)",
                 stacklevel=4,
             )
 
