@@ -21,6 +21,7 @@ FOREIGN = {
     "No module named 'distutils'",
     "no kernel image is available",
     "kOut] == kWriteTo",
+    "could not create a primitive descriptor for a reorder primitive",
     "There are no inputs in computation graph that require gradients",
     "autograd",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import mxnet as mx
@@ -12,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import assert_equal, gradients, train_step, trained
-from helpers.blocks import CPU, SOFTMAX, conv_net, images, vectors
+from helpers.blocks import CPU, SOFTMAX, Computing, conv_net, images, vectors
 from helpers.strategies import Counting
 from memplan.errors import ArgumentError, BudgetError, TraceError
 from memplan.mxnet.gluon import TrainStep, planned
@@ -132,6 +133,48 @@ def test_errors(block: Any, batch: Any, loss: Any, error: Any, message: str) -> 
     made = batch(8) if batch is images else batch()
     with pytest.raises(error, match=message):
         train_step(net, loss)(*made)
+
+
+def detached(F: Any, x: Any) -> Any:  # noqa: N803
+    return x * x.detach()
+
+
+def looking_loss(scores: Any, y: Any) -> Any:
+    return SOFTMAX(scores, y) / y.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("child", "loss", "message"),
+    [
+        (Looks, SOFTMAX, r"Looks 'looks.*: hybrid_forward \({}:\d+\) raises Attr.*F.reshape"),
+        (
+            lambda: Computing(detached),
+            SOFTMAX,
+            r"Computing 'net' .*: detached \({}:\d+\) raises .*F.BlockGrad",
+        ),
+        (
+            lambda: nn.Dense(4),
+            looking_loss,
+            r"looking_loss .*\({}:\d+\) raises .*planned\(block\), whose loss",
+        ),
+    ],
+)
+def test_what_cannot_take_symbols_is_named_with_its_line(
+    child: Any, loss: Any, message: str
+) -> None:
+    """The innermost block, and not the one that holds it."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(10, prefix="first_"), child())
+    net.initialize(ctx=CPU)
+    with pytest.raises(TraceError, match=message.format(re.escape(__file__))):
+        TrainStep(net, loss)(*vectors())
+
+
+def test_a_loss_of_mxnets_that_lacks_its_label_is_told_nothing_of_symbols() -> None:
+    net, (x, _) = nn.Dense(10), vectors()
+    net.initialize(ctx=CPU)
+    with pytest.raises(TraceError, match=r"label'$"):
+        TrainStep(net, SOFTMAX)(x)
 
 
 @pytest.mark.parametrize("x", [[[1.0] * 12] * 2, 3, [None]])

@@ -279,9 +279,19 @@ def is_graph(block: Any) -> bool:
 
 def is_one_graph(block: Any) -> bool:
     """Is all that the block computes in its graph? A ``forward`` of the script's runs in Python."""
+    return is_graph(block) and not _has_own_forward(block)
+
+
+def _has_own_forward(block: Any) -> bool:
     kind = getattr(block, "_memplan_unplanned", type(block))
     forwards = mx.gluon.HybridBlock.forward, mx.gluon.SymbolBlock.forward
-    return is_graph(block) and kind.forward in forwards and "forward" not in vars(block)
+    return kind.forward not in forwards or "forward" in vars(block)
+
+
+def call_hybridize(block: Any, options: str = "") -> str:
+    """What a message says for a script to have MXNet run all of ``block`` as a graph."""
+    first = "make its forward a hybrid_forward, and " if _has_own_forward(block) else ""
+    return f"{first}call hybridize({options})"
 
 
 def _finish_graph(block: Any) -> None:

@@ -35,6 +35,7 @@ from memplan.mxnet.train.named_parameters import refuse_read, telling_others_apa
 from memplan.mxnet.train.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.network_symbol import as_run, blocked, declared
 from memplan.mxnet.train.other_modes import refuse_other_modes
+from memplan.mxnet.train.refused_symbols import cannot_take_symbols
 from memplan.mxnet.train.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.structure import structure_of
 from memplan.mxnet.train.symbols_seen import refusing_rows, warn_of_symbols
@@ -240,11 +241,7 @@ def _composed(
     except MemplanError:
         raise
     except Exception as error:  # the user's code raises whatever it likes
-        what = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
-        raise TraceError(
-            f"{type(culprit).__name__} {what!r} cannot be called with Symbols, as "
-            f"hybridize() does: {type(error).__name__}: {error}"
-        ) from error
+        raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
 
 
 def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:

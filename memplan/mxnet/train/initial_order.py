@@ -17,7 +17,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
-from memplan.mxnet.train.block_changes import is_graph, is_one_graph
+from memplan.mxnet.train.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.calls import Call, Ops, symbols_in, with_copies
 from memplan.mxnet.train.composing_thread import called_in_it
 from memplan.mxnet.train.random_order import draws, noting_symbols, ops_of, other_draws
@@ -133,9 +133,9 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
     what, as_mxnet, or_hybridize = f"a planned step of block {block.name!r}", "", ""
     if not is_hybridized:
         what = f"block {block.name!r} is not hybridized, and a planned step"
-        as_mxnet = "; call hybridize(), with which MXNet does so, too"
-        or_hybridize = ", or call hybridize()"
-    _warn_of_draws(what, noted, symbol, is_hybridized=is_hybridized)
+        as_mxnet = f"; {call_hybridize(block)}, with which MXNet does so, too"
+        or_hybridize = f", or {call_hybridize(block)}"
+    _warn_of_draws(block, what, noted, symbol)
     seed = "the same seed gives other numbers than without a plan"
     drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
     called = [name for name in noted if name in drawn]
@@ -156,10 +156,10 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
         )
 
 
-def _warn_of_draws(what: str, noted: Calls, symbol: mx.sym.Symbol, *, is_hybridized: bool) -> None:
-    order = "call hybridize(), with which MXNet draws in that order, too"
-    unused = "do not compute what is not used, or call hybridize()"
-    if is_hybridized:
+def _warn_of_draws(block: Block, what: str, noted: Calls, symbol: mx.sym.Symbol) -> None:
+    order = f"{call_hybridize(block)}, with which MXNet draws in that order, too"
+    unused = f"do not compute what is not used, or {call_hybridize(block)}"
+    if is_graph(block):
         order = "have block and loss compute, and return, first what is read first"
         unused = "do not compute, or return, what is not read"
     other = other_draws(symbol, noted.calls)
@@ -227,9 +227,10 @@ def warn_of_loops(block: Block, ops: Ops) -> None:
     loops = [place for place, node in nodes if node["op"] in (FOREACH, WHILE_LOOP)]
     loop = next((ops.nodes[k]["name"] for k in loops if k not in ops.graph_of), None)
     if loop is not None:
+        why = "has a forward of its own" if is_graph(block) else "is not hybridized"
         warnings.warn(
-            f"block {block.name!r} is not hybridized, and a planned step runs its loop {loop} as "
+            f"block {block.name!r} {why}, and a planned step runs its loop {loop} as "
             f"an operator, which adds up gradients in another order than a loop of Python: the "
-            f"last bits may differ; call hybridize(), with which MXNet does so, too",
+            f"last bits may differ; {call_hybridize(block)}, with which MXNet does so, too",
             stacklevel=2,
         )

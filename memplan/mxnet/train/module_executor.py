@@ -267,7 +267,9 @@ class Executor(BoundArrays):
                 warnings.warn(
                     "a step trained without backward() being called: BatchNorm's statistics, and "
                     "gradients that are added up, changed within forward, where MXNet changes them "
-                    "in backward; call forward(is_train=False) for outputs only",
+                    "in backward; call forward(is_train=False) for outputs only, which are those "
+                    "of inference; a mirror plan, trained by mx.mod.Module, has those of training "
+                    "mode without a step",
                     stacklevel=2,
                 )
             self._lacks_backward = True

@@ -28,10 +28,12 @@ from memplan.mxnet.train.asked_gradients import is_trained
 from memplan.mxnet.train.block_network import check_block
 from memplan.mxnet.train.block_parameters import GivenArrays
 from memplan.mxnet.train.cached_graphs import make_graph
+from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, listed, one_context
+from memplan.mxnet.train.read_by import is_mxnets
 from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -95,6 +97,8 @@ def planned(block: Block, **options: Any) -> Block:
     # whose first base is an ABC: Python lets no object change to a class of another layout.
     own = {name: vars(_PlannedBlock)[name] for name in ("forward", "__init__", "__reduce_ex__")}
     own |= {"__module__": kind.__module__, "_memplan_unplanned": kind}
+    if not is_mxnets(kind.__call__):
+        own["__call__"] = _PlannedBlock.__call__
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
     block.planned_step, block._memplan_planned = step, _Planned(block, step, options)
     _wrap()
@@ -137,6 +141,9 @@ class _PlannedBlock:
     def forward(self, *args: Any, **named: Any) -> Any:
         return self._memplan_planned.forward(self, args, named)
 
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._memplan_planned.calls.run(self, args, named)
+
     def __init__(self, *args: Any, **options: Any) -> None:
         """Make another block of the class, as HybridSequential makes a slice: it is not planned."""
         self.__class__: Any = self._memplan_unplanned
@@ -165,9 +172,11 @@ class _Planned:
         #: The last calls on each context whose steps are finished, or never will be.
         self._past: dict[mx.Context, deque[FirstHalf]] = {}
         self._given = GivenArrays([block])
+        self.calls = OwnCalls()
 
     def forward(self, block: Block, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What ``block`` returns, and by its plan where it trains."""
+        self.calls.nforwards += 1
         unplanned_forward = block._memplan_unplanned.forward.__get__(block)
         if named:
             args, named = _by_place(unplanned_forward, args, named)

@@ -13,6 +13,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import TraceError
+from memplan.mxnet.train.block_changes import call_hybridize
 from memplan.mxnet.train.calls import Call, Ops, symbols_in
 from memplan.mxnet.train.composing_thread import called_in_it
 
@@ -54,8 +55,8 @@ def refuse_scaled_losses(block: Any, ops: Ops, params: Mapping[str, Any]) -> Non
         raise TraceError(
             f"op {node['name']!r} ({node['op']}) in the step of block {block.name!r} gets "
             f"arrays without a plan, and AMP multiplies its gradient by the loss scale then; a "
-            f"planned step is a graph, where AMP does not. Call hybridize(), with which MXNet "
-            f"does not either, or return what the loss is computed of, and take a loss of "
+            f"planned step is a graph, where AMP does not; {call_hybridize(block)}, with which "
+            f"MXNet does not either, or return what the loss is computed of, and take a loss of "
             f"gluon.loss"
         )
 

@@ -85,7 +85,10 @@ def warn_of_sums(
         return
     advice = "Move what reads it into the block to have them equal"
     if not set(names) & set(hybrid):
-        advice = "Call hybridize(inline_limit=0) to have them equal, with which MXNet does so, too"
+        advice = (
+            "Call hybridize(inline_limit=0) to have them equal, with which MXNet does so, too, if "
+            "the block has a hybrid_forward and no forward of its own"
+        )
     warnings.warn(
         f"the loss reads {', '.join(names[:3])}{' and others' if names[3:] else ''} past a planned "
         f"block that reads it, too, and gradients that come from there are added up before that of "

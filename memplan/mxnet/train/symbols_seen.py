@@ -21,6 +21,7 @@ from memplan.mxnet.train.block_changes import OF_MXNET, is_graph
 from memplan.mxnet.train.hooks import has_hooks
 from memplan.mxnet.train.lists_of_operators import operators_return_lists
 from memplan.mxnet.train.read_by import is_mxnets, is_scripts_module, package_of, read_by
+from memplan.mxnet.train.refused_symbols import package_of_frame, place_of
 
 Block = Any
 T = TypeVar("T")
@@ -180,8 +181,7 @@ def _noting(asked: list[str]) -> Callable[..., Any]:
         caller = sys._getframe(1)
         is_of_arrays = hasattr(mx.nd.NDArray, name) and not name.startswith("_")
         if is_of_arrays and _has_arrays(caller):
-            code = caller.f_code
-            place = f"{code.co_name} ({code.co_filename}:{caller.f_lineno})"
+            place = place_of(caller, caller.f_lineno)
             if place not in asked:
                 asked.append(place)
         raise AttributeError(f"{type(symbol).__name__!r} object has no attribute {name!r}")
@@ -198,10 +198,9 @@ def _refusing(method: Any, refused: list[TraceError]) -> Callable[..., Any]:
         # An array, too, is itself for x[:], and has nothing by a name.
         is_of_rows = all(isinstance(key, int | slice) and key != slice(None) for key in keys)
         if is_of_rows and _has_arrays(caller) and len(symbol.list_outputs()) == 1:
-            code = caller.f_code
             refused.append(
                 TraceError(
-                    f"{code.co_name} ({code.co_filename}:{caller.f_lineno}) asks for "
+                    f"{place_of(caller, caller.f_lineno)} asks for "
                     f"{_ROWS[method.__name__]} of {symbol.name!r}: MXNet calls it with arrays, and "
                     f"a planned step with Symbols, which have no rows, and whose len(), index and "
                     f"iteration are those of outputs. For rows write F.slice_axis(x, axis=0, "
@@ -221,7 +220,7 @@ def _has_arrays(frame: types.FrameType | None) -> bool:
 
     Other threads may ask Symbols at the same time, for what they like.
     """
-    if _package(frame) in (*_LIBRARIES, "memplan"):
+    if package_of_frame(frame) in (*_LIBRARIES, "memplan"):
         return False
     while frame is not None and frame.f_code is not refusing_rows.__code__:
         if _makes_graph(frame):
@@ -232,10 +231,6 @@ def _has_arrays(frame: types.FrameType | None) -> bool:
 
 def _makes_graph(frame: types.FrameType) -> bool:
     """Is it where a hybridized block calls its hybrid_forward, with Symbols without a plan, too?"""
-    if frame.f_code.co_name not in ("forward", "_get_graph") or _package(frame) != "mxnet":
+    if frame.f_code.co_name not in ("forward", "_get_graph") or package_of_frame(frame) != "mxnet":
         return False
     return is_graph(frame.f_locals.get("self"))
-
-
-def _package(frame: types.FrameType | None) -> str:
-    return "" if frame is None else str(frame.f_globals.get("__name__", "")).split(".")[0]

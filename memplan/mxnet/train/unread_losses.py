@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memplan.errors import TraceError
+from memplan.mxnet.train.block_changes import call_hybridize
 from memplan.mxnet.train.calls import Ops
 
 
@@ -48,9 +49,10 @@ def refuse_unread_losses(
         "and compute the op outside of the block"
     )
     if place < ops.nknown:
+        hybridize = call_hybridize(block, "inline_limit=0")
         raise TraceError(
             f"{unread} does not train by it, and a step does with keep_outputs=True. Leave that "
-            f"out, or call hybridize(inline_limit=0), with which MXNet does, too; or {remedies}"
+            f"out, or {hybridize}, with which MXNet does, too; or {remedies}"
         )
     if not keep_outputs and place in ops.behind(ops.returned):
         raise TraceError(

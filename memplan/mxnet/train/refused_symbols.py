@@ -1,0 +1,59 @@
+"""Code of the script's that cannot be called with Symbols: where it is, and what to do about it."""
+
+from __future__ import annotations
+
+import traceback
+import types
+from typing import Any
+
+import mxnet as mx
+
+from memplan.errors import TraceError
+
+# What raises there raises for what the script has called it with.
+_CALLED_BY_SCRIPTS = ("mxnet", "memplan", "numpy")
+
+
+def package_of_frame(frame: types.FrameType | None) -> str:
+    """The package in which the code was written that runs in ``frame``."""
+    return "" if frame is None else str(frame.f_globals.get("__name__", "")).split(".")[0]
+
+
+def place_of(frame: types.FrameType, line: int) -> str:
+    """The function that runs in ``frame``, with its file and this ``line`` of it."""
+    code = frame.f_code
+    return f"{code.co_name} ({code.co_filename}:{line})"
+
+
+def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> TraceError:
+    """That for which ``culprit``, a block or a loss, has raised this ``error`` with Symbols.
+
+    It names the innermost block of which code of the script's ran, and the line.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    places = [k for k, (f, _) in enumerate(frames) if package_of_frame(f) not in _CALLED_BY_SCRIPTS]
+    within = frames[: places[-1] + 1] if places else frames
+    owners = [frame.f_locals.get("self") for frame, _ in within]
+    blocks = [owner for owner in owners if isinstance(owner, mx.gluon.Block)]
+    culprit = blocks[-1] if blocks else culprit
+    name = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
+    where = f"{place_of(*within[-1])} raises " if places else ""
+    advice = _advice(is_loss=is_loss) if places else ""
+    return TraceError(
+        f"{type(culprit).__name__} {name!r} cannot be called with Symbols, as hybridize() does: "
+        f"{where}{type(error).__name__}: {error}{advice}"
+    )
+
+
+def _advice(*, is_loss: bool) -> str:
+    if is_loss:
+        other = "train the block by planned(block), whose loss gets arrays"
+    else:
+        other = (
+            "where a planned block is to look at values, do so in its __call__, and leave the "
+            "computation to super().__call__(...), which alone is planned"
+        )
+    return (
+        f"; write it with F alone, as a hybrid_forward does: the codes of F.reshape (0, -1, -4 and "
+        f"others) for x.shape, F.BlockGrad(x) for x.detach(), parameters by their names; or {other}"
+    )
