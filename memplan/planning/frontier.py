@@ -22,7 +22,7 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
-from memplan.util.interrupts import noticing
+from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import plain, shown
 
@@ -130,20 +130,20 @@ def frontier(
     raises, BudgetError excepted: a budget without a plan is left out of the curve, and its table
     says so.
     """
-    job = Job.prepare(net, **options)
-    create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
-    strategy = configured(strategy, gap=gap, seed=seed)
-    targets = _targets(job, budgets)
-    curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
     with noticing() as interrupt:
+        job = Job.prepare(net, **options)
+        create(strategy, realisation=job.realisation.name)  # an unknown name is said first
+        strategy = configured(strategy, gap=gap, seed=seed)
+        targets = _targets(job, budgets)
+        folder = None if cache is None else Cache.open(cache)
+        curve = _Curve(job, strategy, executor, folder, interrupt)
         if isinstance(targets, int):
             targets = curve.between_the_ends(targets)
         elif None in targets:
             curve.add([None], between=False)
         amounts = [target for target in targets if target is not None]
         for wave, between in ((amounts[::2], False), (amounts[1::2], True)):
-            if not interrupt.has_come:
-                curve.add(wave, between=between)
+            curve.add(wave, between=between)
     return curve.result()
 
 
@@ -171,9 +171,15 @@ class _Curve:
     """The points made so far; the first is the unplanned step."""
 
     def __init__(
-        self, job: Job, strategy: str | Strategy, executor: Executor | None, cache: Cache | None
+        self,
+        job: Job,
+        strategy: str | Strategy,
+        executor: Executor | None,
+        cache: Cache | None,
+        interrupt: Interrupt,
     ) -> None:
         self.job, self.strategy, self.executor, self.cache = job, strategy, executor, cache
+        self.interrupt = interrupt
         self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation.name))
         # Its bytes are a budget within which it is optimal.
         least = try_strategy(job, "store_all", None).plan
@@ -203,7 +209,9 @@ class _Curve:
             for budget in budgets
         ]
         try:
-            attempts = run(tasks, executor=self.executor, cache=self.cache)
+            attempts = run(
+                tasks, interrupt=self.interrupt, executor=self.executor, cache=self.cache
+            )
         except KeyboardInterrupt:
             if len(self.attempts) == 1:
                 raise
