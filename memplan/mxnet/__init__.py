@@ -15,6 +15,8 @@ _HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVID
 
 def _remedy(error: Exception) -> str:
     """What to do about ``error``, which MXNet raises when it is imported."""
+    if isinstance(error, BytesWarning) and sys.flags.bytes_warning > 1:
+        return "run Python without -bb"
     if isinstance(error, Warning):
         return "let warnings be warnings while it is imported (without -W error)"
     if sys.flags.optimize > 1:

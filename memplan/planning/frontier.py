@@ -25,6 +25,7 @@ from memplan.strategies import Strategy, configured, create, options_of
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import plain, shown
+from memplan.util.several import several_of
 
 POINTS = 8
 
@@ -86,11 +87,12 @@ Plans = Comparison | Frontier | Iterable[Plan]
 def plans_of(plans: Plans) -> list[Plan]:
     """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
     if isinstance(plans, Comparison):
-        result = [row.plan for row in plans.rows if row.plan is not None]
+        result: list[Any] = [row.plan for row in plans.rows if row.plan is not None]
     elif isinstance(plans, Frontier):
         result = list(plans.plans)
     else:
-        result = list(plans) if isinstance(plans, Iterable) else [plans]
+        several = several_of(plans)
+        result = [plans] if several is None else several
     for plan in result:
         if not isinstance(plan, Plan):
             kind = type(plan).__name__
@@ -151,8 +153,9 @@ def _targets(
     job: Job, budgets: int | Iterable[int | float | str | None] | None
 ) -> Sequence[int | None] | int:
     """The budgets that are named, in bytes and descending, or how many there are to be."""
-    if isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes | bytearray):
-        parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets}
+    several = several_of(budgets)
+    if several is not None:
+        parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in several}
         if not parsed:
             raise ArgumentError("budgets: none is named")
         return sorted(parsed, key=lambda nbytes: nbytes or 0, reverse=True)

@@ -26,6 +26,7 @@ from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
+from memplan.util.several import several_of
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -176,11 +177,10 @@ def _plan(
 
 def _listed(values: Any, name: str) -> list[Any]:
     """These values, or the one that it is; ArgumentError for none, as the argument ``name``."""
-    several = isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray)
-    listed = list(values) if several else [values]
-    if not listed:
+    several = several_of(values)
+    if several == []:
         raise ArgumentError(f"{name}: none is named")
-    return listed
+    return [values] if several is None else several
 
 
 @no_shapes_for_options

@@ -37,6 +37,7 @@ from memplan.planning.realisation import as_traced
 from memplan.step.schedule import Schedule
 from memplan.strategies import Status, Strategy, create, name_of
 from memplan.util.interrupts import Interrupt, noticing
+from memplan.util.numbers import shown
 
 # The process that imported this: a fork of it has other threads' locks, but not the threads.
 _HOME = os.getpid()
@@ -159,7 +160,9 @@ def run(
     if that is all of them, KeyboardInterrupt is raised.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ArgumentError(f"executor must be a concurrent.futures.Executor, got {executor!r}")
+        raise ArgumentError(
+            f"executor must be a concurrent.futures.Executor, got {shown(executor)}"
+        )
     todo = list(tasks)
     attempts = [None if cache is None else _kept(task, cache) for task in todo]
     places = [place for place, attempt in enumerate(attempts) if attempt is None]
