@@ -145,6 +145,8 @@ class Arguments:
         with working(title) as interrupt:
             network = self.load(calls)
             check_outputs(outputs, network.files)
+            if interrupt.has_come:  # and was swallowed, as Python does in what an import calls
+                raise KeyboardInterrupt
             yield network, interrupt
 
     def options(self, network: Network) -> dict[str, Any]:

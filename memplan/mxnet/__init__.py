@@ -15,6 +15,10 @@ _HOW = "install it with pip install 'memplan[cpu]' (or 'memplan[cu112]' for NVID
 
 def _remedy(error: Exception) -> str:
     """What to do about ``error``, which MXNet raises when it is imported."""
+    if isinstance(error, MemoryError):
+        return "let this process have more memory"
+    if isinstance(error, BytesWarning) and sys.flags.bytes_warning > 1:
+        return "run Python without -bb"
     if isinstance(error, Warning):
         return "let warnings be warnings while it is imported (without -W error)"
     if sys.flags.optimize > 1:
@@ -25,8 +29,9 @@ def _remedy(error: Exception) -> str:
 try:
     import mxnet
 except Exception as error:  # a missing libcuda or a too new NumPy raise whatever they like
+    reason = str(error) or type(error).__name__
     raise DependencyError(
-        f"MXNet {SUPPORTED} cannot be imported: {error}; {_remedy(error)}"
+        f"MXNet {SUPPORTED} cannot be imported: {reason}; {_remedy(error)}"
     ) from error
 
 if mxnet.__version__ != SUPPORTED:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -96,18 +96,19 @@ def max_batch_size(
     is_more = max_overhead is not None and max_overhead > MOST_OVERHEAD
     limits = {"max_overhead": max_overhead if is_more else None}
     sizes = _Sizes(net, {**options, **limits}, SHARE_OF_TIME * time_limit)
-    create(strategy, realisation=usable(options.get("realisation", "mirror")))
-    strategy = configured(strategy, gap=gap, seed=seed)
-    search = _Search(
-        sizes,
-        strategy,
-        budget_nbytes,
-        max_overhead,
-        deadline=time.monotonic() + time_limit,
-        executor=executor,
-        cache=None if cache is None else Cache.open(cache),
-    )
-    return search.run()
+    with noticing() as interrupt:
+        create(strategy, realisation=usable(options.get("realisation", "mirror")))
+        search = _Search(
+            sizes,
+            configured(strategy, gap=gap, seed=seed),
+            budget_nbytes,
+            max_overhead,
+            interrupt,
+            deadline=time.monotonic() + time_limit,
+            executor=executor,
+            cache=None if cache is None else Cache.open(cache),
+        )
+        return search.run()
 
 
 def _bytes(budget: int | str) -> int:
@@ -191,6 +192,7 @@ class _Search:
         strategy: str | Strategy,
         budget_nbytes: int,
         max_overhead: float | None,
+        interrupt: Interrupt,
         *,
         deadline: float,
         executor: Executor | None,
@@ -203,23 +205,22 @@ class _Search:
         self.trials: dict[int, Trial] = {}
         self.carried_sizes: set[int] = set()  # that fit by another's plan, or by little work
         self.least: Plan | None = None
-        self.interrupt = Interrupt()
+        self.interrupt = interrupt
 
     def run(self) -> BatchSize:
         """Bracket, halve, and plan the largest size that fits as well as time allows."""
         interrupted = False
-        with noticing() as self.interrupt:
-            try:
-                low, high = self._bracket()
-                while high - low > 1 and self._time_is_left():
-                    middle = (low + high) // 2
-                    self._try(middle, (low + middle) // 2, (middle + high) // 2)
-                    low, high = (middle, high) if self.trials[middle].fits else (low, middle)
-                self._improve(low)
-            except KeyboardInterrupt:
-                if not any(trial.fits for trial in self.trials.values()):
-                    raise
-                interrupted = True
+        try:
+            low, high = self._bracket()
+            while high - low > 1 and self._time_is_left():
+                middle = (low + high) // 2
+                self._try(middle, (low + middle) // 2, (middle + high) // 2)
+                low, high = (middle, high) if self.trials[middle].fits else (low, middle)
+            self._improve(low)
+        except KeyboardInterrupt:
+            if not any(trial.fits for trial in self.trials.values()):
+                raise
+            interrupted = True
         return self._result(interrupted=interrupted)
 
     def _end_if_interrupted(self) -> None:
@@ -258,7 +259,8 @@ class _Search:
         except SizeError:
             return FIRST_SIZE
         little = dataclasses.replace(job, effort=FIRST_SHARE)
-        [attempt] = run([Task(little, self.strategy, None, since=begin)], cache=self.cache)
+        task = Task(little, self.strategy, None, since=begin)
+        [attempt] = run([task], interrupt=self.interrupt, cache=self.cache)
         self._end_if_interrupted()
         per_sample = job.unplanned.allocated_nbytes / FIRST_SIZE
         if attempt is not None and attempt.plan is not None:
@@ -308,10 +310,13 @@ class _Search:
 
     def _run(self, tasks: Mapping[int, Task]) -> None:
         self._end_if_interrupted()
-        attempts = run(tasks.values(), executor=self.executor, cache=self.cache)
+        attempts = self._answers(tasks.values())
         for n, attempt in zip(tasks, attempts, strict=True):
             if attempt is not None:
                 self._note(n, attempt)
+
+    def _answers(self, tasks: Iterable[Task]) -> list[Attempt | None]:
+        return run(tasks, interrupt=self.interrupt, executor=self.executor, cache=self.cache)
 
     def _task(self, job: Job, start: Schedule | None, since: float) -> Task:
         """The search for a plan of ``job``, short where any plan is proved to take too long."""
@@ -358,7 +363,7 @@ class _Search:
         if plan is None or size not in self.carried_sizes:
             return
         task = Task(self.sizes.job(size), self.strategy, self.budget_nbytes, plan.schedule)
-        [attempt] = run([task], executor=self.executor, cache=self.cache)
+        [attempt] = self._answers([task])
         if attempt is not None and attempt.plan and attempt.plan.overhead <= plan.overhead:
             self._note(size, attempt)
 

@@ -22,9 +22,10 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
-from memplan.util.interrupts import noticing
+from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import plain, shown
+from memplan.util.several import several_of
 
 POINTS = 8
 
@@ -86,11 +87,12 @@ Plans = Comparison | Frontier | Iterable[Plan]
 def plans_of(plans: Plans) -> list[Plan]:
     """The plans in a comparison or frontier, or those given; ArgumentError for anything else."""
     if isinstance(plans, Comparison):
-        result = [row.plan for row in plans.rows if row.plan is not None]
+        result: list[Any] = [row.plan for row in plans.rows if row.plan is not None]
     elif isinstance(plans, Frontier):
         result = list(plans.plans)
     else:
-        result = list(plans) if isinstance(plans, Iterable) else [plans]
+        several = several_of(plans)
+        result = [plans] if several is None else several
     for plan in result:
         if not isinstance(plan, Plan):
             kind = type(plan).__name__
@@ -130,20 +132,20 @@ def frontier(
     raises, BudgetError excepted: a budget without a plan is left out of the curve, and its table
     says so.
     """
-    job = Job.prepare(net, **options)
-    create(strategy, realisation=job.realisation.name)  # an unknown name is said before any search
-    strategy = configured(strategy, gap=gap, seed=seed)
-    targets = _targets(job, budgets)
-    curve = _Curve(job, strategy, executor, None if cache is None else Cache.open(cache))
     with noticing() as interrupt:
+        job = Job.prepare(net, **options)
+        create(strategy, realisation=job.realisation.name)  # an unknown name is said first
+        strategy = configured(strategy, gap=gap, seed=seed)
+        targets = _targets(job, budgets)
+        folder = None if cache is None else Cache.open(cache)
+        curve = _Curve(job, strategy, executor, folder, interrupt)
         if isinstance(targets, int):
             targets = curve.between_the_ends(targets)
         elif None in targets:
             curve.add([None], between=False)
         amounts = [target for target in targets if target is not None]
         for wave, between in ((amounts[::2], False), (amounts[1::2], True)):
-            if not interrupt.has_come:
-                curve.add(wave, between=between)
+            curve.add(wave, between=between)
     return curve.result()
 
 
@@ -151,8 +153,9 @@ def _targets(
     job: Job, budgets: int | Iterable[int | float | str | None] | None
 ) -> Sequence[int | None] | int:
     """The budgets that are named, in bytes and descending, or how many there are to be."""
-    if isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes | bytearray):
-        parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in budgets}
+    several = several_of(budgets)
+    if several is not None:
+        parsed = {parse_budget(budget, job.unplanned.total_nbytes) for budget in several}
         if not parsed:
             raise ArgumentError("budgets: none is named")
         return sorted(parsed, key=lambda nbytes: nbytes or 0, reverse=True)
@@ -171,9 +174,15 @@ class _Curve:
     """The points made so far; the first is the unplanned step."""
 
     def __init__(
-        self, job: Job, strategy: str | Strategy, executor: Executor | None, cache: Cache | None
+        self,
+        job: Job,
+        strategy: str | Strategy,
+        executor: Executor | None,
+        cache: Cache | None,
+        interrupt: Interrupt,
     ) -> None:
         self.job, self.strategy, self.executor, self.cache = job, strategy, executor, cache
+        self.interrupt = interrupt
         self.takes_start = "start" in options_of(create(strategy, realisation=job.realisation.name))
         # Its bytes are a budget within which it is optimal.
         least = try_strategy(job, "store_all", None).plan
@@ -203,7 +212,9 @@ class _Curve:
             for budget in budgets
         ]
         try:
-            attempts = run(tasks, executor=self.executor, cache=self.cache)
+            attempts = run(
+                tasks, interrupt=self.interrupt, executor=self.executor, cache=self.cache
+            )
         except KeyboardInterrupt:
             if len(self.attempts) == 1:
                 raise

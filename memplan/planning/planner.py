@@ -24,8 +24,9 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
-from memplan.util.interrupts import noticing
+from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
+from memplan.util.several import several_of
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -142,7 +143,9 @@ def plan(
         "max_overhead": max_overhead,
         **shapes,
     }
-    return _plan(net, configured(strategy, gap=gap, seed=seed), budget, cache, options)
+    with noticing() as interrupt:
+        strategy = configured(strategy, gap=gap, seed=seed)
+        return _plan(net, strategy, budget, cache, options, interrupt)
 
 
 def _plan(
@@ -151,6 +154,7 @@ def _plan(
     budget: Budget,
     cache: str | os.PathLike[str] | None,
     options: Mapping[str, Any],
+    interrupt: Interrupt,
 ) -> Plan:
     """The plan; ``options`` are the arguments of :meth:`Job.prepare`."""
     since = time.monotonic()
@@ -158,9 +162,9 @@ def _plan(
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
-    with noticing() as interrupt, apart(job) as do:
+    with apart(job) as do:
         task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
-        [attempt] = run([task], cache=folder)
+        [attempt] = run([task], interrupt=interrupt, cache=folder)
         assert attempt is not None  # or run would have raised the interrupt
         better = alternative(job, attempt, net, interrupt, **options)
         if attempt.plan is None:
@@ -173,11 +177,10 @@ def _plan(
 
 def _listed(values: Any, name: str) -> list[Any]:
     """These values, or the one that it is; ArgumentError for none, as the argument ``name``."""
-    several = isinstance(values, Iterable) and not isinstance(values, str | bytes | bytearray)
-    listed = list(values) if several else [values]
-    if not listed:
+    several = several_of(values)
+    if several == []:
         raise ArgumentError(f"{name}: none is named")
-    return listed
+    return [values] if several is None else several
 
 
 @no_shapes_for_options
@@ -203,13 +206,14 @@ def compare(
     """
     solvers, amounts = _listed(strategies, "strategies"), _listed(budgets, "budgets")
     folder = None if cache is None else Cache.open(cache)
-    job = Job.prepare(net, **options)
-    limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in amounts]
-    for strategy in solvers:  # an unknown name is said before the first long search
-        create(strategy, realisation=job.realisation.name)
-    solvers = [configured(strategy, gap=gap, seed=seed) for strategy in solvers]
-    tasks = [Task(job, strategy, limit) for limit in limits for strategy in solvers]
-    rows = run(tasks, executor=executor, cache=folder, go_on=True)
+    with noticing() as interrupt:
+        job = Job.prepare(net, **options)
+        limits = [parse_budget(budget, job.unplanned.total_nbytes) for budget in amounts]
+        for strategy in solvers:  # an unknown name is said before the first long search
+            create(strategy, realisation=job.realisation.name)
+        solvers = [configured(strategy, gap=gap, seed=seed) for strategy in solvers]
+        tasks = [Task(job, strategy, limit) for limit in limits for strategy in solvers]
+        rows = run(tasks, interrupt=interrupt, executor=executor, cache=folder, go_on=True)
     kinds = [place for _ in limits for place in range(len(solvers))]
     attempts = [(kind, row) for kind, row in zip(kinds, rows, strict=True) if row is not None]
     return Comparison(tuple(with_shared_bounds(attempts)))

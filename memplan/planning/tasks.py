@@ -36,7 +36,8 @@ from memplan.planning.plan import Attempt
 from memplan.planning.realisation import as_traced
 from memplan.step.schedule import Schedule
 from memplan.strategies import Status, Strategy, create, name_of
-from memplan.util.interrupts import noticing
+from memplan.util.interrupts import Interrupt, noticing
+from memplan.util.numbers import shown
 
 # The process that imported this: a fork of it has other threads' locks, but not the threads.
 _HOME = os.getpid()
@@ -146,6 +147,7 @@ def _options_of(solver: Strategy) -> dict[str, str] | None:
 def run(
     tasks: Iterable[Task],
     *,
+    interrupt: Interrupt,
     executor: Executor | None = None,
     cache: Cache | None = None,
     go_on: bool = False,
@@ -153,19 +155,24 @@ def run(
     """The attempt of every task, in order; all the same whether made here or in ``executor``.
 
     What ``cache`` has is not made again. With ``go_on`` a strategy that raises is an attempt with
-    its ``error``; if all do, the first error is raised. After an interrupt the attempts that are
-    not yet made are None; if that is all of them, KeyboardInterrupt is raised.
+    its ``error``; if all do, the first error is raised. After an ``interrupt``, which the caller
+    notices (:func:`memplan.util.interrupts.noticing`), the attempts that are not yet made are None;
+    if that is all of them, KeyboardInterrupt is raised.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ArgumentError(f"executor must be a concurrent.futures.Executor, got {executor!r}")
+        raise ArgumentError(
+            f"executor must be a concurrent.futures.Executor, got {shown(executor)}"
+        )
     todo = list(tasks)
     attempts = [None if cache is None else _kept(task, cache) for task in todo]
     places = [place for place, attempt in enumerate(attempts) if attempt is None]
     missing = [todo[place] for place in places]
     answers = _here(missing) if executor is None else _there(missing, executor)
     errors: list[Exception] = []
-    with noticing() as interrupt, contextlib.closing(answers):
+    with contextlib.closing(answers):
         try:
+            if interrupt.has_come:  # and was swallowed before this, as Python does in a __del__
+                raise KeyboardInterrupt
             for place, (answer, whole) in zip(places, answers, strict=False):
                 if isinstance(answer, Exception) and not go_on:
                     raise answer

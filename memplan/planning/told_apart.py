@@ -44,4 +44,6 @@ def no_shapes_for_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def _is_shape(value: object) -> bool:
     """Of whole numbers, and of the "N" of :func:`memplan.max_batch_size`."""
-    return isinstance(value, tuple | list) and all(isinstance(n, int) or n == "N" for n in value)
+    return isinstance(value, tuple | list) and all(
+        isinstance(n, int) or (isinstance(n, str) and n == "N") for n in value
+    )

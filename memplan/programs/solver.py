@@ -154,9 +154,13 @@ def _look_up_destructor(solver: str) -> None:
     cffi holds a lock during the first access to a function. A garbage collection in that time
     deletes models that nobody refers to, and if that were the first access to the destructor, it
     would wait for the lock, which the same thread holds, for good.
+
+    An interrupt waits: highspy would make an ImportError of it, and python-mip have no HiGHS then
+    for as long as the process lives.
     """
     module, library, destructor = _DESTRUCTORS[solver]
-    getattr(getattr(importlib.import_module(module), library), destructor)
+    with deferring():
+        getattr(getattr(importlib.import_module(module), library), destructor)
 
 
 @contextlib.contextmanager

@@ -111,8 +111,8 @@ class CostTable:
     workspace_nbytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.device or not isinstance(self.device, str):
-            raise CostError(f"device must name what was measured, got {self.device!r}")
+        if not isinstance(self.device, str) or not self.device:
+            raise CostError(f"device must name what was measured, got {shown(self.device)}")
         for name in ("seconds", "shapes", "workspace_nbytes"):
             values = getattr(self, name)
             if not isinstance(values, Mapping):

@@ -18,7 +18,7 @@ from typing import Any
 from memplan.errors import ArgumentError
 from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_option
 from memplan.strategies.spaces import Flags, Sequences, Space
-from memplan.util.numbers import shown
+from memplan.util.numbers import plain, shown
 
 __all__ = [
     "GROUP",
@@ -144,8 +144,8 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     if not isinstance(strategy, str):
         if isinstance(strategy, type) or not callable(getattr(strategy, "solve", None)):
             raise ArgumentError(
-                f"strategy must be a name or an object with a method solve, got {strategy!r}; "
-                f"the names are {', '.join(names(realisation))}"
+                f"strategy must be a name or an object with a method solve, got "
+                f"{shown(strategy)}; the names are {', '.join(names(realisation))}"
             )
         return strategy
     strategy, text_options = _parsed(strategy)
@@ -241,7 +241,7 @@ def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:
         if value is not None:
             check_option(option, value)
     fields = options_of(solver)
-    values = {k: v for k, v in options.items() if k in fields and v is not None}
+    values = {k: plain(v) for k, v in options.items() if k in fields and v is not None}
     if isinstance(strategy, str):
         return ":".join((strategy, *(f"{option}={value!r}" for option, value in values.items())))
     return dataclasses.replace(solver, **values) if values else strategy  # type: ignore[type-var]

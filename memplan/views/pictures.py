@@ -23,6 +23,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.files import check_names_a_file, write_bytes
 from memplan.util.nbytes import format_nbytes
+from memplan.util.numbers import shown
 from memplan.views import palette
 from memplan.views.layout import Layout, forward_layout
 
@@ -305,9 +306,9 @@ PICTURES: dict[str, Callable[[Plan, Path], Figure]] = {
 
 def plot(plan: Plan, picture: str = "memory", path: Path = None) -> Figure:
     """One of the :data:`PICTURES` of ``plan``; ArgumentError if there is none of that name."""
-    if picture not in PICTURES:
+    if not isinstance(picture, str) or picture not in PICTURES:
         choices = ", ".join(map(repr, PICTURES))
-        raise ArgumentError(f"there is no picture {picture!r}; choose from {choices}")
+        raise ArgumentError(f"there is no picture {shown(picture)}; choose from {choices}")
     return PICTURES[picture](plan, path)
 
 

@@ -175,7 +175,11 @@ def test_a_file_that_holds_no_costs_is_bad_usage(text: str | None, error: Any) -
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "advice"),
-    [(["-OO"], "run Python without -OO"), (["-W", "error"], "let warnings be warnings")],
+    [
+        (["-OO"], "run Python without -OO"),
+        (["-W", "error"], "let warnings be warnings"),
+        (["-bb"], "run Python without -bb"),
+    ],
 )
 def test_how_python_runs_may_be_why_mxnet_is_not_imported(options: list[str], advice: str) -> None:
     done = subprocess.run(

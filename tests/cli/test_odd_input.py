@@ -1,4 +1,4 @@
-"""What nobody types on purpose: odd digits, endless numbers and names, networks that exit."""
+"""What nobody types on purpose: odd digits, endless names, networks that exit, no memory."""
 
 from __future__ import annotations
 
@@ -175,3 +175,12 @@ def test_every_public_name_is_found_where_it_stands() -> None:
         assert name in dir(memplan)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memplan.nothing  # noqa: B018
+
+
+@pytest.mark.long
+def test_without_memory_for_mxnet_more_is_advised() -> None:
+    Path("mxnet").mkdir()
+    Path("mxnet/__init__.py").write_text("raise MemoryError", encoding="utf-8")
+    done = process_of("plan", *NET, PYTHONPATH=f"{Path.cwd()}{os.pathsep}{ROOT}")
+    assert done.returncode == 5
+    assert "cannot be imported: MemoryError; let this process have more memory" in done.stderr

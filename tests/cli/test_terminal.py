@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -27,6 +28,8 @@ from helpers.planning import NEVER_SECONDS
 from memplan.cli import main as cli
 from memplan.cli import output as cli_output
 from memplan.cli import progress as cli_progress
+from memplan.cli.options import Arguments
+from memplan.mxnet.load import Network
 from memplan.util.progress import LOGGER, tell
 
 
@@ -135,6 +138,20 @@ def test_an_interrupt_has_its_code(error: Any, monkeypatch: pytest.MonkeyPatch) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(memplan, "plan", interrupt)
+    assert error(130, "plan", *NET) == "Interrupted.\n"
+
+
+def test_an_interrupt_that_an_import_swallows_ends_the_command(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Arguments.load
+
+    def swallowing(*arguments: Any) -> Network:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return load(*arguments)
+
+    monkeypatch.setattr(Arguments, "load", swallowing)
     assert error(130, "plan", *NET) == "Interrupted.\n"
 
 

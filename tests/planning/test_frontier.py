@@ -256,7 +256,9 @@ def test_numpys_numbers_are_a_count() -> None:
     assert len(curve.points) + len(curve.left_out) == 2
 
 
-@pytest.mark.parametrize("budgets", [1, 0, True, 0.5, "4GiB", b"60%", bytearray(b"60%")])
+@pytest.mark.parametrize(
+    "budgets", [1, 0, True, 0.5, "4GiB", b"60%", bytearray(b"60%"), np.array(0.8)]
+)
 def test_what_budgets_may_be(budgets: Any) -> None:
     with pytest.raises(ArgumentError, match="budgets must be"):
         frontier(budgets=budgets)

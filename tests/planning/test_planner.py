@@ -206,12 +206,17 @@ def test_nothing_to_compare(network: Any, name: str) -> None:
     [
         ({"strategies": b"auto"}, "strategy must be a name"),
         ({"strategies": "memonger", "budgets": b"60%"}, "the budget b'60%' cannot be used"),
+        ({"strategies": np.array(0.8)}, "strategy must be a name"),
+        ({"strategies": [mx.sym.Variable("data")]}, "strategy must be a name"),
+        ({"strategies": "memonger", "budgets": np.array(0.8)}, "the budget array.* cannot be used"),
+        ({"budgets": [mx.sym.Variable("data")]}, "the budget <Symbol data> cannot be used"),
+        ({"executor": 10**5000}, "executor must be a.* bits"),
     ],
 )
-def test_bytes_are_one_value_that_cannot_be_used(
+def test_what_is_no_list_or_is_one_of_other_things_cannot_be_compared(
     network: Any, options: dict[str, Any], message: str
 ) -> None:
-    """They would be read as one whole number after the other."""
+    """Bytes would be read as one whole number after the other."""
     net, shapes = network
     with pytest.raises(ArgumentError, match=message):
         memplan.compare(net, **options, **shapes)

@@ -246,6 +246,8 @@ def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
         ({"label": (3,)}, "'label'"),
         ({"type_dict": {"dta": "float16"}}, "'dta'"),
         ({"type_dict": ["data"]}, "type_dict must be a dict"),
+        ({"type_dict": 10**5000}, "type_dict must be a dict.* bits"),
+        ({"strategy": 10**5000}, "a name or an object.* bits"),
         ({"grad_req": ["write"]}, "grad_req must be"),
         ({"reserve": "much"}, "the reserve 'much' cannot be used"),
         ({"reserve": -1}, "the reserve -1 cannot be used"),
@@ -270,7 +272,17 @@ def test_missing_and_inconsistent_shapes_name_the_argument() -> None:
         memplan.plan(net, strategy="store_all", data=(4, 3))
 
 
-@pytest.mark.parametrize("thing", [42, None, "resnet", [mx.sym.Variable("data")], mx.nd.zeros(3)])
+@pytest.mark.parametrize(
+    "thing",
+    [
+        42,
+        pytest.param(10**5000, id="huge"),
+        None,
+        "resnet",
+        [mx.sym.Variable("data")],
+        mx.nd.zeros(3),
+    ],
+)
 def test_only_a_symbol_can_be_planned(thing: Any) -> None:
     with pytest.raises(ArgumentError, match="Symbol"):
         memplan.plan(thing, data=(2, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ def test_options_go_to_the_strategies_that_have_them() -> None:
     assert create(configured("auto:rounds=2", gap=0.01, seed=3)) == Auto(rounds=2, gap=0.01, seed=3)
     assert configured("memonger", gap=0.01, seed=3) == "memonger"
     assert configured(Auto(rounds=1), seed=2) == Auto(rounds=1, seed=2)
+    assert configured("auto", gap=Fraction(1, 4)) == "auto:gap=0.25"
+    assert configured(Auto(), gap=Fraction(1, 4)) == Auto(gap=0.25)
     other = Memonger()
     assert configured(other, gap=0.01) is other
 

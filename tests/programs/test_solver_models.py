@@ -1,16 +1,18 @@
-"""What becomes of the solvers' models: they are freed on purpose, and a collection is harmless."""
+"""How the solvers' models begin and end: they are freed on purpose, a collection is harmless."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import signal
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from helpers.graphs import unit_chain
 from helpers.script import printed_by
-from memplan.programs.solver import SOLVERS, Program
+from memplan.programs.solver import SOLVERS, Program, _look_up_destructor, new_model
 from memplan.strategies import create
 from memplan.strategies.base import Problem
 
@@ -58,6 +60,24 @@ print(while_locked)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_model_may_be_collected_while_cffi_looks_up_a_function(solver: str) -> None:
     assert int(printed_by("-c", COLLECTED, solver)) > 0
+
+
+def test_an_interrupt_waits_until_the_library_of_highs_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import_module = importlib.import_module
+    loaded: list[str] = []
+
+    def interrupted(name: str) -> ModuleType:
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(name)
+        return import_module(name)
+
+    _look_up_destructor.cache_clear()
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        new_model("HIGHS")
+    assert loaded == ["mip.highs"]
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -215,6 +215,10 @@ def test_numpys_numbers_become_pythons(tmp_path: Path) -> None:
     assert type(Roofline(np.float32(2), 3).flops_per_second) is float
     with pytest.raises(CostError, match="True seconds for the op a"):
         CostTable("cpu(x)", {"a": np.bool_(True)})
+    with pytest.raises(
+        CostError, match=r"device must name what was measured, got array\(\[1, 2\]\)"
+    ):
+        CostTable(np.array([1, 2]), {})  # type: ignore[arg-type]
 
 
 def test_what_a_file_lacks_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -86,8 +87,8 @@ def test_overhead_against_memory_takes_comparisons_and_plans() -> None:
         assert list(lines[0].get_ydata()) == [plans[0].overhead]
     with pytest.raises(ArgumentError, match="no plan to be drawn"):
         overhead_against_memory(Comparison(tuple(rows[2:])))
-    for wrong in ([3], 3):
-        with pytest.raises(ArgumentError, match="of type int"):
+    for wrong, kind in (([3], "int"), (3, "int"), (np.array(3), "ndarray")):
+        with pytest.raises(ArgumentError, match=f"of type {kind}"):
             overhead_against_memory(wrong)  # type: ignore[arg-type]
 
 
@@ -96,6 +97,8 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     plan = plan_of(recomputing_chain())
     with pytest.raises(ArgumentError, match="'memory', 'matrix', 'network'"):
         plot(plan, "pie")
+    with pytest.raises(ArgumentError, match=r"there is no picture \[\]; choose"):
+        plot(plan, [])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="path: no picture can be written"):
         plot(plan, path=tmp_path / "missing" / "picture.png")
     with pytest.raises(ArgumentError, match="path: no report can be written"):

@@ -46,7 +46,9 @@ def infer_arguments(
     SizeError names an array that is too large for MXNet.
     """
     if type_dict is not None and not isinstance(type_dict, Mapping):
-        raise ArgumentError(f"type_dict must be a dict of dtypes by argument, got {type_dict!r}")
+        raise ArgumentError(
+            f"type_dict must be a dict of dtypes by argument, got {shown(type_dict)}"
+        )
     check_names(symbol, shapes, type_dict or {})
     return _infer_shapes(symbol, shapes), _infer_dtypes(symbol, shapes, type_dict)
 

@@ -46,6 +46,7 @@ from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.util.numbers import shown
 
 _FLAGS = {"__force_mirroring__", "force_mirroring"}
 
@@ -174,7 +175,9 @@ def check_symbol(net: Any) -> None:
             "memplan.mxnet.gluon.TrainStep"
         )
     if not isinstance(net, mx.sym.Symbol):
-        raise ArgumentError(f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {net!r}")
+        raise ArgumentError(
+            f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {shown(net)}"
+        )
 
 
 def has_flags(net: mx.sym.Symbol) -> bool:
