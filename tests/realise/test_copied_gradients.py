@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
-from memplan.mxnet.realise import onednn_kernels, scratchpads, workspace_estimate
-from memplan.mxnet.realise.layout_copies import copies
+from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
+from memplan.mxnet.realise import (
+    onednn_kernels,
+    scratchpads,
+    whole_pictures,
+    workspace_estimate,
+)
+from memplan.mxnet.realise.layout_copies import Copies, copies
 from memplan.mxnet.realise.workspace_estimate import (
     executor_nbytes,
     largest_nbytes,
@@ -22,7 +29,8 @@ Symbol = mx.sym.Symbol
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """What oneDNN does depends on the processor: that of another machine is imagined."""
-    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
+    for module in (onednn_kernels, whole_pictures):
+        monkeypatch.setattr(module, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
 
 
@@ -64,6 +72,50 @@ def test_the_gradient_of_an_lrn_has_the_layout_of_the_one_that_it_reads() -> Non
 def test_an_lrn_brings_its_data_into_the_usual_layout_for_its_gradient() -> None:
     traced = _traced(mx.sym.LRN(convolved(pictures()), nsize=5))
     assert _of_backward("LRN", traced) == (0, N)
+
+
+def _of_whole_pictures(data: Symbol) -> Symbol:
+    return mx.sym.Pooling(data, kernel=(1, 1), global_pool=True, pool_type="avg")
+
+
+# In blocks of 16 there are 8 of 128 channels, as many as rows.
+@pytest.mark.parametrize(("nchannels", "is_turned"), [(16, True), (112, True), (128, False)])
+@pytest.mark.parametrize("op", [activated, lambda data: mx.sym.LeakyReLU(data, slope=0.1)])
+def test_data_is_brought_into_the_layout_of_the_gradient_of_whole_pictures(
+    op: Callable[[Symbol], Symbol], nchannels: int, is_turned: bool
+) -> None:
+    """What is written has that layout: a convolution copies it as it does that of a BatchNorm."""
+    nbytes = 4 * 2 * nchannels * 64
+    body = convolved(pictures(), nchannels)
+    kind = "Activation" if op is activated else "LeakyReLU"
+    traced = _traced(_of_whole_pictures(op(body)))
+    assert _of_backward(kind, traced) == (0, nbytes * is_turned)
+    without = _of_backward("Convolution", _traced(_of_whole_pictures(mx.sym.BatchNorm(body))))
+    assert _of_backward("Convolution", traced) == without
+
+
+def test_blocks_of_channels_are_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = _traced(_of_whole_pictures(activated(convolved(pictures(), 64))))
+    for has_avx512, copied in ((True, 4 * N), (False, 0)):
+        for module in (onednn_kernels, whole_pictures):
+            monkeypatch.setattr(module, "has_avx512", lambda has_it=has_avx512: has_it)
+        assert _of_backward("Activation", traced) == (0, copied)
+
+
+def test_a_convolution_brings_the_gradient_of_whole_pictures_into_its_own_layout() -> None:
+    """As a pooling of parts of pictures does. A BatchNorm reads both layouts as they are."""
+    copied = []
+    for channels in (16, 128):  # of 128 it is in that layout
+        traced = _traced(_of_whole_pictures(mx.sym.BatchNorm(convolved(pictures(), channels))))
+        assert _of_backward("BatchNorm", traced) == (0, 0)
+        copied.append(_of_backward("Convolution", traced)[1])
+    of_weight = 2 * WEIGHT
+    assert copied == [N + N + of_weight, N + 8 * of_weight]
+    traced = _traced(_of_whole_pictures(activated(_pooled(convolved(pictures())))))
+    names = [node.op for node in traced.nodes]
+    of_whole, of_parts = (n for n, name in enumerate(names) if name == "_backward_Pooling")
+    found = copies(traced.graph, traced.nodes).temporary_nbytes
+    assert (found[of_whole], found[of_parts]) == (0, N // 4)
 
 
 # Of the gradient of three channels no kernel of oneDNN's is: that would be in the usual layout.
@@ -134,3 +186,25 @@ def test_products_of_heads_that_lie_side_by_side_are_as_many() -> None:
     options = {"grad_req": "write", "realisation": "packed"}
     traced = trace(net, shapes={"data": (64, 16, 3 * 8 * 32)}, **options)
     assert packed_nbytes(traced.graph, traced.nodes) == 0
+
+
+@pytest.mark.parametrize("size", [N, 24 << 20])
+def test_each_array_of_one_operator_leaves_a_hole_in_executors_and_one_in_packed_steps(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """An array brought into another layout, and what is computed beside its place: both are kept
+    by the C library though together they are larger than what it keeps.
+    """
+    traced = _traced(pictures(), (2, 3))
+    none = [0] * (len(traced.nodes) - 1)
+    layouts = ((),) * len(traced.nodes)
+    found = Copies((0, *none), (size, *none), layouts)
+    monkeypatch.setattr(workspace_estimate, "copies", lambda *_, **__: found)
+    monkeypatch.setattr(workspace_estimate, "copied_back_nbytes", lambda *_: [size, *none])
+    monkeypatch.setattr(workspace_estimate, "further_calls", lambda graph, _: none)
+    assert packed_nbytes(traced.graph, traced.nodes) == 2 * size + size // 2
+    without, with_holes = (
+        executor_nbytes(traced.graph, traced.nodes, leaves_holes=leaves_holes)[0]
+        for leaves_holes in (False, True)
+    )
+    assert (without, with_holes) == (2 * size, 4 * size)

@@ -9,12 +9,12 @@ shapes: an estimate, for a processor with AVX2 or AVX-512.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
 from memplan.mxnet.realise.onednn_kernels import kernels, knows_dtype
+from memplan.mxnet.realise.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
@@ -30,6 +30,12 @@ _CONVOLUTIONS = ("Convolution", "Deconvolution")
 # gradient, for which the data is brought into the usual one (Reorder2Default in MXNet's
 # src/operator/nn/mkldnn/mkldnn_lrn-inl.h).
 _FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
+
+
+# Gradients for which the data is brought into the layout of the other gradient that they read, and
+# which have that (MKLDNNActivationBackward of MXNet's src/operator/nn/mkldnn/mkldnn_act.cc). That
+# of a BatchNorm, too, has the layout of the other gradient, and takes the data in any of oneDNN's.
+_BRING_DATA = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
 
 
 # For each input of an op, what tells the layout of oneDNN's in which it is; None for the usual one.
@@ -135,7 +141,8 @@ def _rule(node: Node) -> Rule:
         return Rule(USUAL if any(source.is_variable for source, _ in node.inputs) else ALL)
     if node.op == SUM:
         return Rule(TAKEN)
-    return Rule(OWN if _is_turned(node) else ANY)
+    # What a pooling of whole pictures leaves of data in a layout of oneDNN's is in one, too.
+    return Rule(OWN if is_turned(node, in_blocks=False) else ANY)
 
 
 def _call(node: Node) -> Node:
@@ -150,7 +157,7 @@ def _takes_parts(node: Node) -> bool:
 
 def _follows(node: Node) -> bool:
     """Is ``node`` a gradient that has the layout of one array that it reads?"""
-    return node.op in _FOLLOW and not _is_of_whole_pictures(node)
+    return node.op in _FOLLOW and not is_of_whole_pictures(node)
 
 
 def _leader_and_other(node: Node) -> tuple[int, int]:
@@ -218,8 +225,13 @@ class _Layouts:
         Equal operators of equal shapes leave the same one; most leave that of what they read.
         """
         rule, node = self.rules[index], self.nodes[index]
+        what = node.op, _call(node).key, _call(node).infos
+        if is_of_whole_pictures(node):
+            data, _ = _leader_and_other(node)
+            if is_turned(node, in_blocks=self._are_own(index)[data]):
+                return Turned(what)
         if rule.leaves == OWN:
-            return node.op, _call(node).key, _call(node).infos
+            return what
         leader = self.graph.ops[index].inputs[rule.place] if rule.leaves == INPUT else own[0]
         return self.own[leader]
 
@@ -235,10 +247,10 @@ class _Layouts:
             return 0  # parts of the array are brought into the usual layout as they are written
         if _follows(node):
             leader, other = _leader_and_other(node)
-            are_own, sizes = self._are_own(index), _sizes(node)
+            layouts = self.read_by(index)
             # An LRN's own layout is that of the gradient, and its data is brought into the usual.
-            is_wanted_own = node.op != "_backward_LRN" and are_own[leader]
-            return sizes[other] if are_own[other] != is_wanted_own else 0
+            wanted = None if node.op == "_backward_LRN" else layouts[leader]
+            return _sizes(node)[other] if _differ(layouts[other], wanted) else 0
         if node.op not in KEEPS_LAYOUT or _falls_back(node):
             return self._nbytes(own)
         if node.op in (SUM, "add_n") and not leaves_own:
@@ -248,6 +260,8 @@ class _Layouts:
             return 2 * self._size(op.outputs[0])
         own_sizes = {self._size(tensor) for tensor in own}
         unlike = [t for t in op.inputs if t not in own and self._size(t) in own_sizes]
+        if node.op in _BRING_DATA and any(_differ(self.own[t], self.own[own[0]]) for t in own):
+            unlike.append(own[0])  # one array of its size is brought into its layout
         return 0 if node.forward is None else self._nbytes(unlike)
 
     def _convolve(self, index: int, call: Node) -> int:
@@ -262,8 +276,12 @@ class _Layouts:
             wanted = {(0, of_weight.output), (1, of_weight.data), (0, of_data.output)}
             if self.graph.readers[op.outputs[0]] or op.outputs[0] in self.graph.heads:
                 wanted.add((2, of_data.data))
-        are_own, sizes = self._are_own(index), _sizes(node)
-        temporary = sum(sizes[place] for place, is_own in wanted if is_own != are_own[place])
+        layouts, sizes = self.read_by(index), _sizes(node)
+        temporary = sum(
+            sizes[place]
+            for place, is_own in wanted
+            if (layouts[place] is None) == is_own or isinstance(layouts[place], Turned)
+        )
         if call is not node and of_weight.data:
             temporary += sizes[2]  # the gradient of the weight is written in that layout, too
         return temporary
@@ -309,26 +327,10 @@ def _falls_back(node: Node) -> bool:
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 
-def _is_turned(node: Node) -> bool:
-    """Is ``node`` the gradient of a pooling of whole pictures that is written in another layout?
-
-    oneDNN takes the layout that the gradient of one place by channel has, where all but the batch
-    have one stride, and puts what is longest first: the usual layout only if there are at least as
-    many channels as rows, and rows as columns (DNNL_VERBOSE=1 shows acdb for 20 x 28 x 28).
-    """
-    data = None if node.forward is None else node.forward.infos.inputs[0]
-    if data is None or not _is_of_whole_pictures(node):
-        return False
-    sizes = data.shape[1:]
-    return list(sizes) != sorted(sizes, reverse=True)
-
-
-def _is_of_whole_pictures(node: Node) -> bool:
-    """Is ``node`` the gradient of a pooling that leaves one place by channel?"""
-    if node.op != "_backward_Pooling" or node.forward is None:
-        return False
-    out = node.forward.infos.outputs[0]
-    return out is not None and math.prod(out.shape[2:]) <= 1
+def _differ(first: Hashable, second: Hashable) -> bool:
+    """Are these other layouts? Those of oneDNN's for one shape are one, but for the turned ones."""
+    kinds = [(layout is None, isinstance(layout, Turned)) for layout in (first, second)]
+    return kinds[0] != kinds[1]
 
 
 def _sizes(node: Node) -> list[int]:

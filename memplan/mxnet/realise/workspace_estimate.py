@@ -120,7 +120,7 @@ def _in_space(
     copied_back = copied_back_nbytes(graph, nodes)
     space, with_holes = _spaces(copied, copied_back)
     most_beside = max(beside, default=0)
-    space, with_holes = space + most_beside, max(with_holes, most_beside)
+    space, with_holes = space + most_beside, max(with_holes, min(most_beside, MOST_KEPT))
     nbytes_of = functools.cache(
         functools.partial(_of_copies, all_copies, largest_nbytes(nodes), leaves_holes=leaves_holes)
     )
@@ -155,15 +155,15 @@ def _of_copies(
     nbytes = max(of_one, for_copies + sum(size for size in sizes if size < MOST_KEPT) // one_in)
     if not leaves_holes:
         return nbytes
-    holes = min(max(with_holes, of_others), MOST_KEPT)
+    holes = max(with_holes, min(of_others, MOST_KEPT))
     return nbytes + max(holes // 4, holes - sum(kept))
 
 
 def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
-    One temporary space, in which operators of oneDNN have their copies, half as large again (but
-    for what goes back to the system), and the copies of an operator without oneDNN
+    One temporary space, in which operators of oneDNN have their copies, with half the largest of
+    these (but for what goes back to the system), and the copies of an operator without oneDNN
     (CreateDefaultInputs of MXNet's src/common/exec_utils.h). Where these are more, some of those of
     a second such operator count, as copies often do not fit where those of an operator before were,
     beside the space. What a norm takes comes on top, or what a sort does, or, for an op of which
@@ -176,11 +176,13 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     all_copies = copies(graph, nodes, reads_ignored=False)
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = _apart(all_copies)
-    space, with_holes = _spaces(in_space, copied_back)
+    space, _ = _spaces(in_space, copied_back)
+    # One array of them leaves a hole, not all of those that one operator has at a time.
+    largest = max(*in_space, *_kept(copied_back), 0)
     *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
-    for_copies = space + kept + max(with_holes // 2, again)
+    for_copies = space + kept + max(largest // 2, again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
@@ -202,8 +204,15 @@ def _spaces(copied: Sequence[int], copied_back: Sequence[int]) -> tuple[int, int
     What is computed beside its place leaves none where the C library gives it back at once.
     """
     both = map(operator.add, copied, copied_back)
-    kept_back = (nbytes if nbytes < MOST_KEPT else 0 for nbytes in copied_back)
-    return max(both, default=0), max(map(operator.add, copied, kept_back), default=0)
+    # Each is an array by itself, of which holes are kept up to a size.
+    in_holes = (min(nbytes, MOST_KEPT) for nbytes in copied)
+    with_holes = map(operator.add, in_holes, _kept(copied_back))
+    return max(both, default=0), max(with_holes, default=0)
+
+
+def _kept(sizes: Iterable[int]) -> list[int]:
+    """Of arrays of these sizes the bytes that the C library keeps."""
+    return [nbytes if nbytes < MOST_KEPT else 0 for nbytes in sizes]
 
 
 def largest_nbytes(nodes: Iterable[Node]) -> int:
