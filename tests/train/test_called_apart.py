@@ -71,6 +71,14 @@ class CalledTwice(Twins):
         self.other = self.one
 
 
+class GraphCalledTwice(CalledTwice):
+    """The same where MXNet runs a graph of the layer, of which the block has two then."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        self.one.hybridize(inline_limit=0)
+
+
 class TwinsBehind(Twins):
     """Twins behind a graph whose layers have the names of the block, as in the model zoo."""
 
@@ -120,7 +128,9 @@ def left_by(make: Any, kind: Any, hybridized: str) -> list[Any]:
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 @pytest.mark.parametrize("hybridized", ["", "a child", "all", "imported"])
-@pytest.mark.parametrize("kind", [Anew, AnewOfFrozen, Twins, TwinsBehind, CalledTwice])
+@pytest.mark.parametrize(
+    "kind", [Anew, AnewOfFrozen, Twins, TwinsBehind, CalledTwice, GraphCalledTwice]
+)
 def test_gradients_are_those_of_the_same_loop(kind: Any, hybridized: str, realisation: str) -> None:
     expected = left_by(lambda net: net, kind, hybridized)
     options = OPTIONS | {"realisation": realisation}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,9 +183,21 @@ def test_a_step_refuses_such_gradients() -> None:
     net = dense()
     step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
     step(X, Y)
-    replaced(list(net.collect_params().values()))
+    views = replaced(list(net.collect_params().values()))
     with pytest.raises(ArgumentError, match=r"has gradients.*take planned\(block\)"):
         step(X, Y)
+    del views
+    step(X, Y)
+
+
+def test_an_array_whose_handle_python_has_lost_is_nobodys() -> None:
+    # As where a signal handler raises while Python frees an array: MXNet never does, then.
+    net = dense()
+    view = net[0].weight.grad().reshape((-1,))
+    view.handle = ctypes.c_void_p()
+    step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
+    for _ in range(2):
+        assert step(X, Y).asnumpy().all()
 
 
 def trained_as_static_graph() -> tuple[nn.HybridSequential, Any]:

@@ -50,6 +50,20 @@ class Dropping(gluon.HybridBlock):
         return sum(self.towers(*inputs)[:3])
 
 
+class Apart(gluon.HybridBlock):
+    """Two branches with weights of their own share a norm; one returns its middle, too."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="apart_")
+        with self.name_scope():
+            self.one, self.other = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6)
+            self.norm = nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: N803
+        middle = self.other(b)
+        return self.norm(self.one(a)), middle, self.norm(middle)
+
+
 def trained(block: Any, step: Callable[..., Any]) -> list[np.ndarray]:
     """Parameters and statistics after two steps."""
     trainer = gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -81,14 +95,16 @@ def leaves(outputs: Any) -> Any:
     return outputs if isinstance(outputs, list | tuple) else [outputs]
 
 
-def by_step(loss: Loss, *, block: Any = Towers, **flags: Any) -> Any:
-    """What a TrainStep trains, without updates within."""
+def by_step(loss: Loss, *, keep: bool = False, block: Any = Towers, **flags: Any) -> Any:
+    """What a TrainStep trains, without updates within; it may ``keep`` outputs."""
     mx.random.seed(0)
     block = block()
     block.initialize(mx.init.Normal(0.3), ctx=CPU)
     if flags:
         block.hybridize(**flags)
-    step = TrainStep(block, lambda outs, _: loss(*leaves(outs)), strategy="store_all")
+    step = TrainStep(
+        block, lambda outs, _: loss(*leaves(outs)), strategy="store_all", keep_outputs=keep
+    )
     return trained(block, lambda *inputs: step(inputs, mx.nd.zeros(5)))
 
 
@@ -115,6 +131,10 @@ def stopped_last(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 def last_alone(a: Any, b: Any, c: Any, d: Any) -> Any:
     return d.sum()
+
+
+def middle_first(a: Any, middle: Any, b: Any) -> Any:
+    return (middle + 2 * a + b * b).sum()
 
 
 @pytest.mark.parametrize("plan", ["packed", "explicit"])
@@ -149,3 +169,16 @@ def test_a_step_that_drops_what_a_graph_moves_is_refused() -> None:
         by_step(without_last, **WHOLE)
     with pytest.raises(TraceError, match="MXNet moves 'dropping_towers_batchnorm1_running_mean'"):
         by_loop(lambda out: out.sum(), plan="packed", block=Dropping)
+
+
+def test_gradients_that_mxnet_asks_for_in_another_order_are_refused() -> None:
+    # The norms stand in one order in both graphs, and their weights in another.
+    with pytest.raises(UsageError, match="share 'apart_batchnorm0_running"):
+        by_loop(middle_first, plan="packed", block=Apart)
+    with pytest.raises(TraceError, match="in which a hybridized block returns"):
+        by_step(middle_first, block=Apart, **WHOLE)
+    assert_equal(by_step(middle_first, block=Apart), by_loop(middle_first, block=Apart))
+
+
+def test_of_outputs_that_are_kept_and_not_read_the_statistics_stay() -> None:
+    assert_equal(by_step(without_last, keep=True), by_loop(without_last))

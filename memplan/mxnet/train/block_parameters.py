@@ -104,12 +104,13 @@ class GivenArrays:
         now.append(_NMARKED[0])
         known = self._known
         if len(now) != len(known) or any(a is not b for a, b in zip(now, known, strict=True)):
-            self._known, self._reason = now, _reason(parameters, self._blocks)
+            self._known, self._reason = now, _reason(parameters)
         return self._reason
 
     def check(self) -> None:
         """ArgumentError for what a plan cannot train."""
         if reason := self.reason():
+            self._known = []  # it is asked again: until the next step the script may forget some
             raise ArgumentError(
                 f"{reason}; or take planned(block), which leaves such steps to MXNet"
             )
@@ -125,7 +126,7 @@ def _marks_of_gradients(parameter: Parameter) -> Iterator[Any]:
         yield is_of_plan(parameter, place) or handle_of(array)
 
 
-def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -> str:
+def _reason(parameters: Sequence[Parameter]) -> str:
     given = {p.name: p for p in parameters if any(_hands_on(p, a) for a in p._data or ())}
     computed = [name for name, p in given.items() if any(map(is_recorded, p._data))]
     if computed:
@@ -138,7 +139,7 @@ def _reason(parameters: Sequence[Parameter], blocks: Sequence[mx.gluon.Block]) -
             f"a script called attach_grad of the arrays of frozen parameters ({_some(given)}), "
             f"which is beyond a plan; set their grad_req to 'write' instead"
         )
-    held = _held(parameters, blocks)
+    held = _held(parameters)
     if held:
         return (
             f"a script has gradients of its parameters in other arrays than p.grad() "
@@ -153,7 +154,7 @@ def _some(names: Iterable[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _held(parameters: Iterable[Parameter], blocks: Iterable[mx.gluon.Block]) -> list[str]:
+def _held(parameters: Iterable[Parameter]) -> list[str]:
     """The names of those whose gradients a script has in other arrays than ``p.grad()``.
 
     They are views, or what ``p.data().grad`` was. A gradient that autograd alone knows, by
@@ -164,12 +165,12 @@ def _held(parameters: Iterable[Parameter], blocks: Iterable[mx.gluon.Block]) -> 
     mx.nd.waitall()
     time.sleep(0.01)  # the engine frees what it has done a moment later
     held = list(dict.fromkeys(_held_now(parameters)))
-    if held and any(map(_is_static, blocks)):
-        # MXNet's graph itself has the gradients that it has computed, and what it has returned,
-        # which a script may have, has the graph.
-        others = memories_in_python(array for p in held for array in p._grad)
-        held = [p for p in held if not others.isdisjoint(_memories_of_gradients(p))]
-    return [p.name for p in held]
+    if not held:
+        return []
+    # MXNet itself may have them, too: a static graph has the gradients that it has computed, and
+    # an array of which an exception has kept Python from giving the handle back is there for good.
+    others = memories_in_python(array for p in held for array in p._grad)
+    return [p.name for p in held if not others.isdisjoint(_memories_of_gradients(p))]
 
 
 def _held_now(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
@@ -189,12 +190,6 @@ def _memories_of_gradients(parameter: Parameter) -> Iterator[int]:
     """Where its gradients are, and where autograd would write them."""
     marked = () if is_derived(parameter) else map(marked_gradient, parameter._data)
     yield from (chunk_of(a) for a in (*parameter._grad, *marked) if a is not None)
-
-
-def _is_static(block: mx.gluon.Block) -> bool:
-    """Has MXNet a graph in ``block`` that keeps the arrays with which it ran?"""
-    static = ("static_shape", True) in getattr(block, "_flags", ()) and block._cached_op
-    return bool(static) or any(map(_is_static, block._children.values()))
 
 
 #: How often somebody else than memplan has told autograd where to write gradients.

@@ -187,7 +187,9 @@ class BoundStep:
             for array in self.executor.head_grads.values():
                 array[:] = scale
             self.scale = scale
-        with self.gradients.computed():
+        statistics = self.network.statistics
+        kept = statistics.kept if statistics is not None else ()
+        with self.gradients.computed(), self.keeping(kept):
             self.hand_over_gradients()
             arrays = self.executor.forward(is_train=True, **self._values(batch))
         self._pass_on()

@@ -100,7 +100,8 @@ def _repeated(
         if any(source in reached for source, _ in call[-1]):
             reached.add(place)
         first = calls.setdefault(call, place)
-        if first != place and place in reached and place not in graph_of:
+        is_apart = place not in graph_of or graph_of[place] != graph_of.get(first)
+        if first != place and place in reached and is_apart:
             repeated.add(place)
         elif first != place:
             first_of[place] = first
@@ -124,4 +125,8 @@ def _alike(nodes: Sequence[Node], params: Collection[str], graph_of: Mapping[int
             reached.add(place)
         first = calls.setdefault(call, place)
         first_of |= {place: first} if first != place else {}
-    return (first_of.keys() & reached) - graph_of.keys()
+    return {
+        place
+        for place, first in first_of.items()
+        if place in reached and (place not in graph_of or graph_of[place] != graph_of.get(first))
+    }

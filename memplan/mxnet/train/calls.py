@@ -95,10 +95,10 @@ def _places(heads: Iterable[Entry]) -> list[int]:
 
 
 def order_between(
-    nodes: Sequence[Any] | Mapping[int, Any], outputs: Sequence[int], inputs: Sequence[int]
-) -> list[int]:
+    nodes: Sequence[Any] | Mapping[Any, Any], outputs: Sequence[Any], inputs: Sequence[Any]
+) -> list[Any]:
     """The nodes between ``inputs`` and ``outputs``, in the order of MXNet's graph of these."""
-    order: list[int] = []
+    order: list[Any] = []
     seen = set(inputs)
     waiting = [(place, False) for place in reversed(outputs)]
     while waiting:
@@ -182,7 +182,7 @@ class Ops:
         self.returned = _places(next_heads(heads, made))
         self.scaled = _places(next_heads(heads, scaled))
         self.graphs: list[frozenset[int]] = []
-        self.ends: list[list[int]] = []
+        self.ends: list[list[Entry]] = []
         self.blocks: list[Block] = []
         self.merged: dict[int, int] = {}
         for call in called:
@@ -203,7 +203,7 @@ class Ops:
         ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
         if is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies):
             self.graphs.append(ops - first_of.keys())
-            self.ends.append([place for place, _ in heads])
+            self.ends.append([*heads])
             self.blocks.append(block)
         self.merged |= first_of
 

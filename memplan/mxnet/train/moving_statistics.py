@@ -3,84 +3,143 @@
 On a CPU the backward op of a norm moves its statistics, so that those of a layer that is called
 several times depend on the order. MXNet has the order of its own graph, which begins at the loss,
 and in which a hybridized block is one op that is differentiated whole. A step has the order of its
-network, all of which is differentiated.
+network, all of which is differentiated. In both, backward ops run as the gradients of parameters
+ask for them, one parameter after another: the order of the norms alone does not tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import TraceError, UsageError
+from memplan.mxnet.trace.losses import has_gradient
 from memplan.mxnet.trace.states import states_written
-from memplan.mxnet.train.calls import Ops, order_between
+from memplan.mxnet.train.calls import Entry, Ops, order_between
 
-# The places of the norms that move each of the statistics, in the order of the graph.
+# The places of the norms that move each of the statistics, in the order in which they do.
 Moves = Mapping[str, Sequence[int]]
+
+# What each node reads: of which other, which of its outputs, and may that get a gradient by it?
+_Read = Mapping[Any, Mapping[str, Sequence[tuple[Any, int, bool]]]]
 
 
 @dataclass(frozen=True)
 class _Units:
     """The ops of a network by number, of which those that MXNet runs in one graph have one number.
 
-    ``nodes`` say what each reads, as a graph in JSON does, and ``moves`` which statistics it moves,
-    by the norms at which places. ``outputs`` are the numbers of what computes the outputs of the
-    network.
+    ``nodes`` are the units, ``insides`` those of the graphs, in which what comes from outside has
+    an entry for a key. ``outputs`` are the numbers of what computes the outputs of the network,
+    and ``trained`` those of the parameters that are trained.
     """
 
-    nodes: Mapping[int, Mapping[str, Any]]
-    moves: Mapping[int, Sequence[tuple[str, int]]]
+    ops: Ops
+    nodes: _Read
+    insides: Mapping[int, _Read]
     outputs: Sequence[int]
+    trained: Collection[int]
 
     @classmethod
-    def of(
-        cls,
-        ops: Ops,
-        carrying: Collection[int],
-        outputs: Iterable[int],
-        graph_of: Mapping[int, int],
-    ) -> _Units:
-        """Ops with equal ``graph_of`` are one; norms ``carrying`` gradients to parameters move."""
-        nnodes = len(ops.nodes)
+    def of(cls, ops: Ops, trained: Collection[int], graph_of: Mapping[int, int]) -> _Units:
+        """Ops with equal ``graph_of`` are one; ``trained`` are places of parameters."""
+        nnodes, graphs = len(ops.nodes), sorted(set(graph_of.values()))
 
-        def number(place: int) -> int:
-            return nnodes + graph_of[place] if place in graph_of else place
+        def entry(place: int, k: int) -> Entry:
+            if place not in graph_of:
+                return place, k
+            ends = ops.ends[graph_of[place]]
+            return nnodes + graph_of[place], ends.index((place, k)) if (place, k) in ends else k
 
-        wholes = [(place, {place}, [place]) for place in range(nnodes) if place not in graph_of]
-        for graph in sorted(set(graph_of.values())):
-            wholes.append((nnodes + graph, {*ops.graphs[graph]}, ops.ends[graph]))
-        nodes, moves = {}, {}
-        for n, members, ends in wholes:
-            order = _within(ops, members, ends)
-            nodes[n] = {"inputs": [(number(place),) for place in order if place not in members]}
-            movers = [place for place in order if place in members and place in carrying]
-            moves[n] = [(s.name, p) for p in movers for s in states_written(ops.operators[p])]
-        return cls(nodes, moves, list(map(number, outputs)))
+        nodes: dict[int, Any] = {
+            place: {"inputs": [(*entry(*source), gets) for source, gets in _inputs(ops, place)]}
+            for place in range(nnodes)
+            if place not in graph_of
+        }
+        insides = {nnodes + graph: _inside(ops, graph) for graph in graphs}
+        for graph in graphs:
+            sources = _sources(insides[nnodes + graph], _ends(ops, graph))
+            nodes[nnodes + graph] = {"inputs": [(*entry(*source), True) for source in sources]}
+        return cls(ops, nodes, insides, [entry(head, 0)[0] for head in ops.heads], trained)
 
     def moved(self, read: Iterable[int]) -> Moves:
         """What moves if a loss reads these outputs, in this order, be it behind BlockGrad."""
+        units = _backward(self.nodes, [self.outputs[place] for place in read], self.trained)
+        known = {*units, *self.trained}
         moves: dict[str, list[int]] = {}
-        for n in order_between(self.nodes, [self.outputs[place] for place in read], ()):
-            for name, place in self.moves[n]:
-                moves.setdefault(name, []).append(place)
+        for unit in units:
+            for place in self._places(unit, known):
+                for state in states_written(self.ops.operators[place]):
+                    moves.setdefault(state.name, []).append(place)
         return moves
 
+    def _places(self, unit: int, known: Collection[int]) -> Sequence[int]:
+        """The ops of a ``unit``, in the order of their backward ops; ``known`` give gradients."""
+        inside = self.insides.get(unit)
+        if inside is None:
+            return [unit]
+        ends = _ends(self.ops, unit - len(self.ops.nodes))
+        sources = zip(_sources(inside, ends), self.nodes[unit]["inputs"], strict=True)
+        return _backward(inside, ends, {key for key, (n, *_) in sources if n in known})
 
-def _within(ops: Ops, members: Collection[int], ends: Sequence[int]) -> list[int]:
-    """These ``members``, and what they read of others, in MXNet's order."""
-    nodes: dict[int, Mapping[str, Any]] = {place: {"inputs": ()} for place in ends}
-    nodes |= {place: ops.nodes[place] for place in members}
+
+def _inputs(ops: Ops, place: int) -> Iterable[tuple[Entry, bool]]:
+    """What the op at ``place`` reads, and whether it may give that a gradient."""
+    for k, (source, output, *_) in enumerate(ops.nodes[place]["inputs"]):
+        yield (source, output), has_gradient(ops.operators[place], k)
+
+
+def _ends(ops: Ops, graph: int) -> list[Any]:
+    """The keys of the outputs of a ``graph``."""
+    return [entry[0] if entry[0] in ops.graphs[graph] else entry for entry in ops.ends[graph]]
+
+
+def _sources(inside: _Read, ends: Sequence[Any]) -> list[Entry]:
+    """What a graph with these ``ends`` reads from outside, in the order of its arguments."""
+    return [key for key in order_between(inside, ends, ()) if isinstance(key, tuple)]
+
+
+def _inside(ops: Ops, graph: int) -> _Read:
+    """The ops of a ``graph``, and entries for what comes from outside."""
+    members = ops.graphs[graph]
+    nodes: dict[Any, Any] = {end: {"inputs": ()} for end in _ends(ops, graph)}
     for place in members:
-        for source, *_ in ops.nodes[place]["inputs"]:
-            nodes.setdefault(source, {"inputs": ()})
-    return order_between(nodes, ends, ())
+        nodes[place] = {"inputs": []}
+        for source, gets in _inputs(ops, place):
+            key, k = source if source[0] in members else (source, 0)
+            nodes.setdefault(key, {"inputs": ()})
+            nodes[place]["inputs"].append((key, k, gets))
+    return nodes
+
+
+def _backward(nodes: _Read, outputs: Sequence[Any], sources: Collection[Hashable]) -> list[Any]:
+    """The nodes by way of which ``sources`` get gradients, in MXNet's order of backward ops.
+
+    It asks for the gradients of the sources one after another, each of which is that of what reads
+    it, the last of these first (Gradient in src/nnvm/gradient.cc).
+    """
+    order = order_between(nodes, outputs, ())
+    readers: dict[Any, dict[int, list[Any]]] = {node: {} for node in order}
+    for node in reversed(order):
+        for source, k, gets in nodes[node]["inputs"]:
+            if gets:
+                readers[source].setdefault(k, []).append(node)
+    ways = {
+        node: {"inputs": [(reader,) for k in sorted(by) for reader in by[k]]}
+        for node, by in readers.items()
+    }
+    behind = order_between(ways, [node for node in order if node in sources], ())
+    return [node for node in behind if node not in sources]
 
 
 @dataclass(frozen=True)
 class MovingStatistics:
-    """Those of a network of which it depends on the loss what moves."""
+    """Those of a network of which it depends on the loss what moves.
 
+    Whatever loss reads all that it may, MXNet does not move those that are ``kept``.
+    """
+
+    kept: Sequence[str]
     _units: _Units
     _in_step: Moves
 
@@ -113,13 +172,16 @@ def moving_statistics(
     """
     if not any(map(states_written, ops.operators)):
         return None
-    carrying, heads = ops.carrying(params), ops.heads[:nread]
-    in_step = _Units.of(ops, carrying, heads, {}).moved(range(nread))
-    units = _Units.of(ops, carrying, heads, ops.graph_of)
-    for name, places in units.moved(range(nread)).items():
+    trained = {place for place in ops.carrying(params) if ops.operators[place].is_variable}
+    in_step = _Units.of(ops, trained, {}).moved(range(len(ops.heads)))
+    units = _Units.of(ops, trained, ops.graph_of)
+    moved = units.moved(range(nread))
+    for name, places in moved.items():
         if places != in_step.get(name):
             _refuse(block, ops, name, set(places).difference(in_step.get(name, ())))
-    return MovingStatistics(units, in_step) if len(set(units.outputs)) > 1 and in_step else None
+    kept = [name for name in in_step if name not in moved]
+    depends = len(set(units.outputs[:nread])) > 1
+    return MovingStatistics(kept, units, in_step) if in_step and (depends or kept) else None
 
 
 def _refuse(block: Any, ops: Ops, name: str, missing: Collection[int]) -> None:
