@@ -10,7 +10,7 @@ ask for them, one parameter after another: the order of the norms alone does not
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.errors import TraceError, UsageError
@@ -142,13 +142,18 @@ class MovingStatistics:
     kept: Sequence[str]
     _units: _Units
     _in_step: Moves
+    #: What moves for losses that were seen: every step asks, and mostly of the same.
+    _moved: dict[tuple[int, ...], Moves] = field(default_factory=dict)
 
     def unmoved(self, read: Iterable[int]) -> list[str]:
         """The statistics that a step moves, and MXNet does not if a loss reads these outputs.
 
         UsageError for those that MXNet moves in another order, or less often.
         """
-        moved = self._units.moved(read)
+        outputs = tuple(read)
+        if outputs not in self._moved:
+            self._moved[outputs] = self._units.moved(outputs)
+        moved = self._moved[outputs]
         other = next((name for name in moved if moved[name] != self._in_step[name]), None)
         if other is not None:
             raise UsageError(
