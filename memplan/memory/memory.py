@@ -222,7 +222,9 @@ def _first_within(
             continue
         # A proof ends with the time, and may give many schedules, each of which takes seconds to
         # pack closely if the graph is large. What was found to fit before does so roughly, too.
-        roughly = stop is not None and stop.is_short_of(longest_seconds)
+        roughly = False
+        if stop is not None and not memory.is_exact:
+            roughly = stop.is_short_of(longest_seconds)
         begin = time.monotonic()
         if not memory.excess(schedule, budget_nbytes, roughly=roughly):
             return schedule

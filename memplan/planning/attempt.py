@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 
 from memplan.errors import BudgetError
 from memplan.planning.answer import check_bound, checked
@@ -281,17 +282,7 @@ class _Trial:
         As every budget above the least memory is met by it, a plan at one budget means that there
         is a plan at every larger one.
         """
-        schedules = [] if self.problem.start is None else [self.problem.start]
-        if self.was_cut and not self.interrupt.has_come:
-            # The least memory is far dearer, and in their share of little time they may find none.
-            stop = Stop.after(max(0.1, LEAST_SHARE_OF_TIME * self.job.time_limit))
-            schedules.append(quick_schedule(self.problem, stop))
-        if not self.interrupt.has_come or self.job.knows_least_by(self.solver):
-            least = self.job.least_by(self.solver)
-            schedules += [least.searched, least.schedule]
-            if least.cut_by_clock:
-                self.stop.cut()
-        for schedule in schedules:
+        for schedule in self._known():
             if (
                 schedule.seconds <= self.problem.most_seconds
                 and self.problem.memory.is_within(schedule, limit)
@@ -299,6 +290,20 @@ class _Trial:
             ):
                 return schedule
         return None
+
+    def _known(self) -> Iterator[Schedule]:
+        """What is known, or made in little time; then that of the least memory, a search itself."""
+        if self.problem.start is not None:
+            yield self.problem.start
+        if self.was_cut and not self.interrupt.has_come:
+            # In their share of little time they may have found none.
+            stop = Stop.after(max(0.1, LEAST_SHARE_OF_TIME * self.job.time_limit))
+            yield quick_schedule(self.problem, stop)
+        if not self.interrupt.has_come or self.job.knows_least_by(self.solver):
+            least = self.job.least_by(self.solver)
+            if least.cut_by_clock:
+                self.stop.cut()
+            yield from (least.searched, least.schedule)
 
     def _excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
         """By how many bytes, once realised, it is over: never roughly, as it has the last word."""

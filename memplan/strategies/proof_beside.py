@@ -89,8 +89,11 @@ class ProofBeside:
         self._problem.space.prove(self._problem, self._until, self._options, self._facts)
 
     def facts(self) -> list[Refined]:
-        """What is proved in the end."""
-        bound = None if self._apart is None else self._apart.bound()
+        """What is proved in the end; so far, where an interrupt has ended the search."""
+        is_interrupted = self._stop.is_ended
+        if is_interrupted:
+            self._until.end()
+        bound = None if self._apart is None or is_interrupted else self._apart.bound()
         if bound is not None:
             self._facts.append(Refined(None, bound.seconds))
             if bound.cut_by_clock:

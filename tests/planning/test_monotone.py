@@ -169,5 +169,6 @@ def test_where_the_clock_cuts_all_searches_quick_strategies_are_asked_again(
 
     monkeypatch.setattr("memplan.planning.attempt.quick_schedule", quick)
     monkeypatch.setattr(Auto, "solve", solve)
+    monkeypatch.setattr(Job, "least_by", lambda *_: pytest.fail("a plan is known already"))
     plan = memplan.plan(net, realisation="packed", budget="70%", **shapes)
     assert plan.schedule == asked[1]

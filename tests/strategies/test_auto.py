@@ -356,7 +356,7 @@ def test_after_a_proof_known_schedules_are_looked_at_roughly_where_time_is_short
     now, asked = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
-    class Slow(Live):
+    class Slow(Packed):
         def excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
             now[0] += 0.0 if roughly else 100.0
             asked.append(roughly)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -201,3 +202,31 @@ def test_no_program_is_built_where_time_is_up(monkeypatch: pytest.MonkeyPatch) -
         beside.begin()
         assert not beside.facts()
     assert stop.cut_by_clock
+
+
+def test_an_interrupt_of_the_search_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has proved by then counts: a script that was interrupted is not to wait."""
+
+    def prove(until: Stop, facts: list[Refined]) -> None:
+        facts.append(Refined(None, 1.0))
+        while not until.is_over():
+            time.sleep(0.001)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    proving(monkeypatch, prove)
+    stop = Stop.after(NEVER_SECONDS)
+    with proof(stop) as beside:
+        beside.begin()
+        stop.end()
+        assert beside.facts() == [Refined(None, 1.0)]
+
+
+def test_an_interrupt_of_the_search_ends_the_process(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop.after(NEVER_SECONDS)
+    with proof(stop) as beside:
+        beside.begin()
+        monkeypatch.setattr(ProofApart, "bound", lambda _: pytest.fail("it is waited for"))
+        stop.end()
+        assert not beside.facts()

@@ -66,3 +66,22 @@ def test_of_calls_that_do_not_train_past_the_plan_nothing_is_said() -> None:
         for other.way in ("handed on", "super"):
             other(batch)
     assert other.planned_step.plans
+
+
+def test_a_call_that_returns_a_dict_says_so_too() -> None:
+    class Naming(Bypassing):
+        def __call__(self, x: Any) -> Any:
+            return {"scores": self.scores(x)}
+
+    other = planned(Naming(), strategy="chen_sqrt")
+    with pytest.warns(UserWarning, match=r"leave the computation to super\(\)"), autograd.record():
+        other(mx.nd.ones((4, 6), ctx=CPU))
+
+
+def test_a_cell_whose_call_is_of_mxnet_and_goes_past_says_so_too() -> None:
+    cell = gluon.rnn.HybridSequentialRNNCell(prefix="cells_")
+    cell.add(gluon.rnn.LSTMCell(4, input_size=6))
+    cell.initialize(ctx=CPU)
+    cell = planned(cell, strategy="chen_sqrt")
+    with pytest.warns(UserWarning, match=r"leave the computation to super\(\)"), autograd.record():
+        cell(mx.nd.ones((4, 6), ctx=CPU), cell.begin_state(batch_size=4, ctx=CPU))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import fractions
 from typing import Any
 
 import mxnet as mx
@@ -307,3 +308,13 @@ def test_a_shape_that_only_the_block_infers() -> None:
     net(x)
     step(x, mx.nd.ones(2))
     assert net.weight.grad().shape == (3, 5)
+
+
+def test_what_the_script_has_called_of_pythons_library_is_not_where_it_looks() -> None:
+    class Divides(gluon.HybridBlock):  # type: ignore[misc]
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+            return x * fractions.Fraction(x)
+
+    net = Divides()
+    with pytest.raises(TraceError, match=r"hybrid_forward \(.*test_gluon_errors.py:\d+\) raises"):
+        TrainStep(net, SOFTMAX)(*vectors())

@@ -100,3 +100,13 @@ def test_other_sums_have_the_bits_of_mxnet(reader: str, realisation: str) -> Non
     executor = TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(0))
     stock = net.simple_bind(mx.cpu(), grad_req=options["grad_req"], **options["shapes"])
     assert np.array_equal(run(executor, values), run(stock, values))
+
+
+@pytest.mark.parametrize("realisation", BOTH)
+def test_a_step_says_that_it_adds_the_weight_of_an_upsampling_behind(realisation: str) -> None:
+    options = {"scale": 2, "sample_type": "bilinear", "num_filter": 4, "num_args": 2}
+    net = S.MakeLoss(S.UpSampling(V("data"), V("weight", shape=(4, 1, 4, 4)), **options))
+    requests = {"data": "null", "weight": "add"}
+    shapes = {"data": (2, 4, 6, 6)}
+    traced = trace(net, realisation=realisation, shapes=shapes, grad_req=requests)
+    assert gradients_added_late(traced, "cpu") == ["weight"]

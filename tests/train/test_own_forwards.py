@@ -14,6 +14,7 @@ from mxnet.gluon import nn
 from helpers.blocks import CPU, SOFTMAX, trained, vectors
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.train.block_changes import call_hybridize
 
 REMEDY = "make its forward a hybrid_forward, and call hybridize("
 
@@ -151,3 +152,11 @@ def test_a_graph_of_several_outputs_is_differentiated_alike_whatever_is_read_fir
         return net.body.weight.grad().asnumpy().tolist()
 
     assert gradient(True) == gradient(False)
+
+
+def test_a_recurrent_cell_has_no_forward_of_its_own() -> None:
+    """Gluon's counts steps and calls the usual one: a cell has its hybrid_forward already."""
+    cell = gluon.rnn.LSTMCell(4)
+    assert (
+        call_hybridize(planned(cell)) == call_hybridize(gluon.rnn.GRUCell(4)) == "call hybridize()"
+    )

@@ -27,6 +27,7 @@ _IN_PARTS = {
     "_backward_LayerNorm": (0,),
     "_backward_ROIAlign": (0,),
     "_backward_ROIPooling": (0,),
+    "_backward_UpSampling": (1,),
     "_backward__contrib_DeformableConvolution": (2,),
     "_backward__contrib_DeformablePSROIPooling": (0, 2),
     "_backward__contrib_PSROIPooling": (0,),

@@ -282,15 +282,16 @@ def is_one_graph(block: Any) -> bool:
     return is_graph(block) and not _has_own_forward(block)
 
 
-def _has_own_forward(block: Any) -> bool:
+def _has_own_forward(block: Any, *others: Any) -> bool:
     kind = getattr(block, "_memplan_unplanned", type(block))
-    forwards = mx.gluon.HybridBlock.forward, mx.gluon.SymbolBlock.forward
+    forwards = mx.gluon.HybridBlock.forward, mx.gluon.SymbolBlock.forward, *others
     return kind.forward not in forwards or "forward" in vars(block)
 
 
 def call_hybridize(block: Any, options: str = "") -> str:
     """What a message says for a script to have MXNet run all of ``block`` as a graph."""
-    first = "make its forward a hybrid_forward, and " if _has_own_forward(block) else ""
+    is_own = _has_own_forward(block, mx.gluon.rnn.RecurrentCell.forward)  # which is MXNet's, too
+    first = "make its forward a hybrid_forward, and " if is_own else ""
     return f"{first}call hybridize({options})"
 
 

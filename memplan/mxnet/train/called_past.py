@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
@@ -46,6 +47,7 @@ def _trains(block: Block, outputs: Any) -> bool:
     """
     if not (autograd.is_recording() and autograd.is_training()):
         return False
-    read = ReadByLoss(leaf for leaf in leaves(outputs) if isinstance(leaf, mx.nd.NDArray))
+    nested = list(outputs.values()) if isinstance(outputs, Mapping) else outputs
+    read = ReadByLoss(leaf for leaf in leaves(nested) if isinstance(leaf, mx.nd.NDArray))
     trained = (p for p in every_parameter(block) if p.grad_req != "null")
     return any(is_read(array, read) for p in trained for array in p._data or ())

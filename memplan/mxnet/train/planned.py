@@ -33,7 +33,6 @@ from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.gradients import passed_on
 from memplan.mxnet.train.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.nesting import leaves, listed, one_context
-from memplan.mxnet.train.read_by import is_mxnets
 from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
@@ -97,7 +96,7 @@ def planned(block: Block, **options: Any) -> Block:
     # whose first base is an ABC: Python lets no object change to a class of another layout.
     own = {name: vars(_PlannedBlock)[name] for name in ("forward", "__init__", "__reduce_ex__")}
     own |= {"__module__": kind.__module__, "_memplan_unplanned": kind}
-    if not is_mxnets(kind.__call__):
+    if kind.__call__ is not mx.gluon.Block.__call__:
         own["__call__"] = _PlannedBlock.__call__
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
     block.planned_step, block._memplan_planned = step, _Planned(block, step, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import types
 from typing import Any
@@ -31,7 +32,8 @@ def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> Tra
     It names the innermost block of which code of the script's ran, and the line.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    places = [k for k, (f, _) in enumerate(frames) if package_of_frame(f) not in _CALLED_BY_SCRIPTS]
+    called = {*_CALLED_BY_SCRIPTS, *sys.stdlib_module_names} - {"__main__"}
+    places = [k for k, (frame, _) in enumerate(frames) if package_of_frame(frame) not in called]
     within = frames[: places[-1] + 1] if places else frames
     owners = [frame.f_locals.get("self") for frame, _ in within]
     blocks = [owner for owner in owners if isinstance(owner, mx.gluon.Block)]
