@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 import fractions
+import re
 from typing import Any
 
 import mxnet as mx
