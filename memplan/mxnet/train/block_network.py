@@ -128,13 +128,14 @@ def compose(
     refuse_read(others, group)
     form = alike(lambda symbol: len(symbol.list_outputs()), nested)
     ops = Ops(group, outputs, noted.calls)
-    statistics = _checked(block, noted, ops, group, params, form, keep_outputs=keep_outputs)
+    refuse_scaled_losses(block, ops, params)
+    refuse_other_modes(block, noted.calls, group)
+    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
     reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
-    of_graphs = [*map(sorted, ops.graphs)] if statistics else [], [*ops.merged.items()]
-    structure = json.dumps([reached, sorted(of_any), of_graphs, structure_of(group)])
+    structure = json.dumps([reached, sorted(of_any), ops.as_called(params), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return replace(known, form=form, user_code=ops.user_code(), statistics=statistics)
+        return replace(known, form=form, user_code=ops.user_code())
     warn_of_symbols(blocks, loss, asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
@@ -152,29 +153,8 @@ def compose(
         unread,
         by_output,
         ops.user_code(),
-        statistics,
+        moving_statistics(block, ops, params, sum(leaves(form[0]))),
     )
-
-
-def _checked(
-    block: Any,
-    noted: Calls,
-    ops: Ops,
-    group: mx.sym.Symbol,
-    params: Mapping[str, Parameter],
-    form: Any,
-    *,
-    keep_outputs: bool,
-) -> MovingStatistics | None:
-    """The statistics where it depends on the loss what moves, of a network of this ``form``.
-
-    TraceError where a step would compute otherwise than MXNet.
-    """
-    nread = sum(leaves(form[0]))
-    refuse_scaled_losses(block, ops, params)
-    refuse_other_modes(block, noted.calls, group)
-    refuse_unread_losses(block, ops, nread, params, keep_outputs=keep_outputs)
-    return moving_statistics(block, ops, params, nread)
 
 
 def _warn_of_gradients(

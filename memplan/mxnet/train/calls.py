@@ -22,6 +22,7 @@ from memplan.mxnet.trace.losses import has_gradient, is_loss
 from memplan.mxnet.trace.nnvm import VARIABLE, from_json, output_of
 from memplan.mxnet.trace.operators import CUSTOM, may_draw
 from memplan.mxnet.trace.probe import merges
+from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.nesting import alike, leaves, of_semantics
 
 Symbols = list[mx.sym.Symbol]
@@ -288,14 +289,32 @@ class Ops:
                 waiting += self.graphs[number]
         return places
 
+    def writes_states(self) -> bool:
+        """Do any of them write states, such as the statistics of a norm?"""
+        return any(map(states_written, self.operators))
+
+    def trained(self, params: Mapping[str, Any]) -> list[int]:
+        """The places of the variables that are ``params``, by their names, and are trained."""
+        return [
+            place
+            for place, node in enumerate(self.operators)
+            if node.is_variable
+            and (parameter := params.get(node.name)) is not None
+            and parameter.grad_req != "null"
+        ]
+
+    def as_called(self, params: Mapping[str, Any]) -> list[Any]:
+        """What tells networks of the same ops apart: their graphs, where ops write states."""
+        by_graphs: list[Any] = [[*self.merged.items()]]
+        if self.writes_states():
+            by_graphs += [[*map(sorted, self.graphs)], self.ends, self.trained(params)]
+        return by_graphs
+
     def carrying(self, params: Mapping[str, Any]) -> set[int]:
         """The places of the nodes by way of which any of ``params``, by their names, is trained."""
-        places: set[int] = set()
+        places = set(self.trained(params))
         for place, node in enumerate(self.operators):
-            parameter = params.get(node.name) if node.is_variable else None
             sources = enumerate(self.nodes[place]["inputs"])
-            if (parameter is not None and parameter.grad_req != "null") or any(
-                source in places and has_gradient(node, k) for k, (source, *_) in sources
-            ):
+            if any(source in places and has_gradient(node, k) for k, (source, *_) in sources):
                 places.add(place)
         return places

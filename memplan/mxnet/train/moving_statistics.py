@@ -30,13 +30,15 @@ class _Units:
     """The ops of a network by number, of which those that MXNet runs in one graph have one number.
 
     ``nodes`` are the units, ``insides`` those of the graphs, in which what comes from outside has
-    an entry for a key. ``outputs`` are the numbers of what computes the outputs of the network,
+    an entry for a key, and ``ends`` the keys of their outputs. ``states`` are the names of what the
+    op at a place moves. ``outputs`` are the numbers of what computes the outputs of the network,
     and ``trained`` those of the parameters that are trained.
     """
 
-    ops: Ops
     nodes: _Read
     insides: Mapping[int, _Read]
+    ends: Mapping[int, Sequence[Any]]
+    states: Mapping[int, Sequence[str]]
     outputs: Sequence[int]
     trained: Collection[int]
 
@@ -57,10 +59,14 @@ class _Units:
             if place not in graph_of
         }
         insides = {nnodes + graph: _inside(ops, graph) for graph in graphs}
-        for graph in graphs:
-            sources = _sources(insides[nnodes + graph], _ends(ops, graph))
-            nodes[nnodes + graph] = {"inputs": [(*entry(*source), True) for source in sources]}
-        return cls(ops, nodes, insides, [entry(head, 0)[0] for head in ops.heads], trained)
+        ends = {nnodes + graph: _ends(ops, graph) for graph in graphs}
+        for unit, inside in insides.items():
+            sources = _sources(inside, ends[unit])
+            nodes[unit] = {"inputs": [(*entry(*source), True) for source in sources]}
+        written = ((place, states_written(node)) for place, node in enumerate(ops.operators))
+        states = {place: [state.name for state in moved] for place, moved in written if moved}
+        outputs = [entry(head, 0)[0] for head in ops.heads]
+        return cls(nodes, insides, ends, states, outputs, trained)
 
     def moved(self, read: Iterable[int]) -> Moves:
         """What moves if a loss reads these outputs, in this order, be it behind BlockGrad."""
@@ -69,8 +75,8 @@ class _Units:
         moves: dict[str, list[int]] = {}
         for unit in units:
             for place in self._places(unit, known):
-                for state in states_written(self.ops.operators[place]):
-                    moves.setdefault(state.name, []).append(place)
+                for name in self.states.get(place, ()):
+                    moves.setdefault(name, []).append(place)
         return moves
 
     def _places(self, unit: int, known: Collection[int]) -> Sequence[int]:
@@ -78,7 +84,7 @@ class _Units:
         inside = self.insides.get(unit)
         if inside is None:
             return [unit]
-        ends = _ends(self.ops, unit - len(self.ops.nodes))
+        ends = self.ends[unit]
         sources = zip(_sources(inside, ends), self.nodes[unit]["inputs"], strict=True)
         return _backward(inside, ends, {key for key, (n, *_) in sources if n in known})
 
@@ -175,9 +181,9 @@ def moving_statistics(
     Its first ``nread`` outputs are the losses, or what they may be computed of. TraceError where
     MXNet moves others than a step if all of these are differentiated.
     """
-    if not any(map(states_written, ops.operators)):
+    if not ops.writes_states():
         return None
-    trained = {place for place in ops.carrying(params) if ops.operators[place].is_variable}
+    trained = ops.trained(params)
     in_step = _Units.of(ops, trained, {}).moved(range(len(ops.heads)))
     units = _Units.of(ops, trained, ops.graph_of)
     moved = units.moved(range(nread))
