@@ -128,6 +128,54 @@ def test_a_convolution_copies_its_gradient_for_that_of_data_which_nobody_reads()
     assert found[first] == N
 
 
+def _backward(net: Symbol, by_executor: bool = True) -> list[tuple[str, float, float]]:
+    """Of each backward op behind the dense layer's: name, pictures kept, pictures not kept."""
+    traced = _traced(net)
+    found = copies(traced.graph, traced.nodes, by_executor=by_executor)
+    pairs = zip(traced.nodes, found.kept_nbytes, found.temporary_nbytes, strict=True)
+    rows = [(node.op.removeprefix("_backward_"), kept / N, more / N) for node, kept, more in pairs]
+    return rows[[name for name, *_ in rows].index("copy") + 1 :]
+
+
+def _as_one(data: Symbol) -> Symbol:
+    """The two pictures of SHAPE as one of twice the channels, convolved."""
+    return convolved(mx.sym.reshape(data, shape=(1, 32, 8, 8)), 32)
+
+
+IN_ROW, OF_WEIGHT = (2, 16, 64), 2 * WEIGHT / N
+
+
+@pytest.mark.parametrize("by_executor", [True, False])
+def test_who_reads_an_array_in_the_layout_of_another_shape_has_one_more_copy_in_executors(
+    by_executor: bool,
+) -> None:
+    """The gradient of a shape is written over an array in oneDNN's layout, for the old shape."""
+    _, reshape, sine = _backward(_as_one(mx.sym.sin(pictures())), by_executor)
+    assert reshape == ("reshape", 2, 0)
+    assert sine == ("sin", 1, by_executor)
+    traced = _traced(_as_one(mx.sym.sin(pictures())))
+    last = len(traced.nodes) - 1
+    assert last in copies(traced.graph, traced.nodes).beside
+    _, _, convolution = _backward(_as_one(convolved(pictures())), by_executor)
+    copied = 1 + 2 * by_executor + OF_WEIGHT  # its data once, and its gradient twice
+    assert convolution == ("Convolution", 0, copied)
+
+
+def test_an_activation_leaves_its_gradient_in_the_layout_of_another_shape() -> None:
+    _, _, activation, convolution = _backward(_as_one(activated(convolved(pictures()))))
+    assert activation == ("Activation", 0, 1)
+    assert convolution == ("Convolution", 0, 3 + OF_WEIGHT)
+
+
+def test_an_array_that_has_its_first_shape_again_is_in_an_ordinary_layout() -> None:
+    """A sine reads it in the shape between, which takes one more copy; the convolution none."""
+    rows = mx.sym.sin(mx.sym.reshape(convolved(pictures()), shape=IN_ROW))
+    net = convolved(mx.sym.reshape(rows, shape=SHAPE))
+    _, first, sine, second, convolution = _backward(net)
+    assert (first, sine, second) == (("reshape", 2, 0), ("sin", 2, 1), ("reshape", 2, 1))
+    assert convolution == ("Convolution", 0, 1 + OF_WEIGHT)
+
+
 @pytest.mark.parametrize(("realisation", "thirds"), [("packed", 3), ("explicit", 2)])
 def test_an_lrn_leaves_one_array_for_its_gradient(realisation: str, thirds: int) -> None:
     net = mx.sym.MakeLoss(mx.sym.mean(mx.sym.LRN(pictures(), nsize=5)))

@@ -179,8 +179,8 @@ def test_an_input_of_which_only_the_shape_is_read_is_copied(
     net = _loss(body + mx.sym.ones_like(first, name="ones"))
     traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
     kept = []
-    for reads_ignored in (True, False):
-        found = copies(traced.graph, traced.nodes, reads_ignored=reads_ignored).kept_nbytes
+    for by_executor in (True, False):
+        found = copies(traced.graph, traced.nodes, by_executor=by_executor).kept_nbytes
         kept += [each for each, n in zip(found, traced.nodes, strict=True) if n.name == "ones"]
     assert kept == [ncopies * N, 0]
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
 from memplan.mxnet.realise.onednn_kernels import kernels, knows_dtype
+from memplan.mxnet.realise.reshaped import Reshaped, handed_on
 from memplan.mxnet.realise.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
 from memplan.step.graph import TrainingGraph
 
@@ -48,7 +49,8 @@ class Copies:
 
     ``layouts`` tells of each op in which layouts it reads its inputs. The temporary copies of the
     ops ``beside`` are arrays beside MXNet's temporary space: MXNet's own code computes these, and
-    gets copies in the usual layout (FallBackCompute of src/operator/nn/mkldnn/mkldnn_base.cc).
+    gets copies in the usual layout (FallBackCompute of src/operator/nn/mkldnn/mkldnn_base.cc), or
+    the executor has one array more to make those that it keeps.
     """
 
     kept_nbytes: tuple[int, ...]
@@ -57,24 +59,25 @@ class Copies:
     beside: frozenset[int] = frozenset()
 
 
-def copies(graph: TrainingGraph, nodes: Sequence[Node], *, reads_ignored: bool = True) -> Copies:
+def copies(graph: TrainingGraph, nodes: Sequence[Node], *, by_executor: bool = True) -> Copies:
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
 
-    None where MXNet is told not to use oneDNN. ``reads_ignored``: are there copies of inputs of
-    which an operator reads only the shape? Packed steps give it another array of that shape.
+    None where MXNet is told not to use oneDNN. Are they run ``by_executor``? Packed steps give an
+    operator that reads only the shape of an input another array, and were not seen to take more
+    for arrays in the layout of another shape.
     """
     if not onednn_is_enabled():
         nothing = (0,) * len(nodes)
         return Copies(nothing, nothing, ((),) * len(nodes))
-    found = _Layouts(graph, nodes, range(len(nodes)))
+    found = _Layouts(graph, nodes, range(len(nodes)), reshapes=by_executor)
     pairs, layouts = [], []
     for index in range(len(nodes)):
         layouts.append(found.read_by(index))
-        of_ignored = found.ignored_nbytes(index) if reads_ignored else 0
+        of_ignored = found.ignored_nbytes(index) if by_executor else 0
         kept_nbytes, temporary_nbytes = found.run(index)
         pairs.append((kept_nbytes + of_ignored, temporary_nbytes))
     kept, temporary = (tuple(pair[place] for pair in pairs) for place in (0, 1))
-    beside = frozenset(n for n, node in enumerate(nodes) if _falls_back(node) or node.op == "add_n")
+    beside = frozenset(n for n, node in enumerate(nodes) if _copies_beside(node))
     return Copies(kept, temporary, tuple(layouts), beside)
 
 
@@ -85,7 +88,7 @@ def own_inputs(
 
     As the ops are run in this ``order``.
     """
-    found = _Layouts(graph, nodes, order)
+    found = _Layouts(graph, nodes, order, reshapes=False)
     result = [frozenset[int]()] * len(nodes)
     for index in order:
         result[index] = frozenset(found.own.keys() & graph.ops[index].inputs)
@@ -178,8 +181,11 @@ def _place_of_tensor(node: Node, place: int) -> int | None:
 class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
-    def __init__(self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]) -> None:
+    def __init__(
+        self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int], *, reshapes: bool
+    ) -> None:
         self.graph, self.nodes, self.rules = graph, nodes, _rules(graph, nodes)
+        self.info_of = _info_of_tensors(graph, nodes) if reshapes else {}
         self.place_of = {index: place for place, index in enumerate(order)}
         self.own: dict[int, Hashable] = {}
         self.written_over: dict[int, int] = {}
@@ -206,8 +212,11 @@ class _Layouts:
         if rule.leaves == PLACE:
             # What it writes where an array of such a layout lay is brought into that layout, too.
             outputs = [o for o, i in in_place.items() if i in own]
-            self.own.update((output, self.own[in_place[output]]) for output in outputs)
-            return self._nbytes(own) + self._nbytes(outputs), 0
+            reshaped = [tensor for tensor in own if isinstance(self.own[tensor], Reshaped)]
+            for output in outputs:
+                read, written = map(self.info_of.get, (in_place[output], output))
+                self.own[output] = handed_on(self.own[in_place[output]], read, written)
+            return self._nbytes(own) + self._nbytes(outputs), self._nbytes(reshaped)
         are_own = [tensor in self.own for tensor in op.inputs]
         leaves_own = rule.leaves_own(are_own, [i in self.own for i in in_place.values()])
         temporary = self._temporary(index, own, leaves_own=leaves_own)
@@ -249,8 +258,8 @@ class _Layouts:
             leader, other = _leader_and_other(node)
             layouts = self.read_by(index)
             # An LRN's own layout is that of the gradient, and its data is brought into the usual.
-            wanted = None if node.op == "_backward_LRN" else layouts[leader]
-            return _sizes(node)[other] if _differ(layouts[other], wanted) else 0
+            is_own = node.op != "_backward_LRN" and layouts[leader] is not None
+            return _sizes(node)[other] * _ncopies(layouts[other], is_own=is_own)
         if node.op not in KEEPS_LAYOUT or _falls_back(node):
             return self._nbytes(own)
         if node.op in (SUM, "add_n") and not leaves_own:
@@ -261,7 +270,9 @@ class _Layouts:
         own_sizes = {self._size(tensor) for tensor in own}
         unlike = [t for t in op.inputs if t not in own and self._size(t) in own_sizes]
         if node.op in _BRING_DATA and any(_differ(self.own[t], self.own[own[0]]) for t in own):
-            unlike.append(own[0])  # one array of its size is brought into its layout
+            # One array of its size is brought into its layout, if need be by the usual one.
+            is_reshaped = any(isinstance(self.own[t], Reshaped) for t in own)
+            unlike += [own[0]] * (1 + is_reshaped)
         return 0 if node.forward is None else self._nbytes(unlike)
 
     def _convolve(self, index: int, call: Node) -> int:
@@ -278,9 +289,7 @@ class _Layouts:
                 wanted.add((2, of_data.data))
         layouts, sizes = self.read_by(index), _sizes(node)
         temporary = sum(
-            sizes[place]
-            for place, is_own in wanted
-            if (layouts[place] is None) == is_own or isinstance(layouts[place], Turned)
+            sizes[place] * _ncopies(layouts[place], is_own=is_own) for place, is_own in wanted
         )
         if call is not node and of_weight.data:
             temporary += sizes[2]  # the gradient of the weight is written in that layout, too
@@ -327,10 +336,33 @@ def _falls_back(node: Node) -> bool:
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 
+def _copies_beside(node: Node) -> bool:
+    """Does ``node`` have its temporary copies beside MXNet's temporary space?"""
+    return _falls_back(node) or node.op == "add_n" or not reads_any_layout(node)
+
+
+def _info_of_tensors(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, EntryInfo | None]:
+    """The shape and dtype of each tensor of ``graph``, whose ops ``nodes`` are."""
+    return {
+        tensor: info
+        for op, node in zip(graph.ops, nodes, strict=True)
+        for tensor, info in zip(op.outputs, node.infos.outputs, strict=False)
+    }
+
+
+def _ncopies(layout: Hashable, *, is_own: bool) -> int:
+    """How many copies bring an array into the layout of a convolution, or into the usual one?
+
+    The first if ``is_own``. No convolution wants the layout of a pooling of whole pictures.
+    """
+    if isinstance(layout, Reshaped):
+        return 1 + is_own
+    return int((layout is None) == is_own or isinstance(layout, Turned))
+
+
 def _differ(first: Hashable, second: Hashable) -> bool:
-    """Are these other layouts? Those of oneDNN's for one shape are one, but for the turned ones."""
-    kinds = [(layout is None, isinstance(layout, Turned)) for layout in (first, second)]
-    return kinds[0] != kinds[1]
+    """Are these two layouts of oneDNN's unlike? It has one for a shape, but for these kinds."""
+    return any(isinstance(first, kind) != isinstance(second, kind) for kind in (Turned, Reshaped))
 
 
 def _sizes(node: Node) -> list[int]:

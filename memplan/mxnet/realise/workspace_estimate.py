@@ -173,7 +173,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     operator were counted on top before MXNet's code was: they still are in small networks, up to
     what is not counted of the code there.
     """
-    all_copies = copies(graph, nodes, reads_ignored=False)
+    all_copies = copies(graph, nodes, by_executor=False)
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = _apart(all_copies)
     space, _ = _spaces(in_space, copied_back)
