@@ -177,8 +177,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = _apart(all_copies)
     space, _ = _spaces(in_space, copied_back)
-    # One array of them leaves a hole, not all of those that one operator has at a time.
-    largest = max(*in_space, *_kept(copied_back), 0)
+    # What an operator copies leaves a hole, or what it computes beside its place, not both.
+    largest = max(*_holes(in_space), *_kept(copied_back), 0)
     *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
@@ -204,10 +204,13 @@ def _spaces(copied: Sequence[int], copied_back: Sequence[int]) -> tuple[int, int
     What is computed beside its place leaves none where the C library gives it back at once.
     """
     both = map(operator.add, copied, copied_back)
-    # Each is an array by itself, of which holes are kept up to a size.
-    in_holes = (min(nbytes, MOST_KEPT) for nbytes in copied)
-    with_holes = map(operator.add, in_holes, _kept(copied_back))
+    with_holes = map(operator.add, _holes(copied), _kept(copied_back))
     return max(both, default=0), max(with_holes, default=0)
+
+
+def _holes(copied: Iterable[int]) -> list[int]:
+    """What the C library keeps of the copies of each op, which are two arrays at most, mostly."""
+    return [min(nbytes, MOST_KEPT) if nbytes < 2 * MOST_KEPT else 0 for nbytes in copied]
 
 
 def _kept(sizes: Iterable[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -141,9 +141,8 @@ def compose(
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
-    waiting = [n for n in inputs if n in params and _is_waiting(params[n])] + [*unread]
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
-    warn_of_order(block, noted, group, waiting)
+    warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread])
     return BlockNetwork(
         declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
@@ -301,7 +300,7 @@ def _unread(
 
     MXNet initialises them where it calls what reads them, whether or not the result is used.
     """
-    names = {n for n in noted if n in params and n not in inputs and _is_waiting(params[n])}
+    names = {*_waiting(noted, params)}.difference(inputs)
     if not names:
         return {}
     whole = declared(mx.sym.Group(_outputs(noted)), params, in_halves=False)
@@ -309,6 +308,11 @@ def _unread(
     pairs = [*zip(whole.list_arguments(), arguments, strict=True)]
     pairs += zip(whole.list_auxiliary_states(), states, strict=True)
     return {n: tuple(shape) for n, shape in pairs if n in names and shape_is_known(shape)}
+
+
+def _waiting(names: Iterable[str], params: Mapping[str, Parameter]) -> Iterator[str]:
+    """Those of ``names`` whose parameters are."""
+    return (name for name in names if name in params and _is_waiting(params[name]))
 
 
 def _is_waiting(parameter: Parameter) -> bool:
