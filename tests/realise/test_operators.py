@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers import operator_runs
 from helpers.amounts import is_whole
 from helpers.dangerous_operators import CALLS
 from helpers.operator_calls import IMAGE, SHELL, TABLE, S, shelled
@@ -30,8 +31,15 @@ REFUSED = {"explicit": USER_CODE, "packed": (*KEPT_STATES, *OTHERWISE_ALONE)}
 SEEDS = {"explicit": (1, 2) if is_whole() else (1,), "packed": (1,)}
 
 
+# Where a negative number was left in temporary space MXNet draws once more than it needs to, so
+# that later steps have other numbers (a flag that np_gamma_op.h reads before it is written).
+OF_ONE_STEP = ("np.random.gamma",)
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_operators_compute_the_same(name: str) -> None:
+def test_operators_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in OF_ONE_STEP:
+        monkeypatch.setattr(operator_runs, "STEPS", 1)
     symbol, shapes = shelled(*CALLS[name])
     traced = trace(symbol, shapes=shapes)
     # What surrounds a harmless operator may be flagged, or mirroring would tell nothing of it.
