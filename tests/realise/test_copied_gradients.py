@@ -256,3 +256,15 @@ def test_each_array_of_one_operator_leaves_a_hole_in_executors_and_one_in_packed
         for leaves_holes in (False, True)
     )
     assert (without, with_holes) == (2 * size, 4 * size)
+
+
+def test_copies_of_large_arrays_leave_no_hole_in_packed_steps_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loss = mx.sym.MakeLoss(mx.sym.mean(activated(convolved(pictures()))))
+    traced = trace(loss, shapes={"data": SHAPE}, realisation="packed")
+    nbytes = []
+    for most_kept in (N + WEIGHT, N + WEIGHT - 1):  # of the two arrays that an op copies
+        monkeypatch.setattr(workspace_estimate, "MOST_KEPT", most_kept)
+        nbytes.append(packed_nbytes(traced.graph, traced.nodes))
+    assert nbytes[0] > nbytes[1]

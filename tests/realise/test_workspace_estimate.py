@@ -394,15 +394,3 @@ def test_an_op_may_read_the_shape_of_what_explicit_steps_gate() -> None:
     net = mx.sym.MakeLoss(picked * mx.sym.ones_like(picked))
     traced = trace(net, shapes={"data": (16, 8)}, realisation="explicit", grad_req="write")
     assert traced.form.workspace(traced, "cpu") is not None
-
-
-def test_copies_of_large_arrays_leave_no_hole_in_packed_steps_either(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    net = _loss(activated(convolved(pictures())))
-    traced = trace(net, shapes={"data": SHAPE}, realisation="packed")
-    nbytes = []
-    for most_kept in (N + WEIGHT, N + WEIGHT - 1):  # of the two arrays that an op copies
-        monkeypatch.setattr(workspace_estimate, "MOST_KEPT", most_kept)
-        nbytes.append(packed_nbytes(traced.graph, traced.nodes))
-    assert nbytes[0] > nbytes[1]

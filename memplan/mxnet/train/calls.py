@@ -304,9 +304,14 @@ class Ops:
         ]
 
     def as_called(self, params: Mapping[str, Any]) -> list[Any]:
-        """What tells networks of the same ops apart: their graphs, where ops write states."""
+        """What tells networks of the same ops apart.
+
+        Their graphs, where it depends on these which states are written, or in which order.
+        """
+        written = Counter(s.name for node in self.operators for s in states_written(node))
+        dropped = any(map(states_written, self.operators[self.nknown :]))
         by_graphs: list[Any] = [[*self.merged.items()]]
-        if self.writes_states():
+        if written and (dropped or len(set(self.heads)) > 1 or max(written.values()) > 1):
             by_graphs += [[*map(sorted, self.graphs)], self.ends, self.trained(params)]
         return by_graphs
 
