@@ -3,10 +3,11 @@
     python benchmarks/code_memory.py
     DNNL_MAX_CPU_ISA=AVX2 python benchmarks/code_memory.py
 
-From this come the constants of memplan/mxnet/realise/code_in_memory.py. Each figure is the growth
-of a process of its own in three steps without recomputation. The first table is of the smallest
-networks, the second of what a further operator adds: an LSTM cell of two units by the number of
-its steps, each of which calls the same operators, and convolutions that differ in their channels.
+From this come the constants of memplan/mxnet/realise/estimate/code_in_memory.py. Each figure is the
+growth of a process of its own in three steps without recomputation. The first table is of the
+smallest networks, the second of what a further operator adds: an LSTM cell of two units by the
+number of its steps, each of which calls the same operators, and convolutions that differ in their
+channels.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from mxnet.base import MXNetError, NDArrayHandle
 
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
-from memplan.mxnet.realise.code_in_memory import PACKED_CALL_NBYTES, uncounted_nbytes
 from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.estimate.code_in_memory import PACKED_CALL_NBYTES, uncounted_nbytes
 from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.kept_operators import KeptOperators

@@ -127,6 +127,7 @@ LAYERS = (
     "memplan.programs",
     "memplan.strategies",
     "memplan.mxnet.trace",
+    "memplan.mxnet.realise.estimate",
     "memplan.mxnet.realise",
     "memplan.planning",
     "memplan.views",

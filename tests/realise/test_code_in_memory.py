@@ -6,8 +6,8 @@ import mxnet as mx
 import pytest
 
 from memplan.mxnet import profile
-from memplan.mxnet.realise import code_in_memory
-from memplan.mxnet.realise.code_in_memory import (
+from memplan.mxnet.realise.estimate import code_in_memory
+from memplan.mxnet.realise.estimate.code_in_memory import (
     FIRST_NBYTES,
     FIRST_NBYTES_WITHOUT_ONEDNN,
     MOST_OF_OUTPUTS,
@@ -18,7 +18,7 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
-from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.trial import Trial
 from memplan.planning.realisation import load, trace

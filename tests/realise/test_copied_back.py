@@ -9,9 +9,9 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, N, activated, pictures
-from memplan.mxnet.realise import workspace_estimate
-from memplan.mxnet.realise.copied_back import copied_back_nbytes
-from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
+from memplan.mxnet.realise.estimate import workspace_estimate
+from memplan.mxnet.realise.estimate.copied_back import copied_back_nbytes
+from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes, packed_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 

@@ -10,8 +10,8 @@ import pytest
 
 from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
 from memplan.memory.layouts import kept_nbytes
-from memplan.mxnet.realise import onednn_kernels
-from memplan.mxnet.realise.layout_copies import copies, rules
+from memplan.mxnet.realise.estimate import onednn_kernels
+from memplan.mxnet.realise.estimate.layout_copies import copies, rules
 from memplan.planning.job import Job
 from memplan.planning.realisation import load, trace
 from memplan.step.schedule import Schedule

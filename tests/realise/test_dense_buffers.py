@@ -5,9 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise import dense_buffers, workspace_estimate
-from memplan.mxnet.realise.dense_buffers import buffers_nbytes
-from memplan.mxnet.realise.workspace_estimate import (
+from memplan.mxnet.realise.estimate import dense_buffers, workspace_estimate
+from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes
+from memplan.mxnet.realise.estimate.workspace_estimate import (
     BUFFERS,
     BUFFERS_WITH_HOLES,
     TIMES_WITH_HOLES,

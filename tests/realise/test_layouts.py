@@ -17,7 +17,7 @@ import pytest
 
 from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
-from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.estimate.layout_copies import copies
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem

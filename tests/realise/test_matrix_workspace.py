@@ -8,8 +8,8 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise import workspace_estimate
-from memplan.mxnet.realise.workspace_estimate import packed_nbytes
+from memplan.mxnet.realise.estimate import workspace_estimate
+from memplan.mxnet.realise.estimate.workspace_estimate import packed_nbytes
 from memplan.planning.realisation import trace
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise.operator_space import space_nbytes
-from memplan.mxnet.realise.workspace_estimate import largest_nbytes
+from memplan.mxnet.realise.estimate.operator_space import space_nbytes
+from memplan.mxnet.realise.estimate.workspace_estimate import largest_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 

@@ -13,9 +13,9 @@ import mxnet as mx
 import pytest
 
 from helpers.paths import ROOT
-from memplan.mxnet.realise import onednn_kernels, processor
-from memplan.mxnet.realise.onednn_kernels import Kernel, kernels
-from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.estimate import onednn_kernels, processor
+from memplan.mxnet.realise.estimate.onednn_kernels import Kernel, kernels
+from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.planning.realisation import trace
 
 # Channels, filters, the dimensions of a picture, and what a convolution is called with.

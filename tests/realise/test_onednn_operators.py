@@ -9,7 +9,7 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
-from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.estimate.layout_copies import copies
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.planning.realisation import trace

@@ -10,12 +10,12 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
-from memplan.mxnet.realise import workspace_estimate
-from memplan.mxnet.realise.copied_back import copied_back_nbytes
-from memplan.mxnet.realise.layout_copies import copies
-from memplan.mxnet.realise.operator_space import space_nbytes
-from memplan.mxnet.realise.scratchpads import scratchpads
-from memplan.mxnet.realise.workspace_estimate import largest_nbytes, packed_nbytes
+from memplan.mxnet.realise.estimate import workspace_estimate
+from memplan.mxnet.realise.estimate.copied_back import copied_back_nbytes
+from memplan.mxnet.realise.estimate.layout_copies import copies
+from memplan.mxnet.realise.estimate.operator_space import space_nbytes
+from memplan.mxnet.realise.estimate.scratchpads import scratchpads
+from memplan.mxnet.realise.estimate.workspace_estimate import largest_nbytes, packed_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 

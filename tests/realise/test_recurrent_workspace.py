@@ -11,8 +11,8 @@ import pytest
 
 from helpers import recurrent
 from helpers.recurrent import Layers
-from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
-from memplan.mxnet.realise.workspace_estimate import executor_nbytes, packed_nbytes
+from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept
+from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes, packed_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.planning.realisation import trace
 

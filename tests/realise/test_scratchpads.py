@@ -9,8 +9,8 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
-from memplan.mxnet.realise import columns, onednn_kernels, scratchpads
-from memplan.mxnet.realise.layout_copies import copies
+from memplan.mxnet.realise.estimate import columns, onednn_kernels, scratchpads
+from memplan.mxnet.realise.estimate.layout_copies import copies
 from memplan.planning.realisation import trace
 
 Symbol = mx.sym.Symbol

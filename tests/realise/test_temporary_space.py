@@ -8,7 +8,7 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import convolved
-from memplan.mxnet.realise import onednn_kernels, workspace_estimate
+from memplan.mxnet.realise.estimate import onednn_kernels, workspace_estimate
 from memplan.planning import parcel
 from memplan.planning.job import Job
 from memplan.step.mirroring import mirror

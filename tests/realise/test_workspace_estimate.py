@@ -10,15 +10,15 @@ import mxnet as mx
 import pytest
 
 from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
-from memplan.mxnet.realise import (
+from memplan.mxnet.realise.estimate import (
     columns,
     dense_buffers,
     onednn_kernels,
     scratchpads,
     workspace_estimate,
 )
-from memplan.mxnet.realise.layout_copies import Copies, copies
-from memplan.mxnet.realise.workspace_estimate import (
+from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
+from memplan.mxnet.realise.estimate.workspace_estimate import (
     executor_nbytes,
     largest_nbytes,
     packed_nbytes,

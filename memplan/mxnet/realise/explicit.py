@@ -22,7 +22,13 @@ from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
-from memplan.mxnet.realise.layout_copies import rules
+from memplan.mxnet.realise.estimate.layout_copies import rules
+from memplan.mxnet.realise.estimate.turned_layouts import with_layouts_as_turned
+from memplan.mxnet.realise.estimate.varying_layouts import (
+    check_sensitive,
+    with_notes_for_their_data,
+)
+from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
@@ -33,12 +39,6 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     runnable,
 )
-from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
-from memplan.mxnet.realise.varying_layouts import (
-    check_sensitive,
-    with_notes_for_their_data,
-)
-from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor

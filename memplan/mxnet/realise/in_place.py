@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from memplan.mxnet.realise.layout_copies import SUM, own_inputs
+from memplan.mxnet.realise.estimate.layout_copies import SUM, own_inputs
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     is_gradient_of_slopes,

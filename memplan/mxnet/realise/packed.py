@@ -20,6 +20,7 @@ from memplan.memory.packing import Packing, check_packing, pack
 from memplan.memory.temporary import NOTHING
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.engine import bundles
+from memplan.mxnet.realise.estimate.workspace_estimate import packed_nbytes
 from memplan.mxnet.realise.explicit import Explicit, in_order, step_nodes
 from memplan.mxnet.realise.imperative import (
     AnyCall,
@@ -44,7 +45,6 @@ from memplan.mxnet.realise.rewrite import runnable
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
-from memplan.mxnet.realise.workspace_estimate import packed_nbytes
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled

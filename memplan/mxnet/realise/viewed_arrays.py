@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from memplan.mxnet.realise.varying_layouts import arrays, may_be_own, takes_notes
+from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own, takes_notes
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import ignored_inputs, viewed_inputs

@@ -12,9 +12,9 @@ from typing import Any
 import mxnet as mx
 
 from memplan.memory.blocks import allocate
+from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
-from memplan.mxnet.realise.workspace_estimate import executor_nbytes
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.train.gradients import Gradients

@@ -7,9 +7,9 @@ jit_uni_dw_conv_kernel_utils.cpp). Channels lie side by side in blocks of 16, in
 
 from __future__ import annotations
 
-from memplan.mxnet.realise import onednn_avx2
-from memplan.mxnet.realise.onednn_geometry import Convolution
-from memplan.mxnet.realise.processor import cache_nbytes_of_onednn
+from memplan.mxnet.realise.estimate import onednn_avx2
+from memplan.mxnet.realise.estimate.onednn_geometry import Convolution
+from memplan.mxnet.realise.estimate.processor import cache_nbytes_of_onednn
 
 BLOCK = 16
 _BLOCKS_OF_GROUPS = (16, 8, 4)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from memplan.mxnet.realise.box_space import BOX_FORMULAS
-from memplan.mxnet.realise.no_space import takes_nothing
-from memplan.mxnet.realise.numpy_space import NUMPY_FORMULAS, of_scalar
+from memplan.mxnet.realise.estimate.box_space import BOX_FORMULAS
+from memplan.mxnet.realise.estimate.no_space import takes_nothing
+from memplan.mxnet.realise.estimate.numpy_space import NUMPY_FORMULAS, of_scalar
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 

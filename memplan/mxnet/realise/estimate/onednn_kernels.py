@@ -11,9 +11,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
-from memplan.mxnet.realise import onednn_avx2, onednn_avx512
-from memplan.mxnet.realise.onednn_geometry import Convolution, convolution
-from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.estimate import onednn_avx2, onednn_avx512
+from memplan.mxnet.realise.estimate.onednn_geometry import Convolution, convolution
+from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.nnvm import Node
 
 # Modules that say what a kind of kernels can do.

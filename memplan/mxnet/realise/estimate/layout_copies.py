@@ -13,9 +13,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
-from memplan.mxnet.realise.onednn_kernels import kernels, knows_dtype
-from memplan.mxnet.realise.reshaped import Reshaped, handed_on
-from memplan.mxnet.realise.whole_pictures import Turned, is_of_whole_pictures, is_turned
+from memplan.mxnet.realise.estimate.onednn_kernels import kernels, knows_dtype
+from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on
+from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout

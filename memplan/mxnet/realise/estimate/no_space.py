@@ -5,7 +5,7 @@ ForwardResource, BackwardResource), or for some numbers or a row, or for nothing
 dense and on a CPU (ReduceWorkspaceSize of tensor/broadcast_reduce-inl.h is 0), or only where they
 add to what is there (kAddTo of tensor/la_op.h). And their code makes no large arrays of its own.
 Where one takes something in some cases, or its backward op does,
-:mod:`memplan.mxnet.realise.operator_space` tells of it.
+:mod:`memplan.mxnet.realise.estimate.operator_space` tells of it.
 """
 
 from __future__ import annotations

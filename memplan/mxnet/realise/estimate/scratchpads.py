@@ -6,10 +6,10 @@ import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from memplan.mxnet.realise.columns import Columns
-from memplan.mxnet.realise.onednn_geometry import convolution
-from memplan.mxnet.realise.onednn_kernels import kernels
-from memplan.mxnet.realise.operator_space import is_convolution_of_mxnet
+from memplan.mxnet.realise.estimate.columns import Columns
+from memplan.mxnet.realise.estimate.onednn_geometry import convolution
+from memplan.mxnet.realise.estimate.onednn_kernels import kernels
+from memplan.mxnet.realise.estimate.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.step.graph import TrainingGraph
 
@@ -25,10 +25,10 @@ def scratchpads(
 ) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
-    Products of matrices take columns (:mod:`memplan.mxnet.realise.columns`). oneDNN's own kernels
-    were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody reads is not
-    computed. The ops of ``graph`` are ``nodes``; those of equal ``layouts`` meet the same ones,
-    where that is known.
+    Products of matrices take columns (:mod:`memplan.mxnet.realise.estimate.columns`). oneDNN's own
+    kernels were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody
+    reads is not computed. The ops of ``graph`` are ``nodes``; those of equal ``layouts`` meet the
+    same ones, where that is known.
     """
     kinds: dict[Any, set[Hashable]] = {}
     node_of: dict[Any, Node] = {}

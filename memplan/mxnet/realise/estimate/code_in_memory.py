@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memplan.mxnet.realise.onednn_kernels import knows_dtype
-from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
+from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memplan.mxnet.realise.onednn_geometry import Axis, Convolution
+from memplan.mxnet.realise.estimate.onednn_geometry import Axis, Convolution
 
 BLOCK = 8
 

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from memplan.memory.temporary import Temporary
-from memplan.mxnet.realise.code_in_memory import (
+from memplan.mxnet.realise.estimate.code_in_memory import (
     CALL_NBYTES,
     EXPLICIT_CALL_NBYTES,
     PACKED_CALL_NBYTES,
@@ -21,18 +21,18 @@ from memplan.mxnet.realise.code_in_memory import (
     further_calls,
     uncounted_nbytes,
 )
-from memplan.mxnet.realise.copied_back import (
+from memplan.mxnet.realise.estimate.copied_back import (
     copied_back_nbytes,
     is_beside_space,
     nbytes_if_overwriting,
     nbytes_if_unread,
 )
-from memplan.mxnet.realise.dense_buffers import buffers_nbytes, threads_nbytes
-from memplan.mxnet.realise.layout_copies import Copies, copies
-from memplan.mxnet.realise.operator_space import is_known, space_nbytes
-from memplan.mxnet.realise.processor import has_avx512
-from memplan.mxnet.realise.recurrent_workspace import nbytes_kept
-from memplan.mxnet.realise.scratchpads import largest_columns_nbytes, scratchpads
+from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes, threads_nbytes
+from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
+from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
+from memplan.mxnet.realise.estimate.processor import has_avx512
+from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept
+from memplan.mxnet.realise.estimate.scratchpads import largest_columns_nbytes, scratchpads
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
@@ -82,10 +82,11 @@ def executor_nbytes(
 
     And, op by op, what an explicit call takes for each further run, and what temporary space a step
     takes more if the schedule has the op computed beside its place. Of the copies that the executor
-    keeps those of the base order are counted (:mod:`memplan.mxnet.realise.layout_copies`); other
-    schedules keep others (:mod:`memplan.memory.layouts`). Beside these and scratchpads it has one
-    temporary space (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some
-    of what comes and goes: some of every size, at least as much as one op takes, and as much again
+    keeps those of the base order are counted
+    (:mod:`memplan.mxnet.realise.estimate.layout_copies`); other schedules keep others
+    (:mod:`memplan.memory.layouts`). Beside these and scratchpads it has one temporary space
+    (MXNet's src/executor/attach_op_resource_pass.cc), and the C library keeps some of what comes
+    and goes: some of every size, at least as much as one op takes, and as much again
     where it ``leaves_holes``, because nobody tells it to give memory back, and no copies that are
     kept fill them, which leave a quarter of that; of large arrays it keeps nothing.
     Set on 130 schedules of the networks of benchmarks/process_networks.py, of Gluon's zoo and of

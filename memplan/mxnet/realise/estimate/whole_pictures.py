@@ -11,8 +11,8 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from memplan.mxnet.realise import onednn_avx2, onednn_avx512
-from memplan.mxnet.realise.processor import has_avx512
+from memplan.mxnet.realise.estimate import onednn_avx2, onednn_avx512
+from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.nnvm import Node
 
 

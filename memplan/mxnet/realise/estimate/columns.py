@@ -11,8 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memplan.mxnet.realise.onednn_geometry import Convolution
-from memplan.mxnet.realise.processor import cache_nbytes, cache_nbytes_of_onednn, has_avx512
+from memplan.mxnet.realise.estimate.onednn_geometry import Convolution
+from memplan.mxnet.realise.estimate.processor import (
+    cache_nbytes,
+    cache_nbytes_of_onednn,
+    has_avx512,
+)
 
 # Columns that would take more than this many times what a convolution reads and writes, or more
 # than a gigabyte, are made a few at a time: for the gradient of the data in a tenth of that, and

@@ -1,0 +1,1 @@
+"""What a step takes beside its arrays: workspaces, buffers, copies in other layouts, code."""
