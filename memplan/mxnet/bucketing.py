@@ -10,8 +10,8 @@ import mxnet as mx
 
 from memplan.errors import MemplanError
 from memplan.mxnet.module import Module
-from memplan.mxnet.train.bound_before import BoundBefore
-from memplan.mxnet.train.plans import planner_of_steps
+from memplan.mxnet.train.modules.bound_before import BoundBefore
+from memplan.mxnet.train.modules.plans import planner_of_steps
 from memplan.mxnet.train.updates import refusal_of_module
 from memplan.planning.plan import Plan
 from memplan.step.costs import Costs

@@ -23,8 +23,8 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import check_names, complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
-from memplan.mxnet.train.named_parameters import named_parameters
-from memplan.mxnet.train.nesting import dtype_name, leaves
+from memplan.mxnet.train.arrays.nesting import dtype_name, leaves
+from memplan.mxnet.train.blocks.named_parameters import named_parameters
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
 Shapes = Mapping[str, Sequence[Any]]

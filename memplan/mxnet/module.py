@@ -13,10 +13,10 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.trace.environment import match_range
-from memplan.mxnet.train.bound_before import BoundBefore
-from memplan.mxnet.train.module_executor import Executor, Lent
-from memplan.mxnet.train.plans import Plans, Request, planner_of_steps
-from memplan.mxnet.train.updated_by import UpdatedBy
+from memplan.mxnet.train.modules.bound_before import BoundBefore
+from memplan.mxnet.train.modules.module_executor import Executor, Lent
+from memplan.mxnet.train.modules.plans import Plans, Request, planner_of_steps
+from memplan.mxnet.train.modules.updated_by import UpdatedBy
 from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
 from memplan.planning.plan import Plan
 from memplan.planning.shapes import ShapePlanner

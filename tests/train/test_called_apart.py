@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import differences, gradients
 from helpers.blocks import CPU
 from memplan.mxnet.gluon import TrainStep, planned
-from memplan.mxnet.train import block_network
+from memplan.mxnet.train.blocks import block_network
 from memplan.planning.shapes import ShapePlanner
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt"}

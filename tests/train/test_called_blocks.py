@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
-from memplan.mxnet.train.nesting import leaves, per_context
+from memplan.mxnet.train.arrays.nesting import leaves, per_context
 
 REALISATIONS = ["packed", "explicit"]
 

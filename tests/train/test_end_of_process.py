@@ -13,7 +13,7 @@ import pytest
 
 from helpers.schedules import random_schedule
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.train import end_of_process
+from memplan.mxnet.train.arrays import end_of_process
 from memplan.planning.process import IDLE_TIMER
 from memplan.planning.realisation import trace
 

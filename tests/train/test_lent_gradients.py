@@ -11,7 +11,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from memplan.mxnet.gluon import planned
-from memplan.mxnet.train import gradients
+from memplan.mxnet.train.arrays import gradients
 
 
 @pytest.fixture

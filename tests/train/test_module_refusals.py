@@ -12,7 +12,7 @@ import pytest
 
 from memplan.errors import ArgumentError, BudgetError, MemplanError
 from memplan.mxnet import BucketingModule, Module
-from memplan.mxnet.train import module_executor
+from memplan.mxnet.train.modules import module_executor
 
 S = mx.sym
 ADVANCE = {"learning_rate": 0.1, "momentum": 0.9}

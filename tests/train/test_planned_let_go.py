@@ -17,7 +17,7 @@ from helpers.amounts import long_except
 from helpers.blocks import CPU
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
-from memplan.mxnet.train import array_memory
+from memplan.mxnet.train.arrays import array_memory
 
 X = mx.nd.ones((4, 6), CPU)
 

@@ -26,7 +26,7 @@ from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train import memory_growth
-from memplan.mxnet.train.input_memory import view
+from memplan.mxnet.train.arrays.input_memory import view
 from memplan.mxnet.train.pool import Need, Pool, inference_need, release, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace

@@ -18,15 +18,15 @@ import mxnet as mx
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.array_memory import memory_of
-from memplan.mxnet.train.given_up import given_up
-from memplan.mxnet.train.named_parameters import named_parameters
-from memplan.mxnet.train.nesting import leaves, listed
-from memplan.mxnet.train.read_by_loss import ReadByLoss, name_of
+from memplan.mxnet.train.arrays.array_memory import memory_of
+from memplan.mxnet.train.arrays.given_up import given_up
+from memplan.mxnet.train.arrays.nesting import leaves, listed
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of
+from memplan.mxnet.train.blocks.named_parameters import named_parameters
 
 if TYPE_CHECKING:
+    from memplan.mxnet.train.arrays.gradients import Gradients
     from memplan.mxnet.train.first_half import FirstHalf
-    from memplan.mxnet.train.gradients import Gradients
 
 Block = Any
 NDArray = Any

@@ -18,26 +18,26 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
-from memplan.mxnet.train.autograd_grad import refuse_grad_across
-from memplan.mxnet.train.block_network import INPUT, LABEL, BlockNetwork
-from memplan.mxnet.train.constants import mark_constants
-from memplan.mxnet.train.first_half import FirstHalf
-from memplan.mxnet.train.given_up import give_up_gradient
-from memplan.mxnet.train.gradients import (
+from memplan.mxnet.train.arrays.constants import mark_constants
+from memplan.mxnet.train.arrays.given_up import give_up_gradient
+from memplan.mxnet.train.arrays.gradients import (
     Gradients,
     Held,
     Late,
     other_handle,
     without_memory,
 )
-from memplan.mxnet.train.initial_order import is_derived
-from memplan.mxnet.train.nesting import Arrays, leaves, of_semantics, regrouped
+from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
+from memplan.mxnet.train.arrays.read_by_loss import name_of
+from memplan.mxnet.train.arrays.writes import nupdates_of
+from memplan.mxnet.train.autograd_grad import refuse_grad_across
+from memplan.mxnet.train.blocks.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.blocks.initial_order import is_derived
+from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs_of
+from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
+from memplan.mxnet.train.first_half import FirstHalf
 from memplan.mxnet.train.pool import Pool
-from memplan.mxnet.train.read_by_loss import name_of
-from memplan.mxnet.train.static_graphs import StaticObjects, renew_graphs_of
-from memplan.mxnet.train.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.train_executor import TrainExecutor
-from memplan.mxnet.train.writes import nupdates_of
 from memplan.planning.plan import Plan
 from memplan.util.numbers import plain, shown
 

@@ -9,9 +9,9 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.mxnet.train.asked_gradients import every_parameter
-from memplan.mxnet.train.nesting import leaves
-from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read
+from memplan.mxnet.train.arrays.asked_gradients import every_parameter
+from memplan.mxnet.train.arrays.nesting import leaves
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, is_read
 
 Block = Any
 

@@ -13,13 +13,13 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.train.array_memory import is_recorded_elsewhere
-from memplan.mxnet.train.constants import reads_only_constants
-from memplan.mxnet.train.gradients import Late
-from memplan.mxnet.train.nesting import leaves
-from memplan.mxnet.train.read_by_loss import ReadByLoss, is_read, number_of
-from memplan.mxnet.train.sums_of_loss import Item, warn_of_sums
-from memplan.mxnet.train.writes import Writes, warn_of_inputs
+from memplan.mxnet.train.arrays.array_memory import is_recorded_elsewhere
+from memplan.mxnet.train.arrays.constants import reads_only_constants
+from memplan.mxnet.train.arrays.gradients import Late
+from memplan.mxnet.train.arrays.nesting import leaves
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, is_read, number_of
+from memplan.mxnet.train.arrays.writes import Writes, warn_of_inputs
+from memplan.mxnet.train.blocks.sums_of_loss import Item, warn_of_sums
 from memplan.util.numbers import shown
 
 if TYPE_CHECKING:

@@ -24,16 +24,16 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.asked_gradients import is_trained
-from memplan.mxnet.train.block_network import check_block
-from memplan.mxnet.train.block_parameters import GivenArrays
-from memplan.mxnet.train.cached_graphs import make_graph
+from memplan.mxnet.train.arrays.asked_gradients import is_trained
+from memplan.mxnet.train.arrays.gradients import passed_on
+from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
+from memplan.mxnet.train.blocks.block_network import check_block
+from memplan.mxnet.train.blocks.block_parameters import GivenArrays
+from memplan.mxnet.train.blocks.cached_graphs import make_graph
+from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
-from memplan.mxnet.train.gradients import passed_on
-from memplan.mxnet.train.kept_by_cells import cells_use_arrays
-from memplan.mxnet.train.nesting import leaves, listed, one_context
-from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
 

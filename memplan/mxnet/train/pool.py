@@ -17,9 +17,9 @@ from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.train.gradients import Gradients
-from memplan.mxnet.train.input_memory import InputMemory
-from memplan.mxnet.train.marks import REMEMBERED, Earlier
+from memplan.mxnet.train.arrays.gradients import Gradients
+from memplan.mxnet.train.arrays.input_memory import InputMemory
+from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
 from memplan.util.heap import give_back_what_is_free

@@ -28,8 +28,8 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.trace.operators import is_random
-from memplan.mxnet.train.bound_arrays import BoundArrays, Gradients
-from memplan.mxnet.train.end_of_process import wait_at_exit
+from memplan.mxnet.train.arrays.bound_arrays import BoundArrays, Gradients
+from memplan.mxnet.train.arrays.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.planning.realisation import check_is_context
 from memplan.step.schedule import Schedule

@@ -23,10 +23,29 @@ import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
+from memplan.mxnet.train.arrays.nesting import (
+    Arrays,
+    Specs,
+    as_inputs,
+    leaves,
+    one_context,
+    per_context,
+    specs_of,
+)
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.autograd_grad import refuse_grad
-from memplan.mxnet.train.block_changes import BlockChanges
-from memplan.mxnet.train.block_network import BlockNetwork, compose, trained_blocks
-from memplan.mxnet.train.block_parameters import GivenArrays, check_arrays, check_trained, trainable
+from memplan.mxnet.train.blocks.block_changes import BlockChanges
+from memplan.mxnet.train.blocks.block_network import BlockNetwork, compose, trained_blocks
+from memplan.mxnet.train.blocks.block_parameters import (
+    GivenArrays,
+    check_arrays,
+    check_trained,
+    trainable,
+)
+from memplan.mxnet.train.blocks.cached_graphs import KeptGraphs
+from memplan.mxnet.train.blocks.computed import Computed, state_of
+from memplan.mxnet.train.blocks.hooks import call_after, call_before
+from memplan.mxnet.train.blocks.loss_calls import LossCalls
 from memplan.mxnet.train.bound_step import (
     BoundStep,
     arguments_of,
@@ -36,23 +55,9 @@ from memplan.mxnet.train.bound_step import (
     place_of,
     scale_of,
 )
-from memplan.mxnet.train.cached_graphs import KeptGraphs
-from memplan.mxnet.train.computed import Computed, state_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
-from memplan.mxnet.train.hooks import call_after, call_before
-from memplan.mxnet.train.loss_calls import LossCalls
-from memplan.mxnet.train.nesting import (
-    Arrays,
-    Specs,
-    as_inputs,
-    leaves,
-    one_context,
-    per_context,
-    specs_of,
-)
 from memplan.mxnet.train.pool import Pool, release, training_need
-from memplan.mxnet.train.read_by_loss import ReadByLoss
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan

@@ -17,9 +17,9 @@ import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.nesting import leaves
-from memplan.mxnet.train.read_by import is_mxnets, is_scripts
-from memplan.mxnet.train.settings import is_same, settings
+from memplan.mxnet.train.arrays.nesting import leaves
+from memplan.mxnet.train.blocks.read_by import is_mxnets, is_scripts
+from memplan.mxnet.train.blocks.settings import is_same, settings
 
 NDArray = Any
 

@@ -1,0 +1,390 @@
+"""The gradients of parameters around a step, which autograd may write into beside it.
+
+Every step marks the parameters anew, twice: its gradients have memory after the second half only.
+A loss reads a parameter as it was marked when that was recorded, and there autograd writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import _LIB, NDArrayHandle, check_call
+from mxnet.ndarray.ndarray import _new_alloc_handle
+
+from memplan.errors import UsageError
+from memplan.mxnet.realise.own_autograd import mark_variables
+from memplan.mxnet.train.arrays.array_memory import is_unused, is_written_by_graphs
+from memplan.mxnet.train.arrays.marks import Earlier, Marks
+from memplan.mxnet.train.arrays.nesting import of_semantics
+from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
+from memplan.mxnet.train.arrays.withheld import Kind, handle_of, is_computed, note, shown, withhold
+
+NDArray = Any
+Parameter = Any
+
+
+@dataclass
+class Held:
+    """The gradient of a parameter on one context, where the plan computes one.
+
+    ``ours`` is the handle that this gave to the parameter's array; another one is of others.
+    """
+
+    parameter: Parameter
+    place: int
+    request: str
+    data: NDArray
+    array: NDArray
+    ours: Any = None
+    #: The class of the array while nobody may read it.
+    withheld: Kind | None = None
+    #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
+    lent: Any = None
+    #: The array that it was lent in the step before, if nobody had used that when the step ended.
+    spare: NDArray | None = None
+
+    @property
+    def current(self) -> NDArray | None:
+        """What the parameter's gradient is now; None if it has none in this place."""
+        arrays = self.parameter._grad or ()
+        return arrays[self.place] if self.place < len(arrays) else None
+
+    def to_lend(self) -> NDArray:
+        """An array for the gradient, without memory: that of the step before, if nobody used it.
+
+        Most of the time that lending takes MXNet would make another one, and free it.
+        """
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and is_unused(spare) else without_memory(self.array)
+
+    def is_ours(self) -> bool:
+        return self.current is not None and handle_of(self.current) is self.ours
+
+    def withhold(self) -> None:
+        """Let nobody read the gradient, which is not there."""
+        if self.current is not None:
+            self.withheld = withhold(self.current, self.withheld, self.parameter, self.data)
+
+    def show(self) -> None:
+        if self.current is not None:
+            shown(self.current)
+
+    def is_of_parameter(self) -> bool:
+        """Has the parameter still this array, in this place, and a gradient?"""
+        parameter = self.parameter
+        if parameter._grad is None or len(parameter._data) <= self.place:
+            return False
+        return parameter._data[self.place] is self.data
+
+    def is_kept(self) -> bool:
+        """Has the script left parameter and gradient alone since the gradient was lent?"""
+        parameter = self.parameter
+        is_same = parameter._grad is self.lent and parameter.grad_req == self.request
+        return is_same and self.is_of_parameter()
+
+    def give(self, array: NDArray) -> NDArray | None:
+        """Make ``array`` what the parameter's gradient is; what it was.
+
+        The Python object stays: who asked for the gradient before the loop may hold it.
+        """
+        other = other_handle(array)
+        if self.parameter._grad is None:  # it was given up, on the one context where it was
+            self.parameter._grad = [None]
+        current = self.parameter._grad[self.place]
+        if current is None or not (self.is_ours() or shown(current).stype == array.stype):
+            self.parameter._grad[self.place] = of_semantics(other)
+            self.ours = self.parameter._grad[self.place].handle
+            self._is_given()
+            return current
+        self.ours = other.handle
+        self._is_given()
+        handle = shown(current).handle
+        current.handle, other.handle = other.handle, handle
+        return other
+
+    def move_out(self) -> None:
+        """Give the parameter an array of its own for its gradient, with what that is now."""
+        gradient = self.parameter._grad[self.place]
+        is_fresh = self.data._fresh_grad
+        self.give(gradient.copy())
+        mark_variables([self.data], [gradient], "write")
+        self.data._fresh_grad = is_fresh
+        self.ours = None
+        del _OURS[self.parameter][self.place]
+
+    def _is_given(self) -> None:
+        _OURS.setdefault(self.parameter, {})[self.place] = self.ours
+
+
+#: The handles that plans gave last to the gradients of parameters, by context.
+_OURS: WeakKeyDictionary[Parameter, dict[int, Any]] = WeakKeyDictionary()
+
+
+def is_of_plan(parameter: Parameter, place: int) -> bool:
+    """Is its gradient on the context of this ``place`` an array of a plan's?"""
+    return handle_of(parameter._grad[place]) is _OURS.get(parameter, {}).get(place)
+
+
+class Gradients:
+    """The gradients of the parameters to which a plan is bound, on one context."""
+
+    def __init__(self, held: Sequence[Held], earlier: Earlier) -> None:
+        """``earlier`` are of all whose steps run in the same memory."""
+        self._written = [h for h in held if h.request == "write"]
+        self._added = [h for h in held if h.request == "add"]
+        # By which autograd knows the parameters: now, in the step that ran last, and before.
+        self._marks = self._lent = Marks()
+        self._numbers_added: Sequence[int] = []
+        self._earlier = earlier
+        self._is_lent = False
+
+    def are_current(self) -> bool:
+        """Are those to which steps add still the parameters' own?"""
+        return all(h.parameter._grad[h.place] is h.array for h in self._added)
+
+    def written(self) -> list[NDArray]:
+        """The parameters whose gradients autograd has written and would overwrite."""
+        return [h.data for h in self._written if h.data._fresh_grad]
+
+    def follow(self, last: Gradients) -> None:
+        """Before a step in the memory of the ``last`` one: what that computed alone moves out.
+
+        MXNet keeps the gradients of parameters that a step does not read.
+        """
+        # There autograd would write into the memory of the step.
+        self._earlier += [last._lent, last._marks]
+        # One class for each gradient serves steps of all shapes.
+        kinds = {(id(h.parameter), id(h.data)): h.withheld for h in last._written}
+        for held in self._written:
+            held.withheld = held.withheld or kinds.get((id(held.parameter), id(held.data)))
+        ours = {id(held.data) for held in self._written}
+        for held in [] if last._is_lent else last._written:
+            if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
+                held.move_out()
+
+    def leave(self) -> None:
+        """Before the memory of the step goes: the parameters keep their gradients outside of it.
+
+        A further step can then be bound in the place of that memory. If that fails, nothing is
+        lost.
+        """
+        for held in self._written:
+            if not held.is_of_parameter():  # autograd has a gradient there by what it had before
+                held.data, held.withheld, held.lent = held.data.detach(), None, None
+            elif not self._is_lent and held.is_ours():
+                held.move_out()
+            held.array = without_memory(held.array)
+
+    def lend(self) -> None:
+        """Give the parameters arrays for gradients, of which none has memory before it is used."""
+        foreign = _marks_of([h for h in self._written if not h.is_ours()])
+        self._earlier += [self._lent, self._marks, foreign]
+        self._is_lent = True  # Ctrl-C may come within what follows
+        self._mark([h.to_lend() for h in self._written])
+        self._lent = self._marks
+        self._numbers_added = [number_of(h.data) for h in self._added]
+        for held in (*self._written, *self._added):
+            held.lent = held.parameter._grad
+
+    def check_marks(self) -> None:
+        """UsageError where a script has attached other arrays for gradients since :meth:`lend`."""
+        lent = zip(self._lent.numbers, self._written, strict=True)
+        ours = [pair for pair in lent if pair[1].is_ours()]
+        for number, held in (*ours, *zip(self._numbers_added, self._added, strict=True)):
+            if held.is_kept() and number_of(held.data) != number:
+                raise UsageError(
+                    f"attach_grad of parameter {held.parameter.name!r} was called between the call "
+                    f"of a planned block and backward, which would write no gradient there; call "
+                    f"it before the block, or leave it out: p.grad() is the gradient"
+                )
+
+    def let_go(self) -> bool:
+        """Leave gradients to parameters that got other arrays since :meth:`lend`; are there such?
+
+        What MXNet computes of a loss that was recorded before goes where the old ones were.
+        """
+        kept = {place: h for place, h in enumerate(self._written) if h.is_kept()}
+        added = [h for h in self._added if h.is_kept()]
+        are_gone = (len(kept), len(added)) != (len(self._written), len(self._added))
+        if are_gone:
+            numbers = [self._lent.numbers[place] for place in kept]
+            self._lent = self._marks = Marks(numbers, [h.parameter.name for h in kept.values()])
+            self._written, self._added = list(kept.values()), added
+        return are_gone
+
+    def beside(self) -> dict[str, NDArray]:
+        """The gradients that autograd has written into arrays that are lent, to be added to."""
+        held = [h for h in self._written if h.data._fresh_grad]
+        return {h.parameter.name: h.parameter._grad[h.place].as_nd_ndarray() for h in held}
+
+    def withhold(self) -> None:
+        """Let nobody read arrays that are lent, but for those that autograd writes."""
+        for held in self._written:
+            held.withhold()
+        self.show_written()
+
+    def show_written(self) -> None:
+        """Of the arrays that are lent let those be read into which autograd has written."""
+        for held in self._written if self._is_lent else []:
+            if held.data._fresh_grad:
+                is_computed(held.parameter)
+                held.show()
+
+    def hand_over(self) -> Late:
+        """Make the arrays in which the gradients will be those of the parameters.
+
+        What these were before is where a loss that was recorded until now writes.
+        """
+        late = Late([], [])
+        if not self._is_lent and not all(h.is_ours() for h in self._written):
+            self._earlier += [self._marks, _marks_of(self._written)]
+            before = self._mark([h.array for h in self._written])
+            for held, array in zip(self._written, before, strict=True):
+                note(held.parameter, array)
+        elif self._is_lent:
+            # What somebody has written is withheld no longer.
+            unused = [h.withheld and type(h.current) is h.withheld.type for h in self._written]
+            # Backward of autograd, if it is used beside this step, must write there too.
+            before = self._mark([h.array for h in self._written])
+            late = Late(self._lent.numbers, list(zip(self._written, before, strict=True)))
+            for (held, array), is_spare in zip(late.before, unused, strict=True):
+                held.spare = array if is_spare else None
+        self._is_lent = False
+        return late
+
+    @contextlib.contextmanager
+    def computed(self) -> Iterator[None]:
+        """Around what computes them: an optimizer may take them only where that has not failed.
+
+        What was added before a step that only begins stays, for an optimizer to take.
+        """
+        every = [held.data for held in (*self._written, *self._added)]
+        for data in every:
+            data._fresh_grad = False
+        yield
+        for data in every:
+            data._fresh_grad = True
+        for held in self._written:
+            is_computed(held.parameter)
+
+    def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
+        """Let autograd write gradients to these ``arrays``; those that the parameters had."""
+        before = [held.give(array) for held, array in zip(self._written, arrays, strict=True)]
+        data = [held.data for held in self._written]
+        if data:
+            gradients = [held.parameter._grad[held.place] for held in self._written]
+            mark_variables(data, gradients, "write")
+            first = number_of(data[0])
+            numbers = range(first, first + len(data))
+            self._marks = Marks(numbers, [held.parameter.name for held in self._written])
+            if number_of(data[-1]) != numbers[-1]:  # another thread marked some meanwhile
+                self._marks = _marks_of(self._written)
+        return before
+
+    def reads(self, read: ReadByLoss) -> bool:
+        """Does a loss read the parameters as they are marked now?"""
+        every = (self._marks.numbers, self._numbers_added)
+        return any(number in numbers for number in read.variables for numbers in every)
+
+    def numbered(self) -> Iterator[tuple[int, Held]]:
+        """By which number autograd knows each parameter whose gradient is written now."""
+        return zip(self._marks.numbers, self._written, strict=True)
+
+    def names_added(self, read: ReadByLoss) -> list[str]:
+        """The parameters that a loss reads and to whose gradients those of a step are added."""
+        added = zip(self._numbers_added, self._added, strict=True)
+        return [held.parameter.name for number, held in added if number in read.variables]
+
+    def check(self, read: ReadByLoss) -> None:
+        """UsageError for a loss that reads parameters as they were before the step began."""
+        if any(marks.read_by(read) for marks in self._earlier):
+            raise UsageError(
+                "the loss reads a parameter of a planned block past the block, and did so "
+                "before the block was called, where its gradient has no memory now; call the "
+                "block first, and then compute the penalty, or whatever it is, from p.data()"
+            )
+
+    def check_asked(self, read: ReadByLoss, asked: Collection[str]) -> None:
+        """UsageError where a loss reads a parameter as it was marked before, ``asked`` by now.
+
+        MXNet would find no way from the loss to what is asked, or leave out what it reads so.
+        """
+        former = [marks for marks in (*self._earlier, self._lent) if marks is not self._marks]
+        names = {name for marks in former for name in marks.read_by(read)}
+        for held in self._written if names else []:
+            if held.parameter.name in names and name_of(held.data) in asked:
+                raise UsageError(
+                    f"mx.autograd.grad does not reach parameter {held.parameter.name!r}: a planned "
+                    f"step has begun or ended since the loss was recorded, and either marks the "
+                    f"parameters anew for autograd; differentiate the loss before that, or record "
+                    f"it after"
+                )
+
+
+def _marks_of(every: Sequence[Held]) -> Marks:
+    numbers = [number_of(held.data) for held in every]
+    return Marks(numbers, [held.parameter.name for held in every])
+
+
+@dataclass
+class Late:
+    """Where autograd writes the gradients of what was recorded between the halves of a step."""
+
+    numbers: Sequence[int]
+    before: list[tuple[Held, NDArray | None]]
+
+    def is_awaited(self) -> bool:
+        """Is there a graph still of what was recorded then?"""
+        return any(is_written_by_graphs(a) for _, a in self.before if a is not None)
+
+    def written_by(self, read: ReadByLoss) -> list[tuple[Held, NDArray]]:
+        """The gradients that a loss would write there, of parameters that are still the same."""
+        if not self.numbers:
+            return []
+        places = [self.numbers.index(n) for n in read.variables if n in self.numbers]
+        found = [self.before[place] for place in places]
+        return [(held, a) for held, a in found if a is not None and held.is_of_parameter()]
+
+
+@contextlib.contextmanager
+def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
+    """Around a ``backward``: gradients of what was recorded before reach the parameters."""
+    pairs = [pair for one in late for pair in one.written_by(read)]
+    fresh = [held.data._fresh_grad for held, _ in pairs]
+    for held, _ in pairs:
+        held.data._fresh_grad = False
+    try:
+        yield
+    except BaseException:
+        for (held, _), was_fresh in zip(pairs, fresh, strict=True):
+            held.data._fresh_grad = was_fresh
+        raise
+    with autograd.pause():
+        for held, array in pairs:
+            gradient = shown(held.current)
+            if held.data._fresh_grad:
+                gradient += array
+            else:
+                array.copyto(gradient)
+            held.data._fresh_grad = True
+
+
+def other_handle(array: NDArray) -> NDArray:
+    """The same array, of which autograd knows the same."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return type(array)(handle, writable=array.writable)
+
+
+def without_memory(like: NDArray) -> NDArray:
+    """An array of this kind, which gets memory when something is written into it."""
+    if like.stype != "default":
+        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
+    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))

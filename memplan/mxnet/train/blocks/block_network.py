@@ -1,0 +1,320 @@
+"""A Gluon block and its loss as one Symbol."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import mxnet as mx
+
+from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.mxnet.realise.step_scope import recorded
+from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.nnvm import from_json, shape_is_known
+from memplan.mxnet.trace.probe import keeps_state_of_library
+from memplan.mxnet.train.arrays.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
+from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
+from memplan.mxnet.train.blocks.calls import Ops
+from memplan.mxnet.train.blocks.composing_thread import Hooks
+from memplan.mxnet.train.blocks.initial_order import (
+    Calls,
+    as_initialised,
+    noting_calls,
+    warn_of_loops,
+    warn_of_order,
+    warn_of_pause,
+)
+from memplan.mxnet.train.blocks.kept_by_cells import cells_begin_anew
+from memplan.mxnet.train.blocks.loss_calls import losses_by
+from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, moving_statistics
+from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
+from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
+from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
+from memplan.mxnet.train.blocks.refused_symbols import cannot_take_symbols
+from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
+from memplan.mxnet.train.blocks.structure import structure_of
+from memplan.mxnet.train.blocks.symbols_seen import refusing_rows, warn_of_symbols
+from memplan.mxnet.train.blocks.unread_losses import (
+    LossOperator,
+    losses_by_output,
+    refuse_unread_losses,
+)
+
+Parameter = Any
+
+# Names of the variables that stand for inputs and labels; parameters have others.
+INPUT, LABEL = "memplan_input", "memplan_label"
+
+
+@dataclass(frozen=True)
+class BlockNetwork:
+    """A block with its loss as a Symbol.
+
+    ``shapes`` are those of the variables that stand for inputs and labels.
+    ``form`` is the nesting of its outputs (the losses, then the kept outputs of the block), with
+    the classes of named tuples, which may be others in equal networks.
+    ``structure`` is the same for every network of these ops and variables, whatever the ops are
+    named. ``inputs`` are the names of its variables, in the order in which MXNet initialises
+    parameters: first those of the block. Those that are ``unread``, with their shapes, are among
+    them: parameters of which the block computes what nothing uses. ``losses`` are, for every output
+    of a step in halves, the loss operators by which MXNet trains where a loss reads the output.
+    ``user_code`` are the graphs that have Custom ops (:meth:`Ops.user_code`); equal networks of
+    other blocks have others. ``statistics`` says what moves where that depends on the loss.
+    """
+
+    symbol: mx.sym.Symbol
+    shapes: Mapping[str, tuple[int, ...]]
+    form: Any
+    structure: str
+    inputs: tuple[str, ...]
+    unread: Mapping[str, tuple[int, ...]]
+    losses: tuple[frozenset[LossOperator], ...]
+    user_code: list[tuple[mx.gluon.Block, list[int]]]
+    statistics: MovingStatistics | None
+
+
+def compose(
+    block: mx.gluon.HybridBlock,
+    loss: Any,
+    specs: Specs,
+    params: Mapping[str, Parameter],
+    *,
+    keep_outputs: bool,
+    by_graphs: Callable[..., AbstractContextManager[None]],
+    in_halves: bool = False,
+    has_been_called: bool = False,
+    run: Callable[..., Any] | None = None,
+    call_loss: Callable[..., Any] | None = None,
+    known: BlockNetwork | None = None,
+) -> BlockNetwork:
+    """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
+
+    ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
+    be one of the user's, has made these inputs of others, and is not to run again.
+    ``by_graphs`` is around the run: within, hybridized blocks compute what their graphs do.
+    With ``keep_outputs`` the block's outputs are outputs, too.
+    ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
+    ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
+    does, of ``params``, what is noted of calls, the block's outputs and the labels.
+    If it is the network that is ``known``, of equal ``params``, that is returned.
+    Raises TraceError for blocks that take no Symbols, ArgumentError for variables of no ``params``.
+    """
+    inputs, labels = map(variables, specs.items, (INPUT, LABEL))
+    given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
+    asked: list[str] = []
+    # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
+    # Names that MXNet counts begin anew, for those of equal networks to be equal.
+    with (
+        mx.name.NameManager(),
+        _without_hooks(block),
+        cells_begin_anew(block),
+        telling_others_apart(blocks, params) as others,
+        noting_calls(params) as noted,
+        by_graphs(blocks, params, noted.of_graph),
+    ):
+        run = run or (_as_called(block, inputs, noted) if has_been_called else block)
+        losses_of = functools.partial(call_loss, params, noted) if call_loss else None
+        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels)
+        losses, outputs = recorded(lambda: refusing_rows(composed, asked))
+    if has_been_called and not block._active:
+        _check_unwritten(block, given, list(leaves((inputs, labels))))
+    nested = losses, alike(blocked, outputs) if keep_outputs else None
+    group = _grouped(block, loss, *nested)
+    refuse_read(others, group)
+    form = alike(lambda symbol: len(symbol.list_outputs()), nested)
+    ops = Ops(group, outputs, noted.calls)
+    refuse_scaled_losses(block, ops, params)
+    refuse_other_modes(block, noted.calls, group)
+    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
+    reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
+    apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
+    structure = json.dumps([reached, sorted(of_any), ops.as_called(params), structure_of(group)])
+    if known is not None and (known.structure, known.form) == (structure, form):
+        return replace(known, form=form, user_code=ops.user_code())
+    warn_of_symbols(blocks, loss, asked)
+    symbol = as_run(marked_apart(group, apart), ops, params)
+    names, inputs = [variable.name for variable in given], symbol.list_inputs()
+    _check_known(inputs, {*params, *names}, has_loss=loss is not None)
+    unread = _unread(noted, params, inputs)
+    _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
+    warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread])
+    return BlockNetwork(
+        declared(symbol, params, in_halves=in_halves),
+        dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
+        form,
+        structure,
+        tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
+        unread,
+        by_output,
+        ops.user_code(),
+        moving_statistics(block, ops, params, sum(leaves(form[0]))),
+    )
+
+
+def _warn_of_gradients(
+    block: Any, noted: Calls, ops: Ops, graph: Mapping[str, Any], params: Mapping[str, Parameter]
+) -> None:
+    """Warn of gradients that a step computes otherwise than a ``block`` that gets arrays."""
+    warn_of_loops(block, ops)
+    warn_of_pause(block, noted, graph, [n for n, p in params.items() if p.grad_req != "null"])
+
+
+def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:
+    """The graph of ``symbol``; TraceError for an operator of a library that has a state.
+
+    MXNet makes the state anew for every call of a block, and the executor of a step keeps it.
+    """
+    graph = symbol_json.parse(symbol)
+    for node in from_json(graph)[0]:
+        if keeps_state_of_library(node):
+            raise TraceError(
+                f"op {node.name!r} ({node.op}) has a state of its library, which MXNet makes anew "
+                f"for every call of a block, and a planned step keeps; train the block without a "
+                f"plan, or its Symbol in a memplan.mxnet.Module"
+            )
+    return graph
+
+
+def check_block(block: Any) -> None:
+    """ArgumentError for what is no HybridBlock."""
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise ArgumentError(
+            f"block must be a HybridBlock, for memplan needs its Symbol; got "
+            f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
+            f"Sequential), with hybrid_forward for forward"
+        )
+
+
+def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
+    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
+    check_block(block)
+    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+    if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
+        raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+    return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
+
+
+def _composed(
+    block: mx.gluon.HybridBlock,
+    run: Callable[..., Any],
+    loss: Any,
+    losses_of: Callable[..., Any] | None,
+    inputs: Any,
+    labels: Any,
+) -> tuple[Any, Any]:
+    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute."""
+    culprit: Any = block
+    try:
+        if loss is None:
+            outputs = run(*inputs, *([] if labels is None else as_inputs(labels)))
+            return outputs, outputs
+        outputs = run(*inputs)
+        culprit = loss
+        losses_of = losses_of or functools.partial(losses_by, loss)
+        return losses_of(outputs, labels), outputs
+    except MemplanError:
+        raise
+    except Exception as error:  # the user's code raises whatever it likes
+        raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
+
+
+def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:
+    """The Symbol of all ``losses`` and kept ``outputs``; TraceError unless these are some."""
+    symbols = list(leaves((losses, outputs)))
+    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
+        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
+        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
+    return mx.sym.Group(symbols)
+
+
+def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:
+    """ArgumentError where the network reads anything else than what is ``available``."""
+    unknown = [name for name in inputs if name not in available]
+    if unknown:
+        raise ArgumentError(
+            f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
+            f"block{' or the loss' if has_loss else ''}; register the blocks that it calls, by "
+            f"register_child() or as its attributes: those in a list, tuple or dict are not"
+            + ("; if the loss has parameters, give it as a Block, not as a function" * has_loss)
+        )
+
+
+def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> None:
+    """TraceError where the block has written into a list that it got: the caller's stays as it was.
+
+    So it does where MXNet runs a graph of the block.
+    """
+    if len(given) != len(now) or any(a is not b for a, b in zip(given, now, strict=True)):
+        raise TraceError(
+            f"block {block.name!r} writes into a list that is one of its inputs, and a planned "
+            f"step leaves the caller's list as it was; copy it first, in hybrid_forward "
+            f"(states = list(states)), or call hybridize(), after which MXNet leaves it, too"
+        )
+
+
+def _as_called(block: mx.gluon.HybridBlock, inputs: Any, noted: Calls) -> Callable[..., Any]:
+    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one, which is ``noted``."""
+    if has_graph(block, inputs):
+        compute = functools.partial(outputs_of_graph, block)
+        return functools.partial(noted.of_graph, block, compute)
+    return cast(Callable[..., Any], block.forward)
+
+
+@contextmanager
+def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
+    """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
+    hooks = block._forward_pre_hooks, block._forward_hooks
+    try:
+        block._forward_pre_hooks, block._forward_hooks = map(Hooks, hooks)
+        yield
+    finally:
+        block._forward_pre_hooks, block._forward_hooks = hooks
+
+
+def _inputs(outputs: Any) -> list[str]:
+    """What the block's outputs are computed from, in MXNet's order."""
+    symbols = [output for output in leaves(outputs) if isinstance(output, mx.sym.Symbol)]
+    return mx.sym.Group(symbols).list_inputs() if symbols else []
+
+
+def _outputs(noted: Calls) -> list[mx.sym.Symbol]:
+    """What all operators and graphs have computed that were called."""
+    return [output for call in noted.calls for output in call.outputs]
+
+
+def _in_order(noted: Calls, outputs: Any, names: Collection[str]) -> list[str]:
+    """These ``names`` in the order of graphs that were called, and of the block's ``outputs``."""
+    ordered = dict.fromkeys((*_inputs(_outputs(noted)), *_inputs(outputs), *names))
+    return [name for name in ordered if name in names]
+
+
+def _unread(
+    noted: Calls, params: Mapping[str, Parameter], inputs: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of those of ``params`` that calls have read, but not the network of these ``inputs``.
+
+    MXNet initialises them where it calls what reads them, whether or not the result is used.
+    """
+    names = {*_waiting(noted, params)}.difference(inputs)
+    if not names:
+        return {}
+    whole = declared(mx.sym.Group(_outputs(noted)), params, in_halves=False)
+    arguments, _, states = whole.infer_shape_partial()
+    pairs = [*zip(whole.list_arguments(), arguments, strict=True)]
+    pairs += zip(whole.list_auxiliary_states(), states, strict=True)
+    return {n: tuple(shape) for n, shape in pairs if n in names and shape_is_known(shape)}
+
+
+def _waiting(names: Iterable[str], params: Mapping[str, Parameter]) -> Iterator[str]:
+    """Those of ``names`` whose parameters are."""
+    return (name for name in names if name in params and _is_waiting(params[name]))
+
+
+def _is_waiting(parameter: Parameter) -> bool:
+    """Is it to be initialised where its shape is known?"""
+    return bool(parameter._deferred_init)

@@ -1,0 +1,1 @@
+"""Training by a plan in a Module."""
