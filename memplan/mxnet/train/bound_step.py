@@ -332,10 +332,17 @@ def scale_of(scale: Any) -> float:
     return number
 
 
-def gradient_request(parameter: Parameter) -> str:
-    """What the plan does with the gradient; autograd adds that of what is derived."""
-    has_gradient = parameter.grad_req != "null"
-    return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
+def gradient_requests(names: Iterable[str], params: Mapping[str, Parameter]) -> dict[str, str]:
+    """What a plan does with the gradients of the arguments with these ``names``.
+
+    Of those that are no ``params`` nothing; autograd adds those of what is derived.
+    """
+
+    def request(parameter: Parameter) -> str:
+        has_gradient = parameter.grad_req != "null"
+        return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
+
+    return {name: request(params[name]) if name in params else "null" for name in names}
 
 
 def _initialised(

@@ -51,7 +51,7 @@ from memplan.mxnet.train.bound_step import (
     arguments_of,
     check_mode,
     contexts_of_params,
-    gradient_request,
+    gradient_requests,
     place_of,
     scale_of,
 )
@@ -267,10 +267,9 @@ class TrainStep:
         if not self.unfinished:
             raise UsageError("there is nothing to differentiate: call forward() first, every time")
         heads, grads = heads_of(loss, head_grads)
-        read = ReadByLoss(heads)
-        for half in self.unfinished.values():
+        read, halves = ReadByLoss(heads), self.unfinished.values()
+        for half in halves:
             half.check(read)
-        halves = self.unfinished.values()
         with overwriting(halves):
             try:
                 differentiate(lambda: autograd.backward(heads, grads), read, halves)
@@ -362,19 +361,15 @@ class TrainStep:
         within = self._trainer.updates_within(parameters, kind[1])
         key = (*asked, within)
         if key not in self._plans:
-            arguments = network.symbol.list_arguments()
             if to_run:
                 for name in filter(params.__contains__, network.symbol.list_inputs()):
                     place_of(params[name], ctx)
-            requests = {
-                n: gradient_request(params[n]) if n in params else "null" for n in arguments
-            }
+            requests = gradient_requests(network.symbol.list_arguments(), params)
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
             check_trained(parameters, self.block)
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
-            plan = self._trainer.plan(planned, realisation, within)
-            self._plans[key] = (plan, network)
+            self._plans[key] = self._trainer.plan(planned, realisation, within), network
         return self._plans[key]
 
     def _compose(
