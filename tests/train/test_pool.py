@@ -150,6 +150,30 @@ def test_what_is_freed_for_a_step_goes_back_to_the_system() -> None:
     assert released < 20
 
 
+def grown_by_gradients_mib() -> tuple[float, float]:
+    """Parameters that were frozen for a while, and by how much a first step grows the process."""
+    net = gluon.nn.HybridSequential()
+    for _ in range(12):
+        net.add(gluon.nn.Dense(1024, in_units=1024))
+    net.initialize()
+    step = TrainStep(net, gluon.loss.L2Loss(), realisation="packed", strategy="store_all")
+    params, x = net.collect_params(), mx.nd.ones((2, 1024))
+    for request in ("null", "write"):  # from now on the C library keeps what is as large
+        params.setattr("grad_req", request)
+    mx.nd.waitall()
+    before = memory_growth._status("VmRSS")
+    step(x, x)
+    mx.nd.waitall()
+    grown = memory_growth._status("VmRSS") - before
+    return sum(4 * p.data().size for p in params.values()) / MIB, grown / MIB
+
+
+def test_the_gradients_of_before_a_first_step_go_back_to_the_system() -> None:
+    gradients, grown = in_a_fresh_process(grown_by_gradients_mib)
+    assert gradients > 45
+    assert grown < 0.6 * gradients
+
+
 @pytest.mark.parametrize(
     "network",
     [residual_net(64, 64), hinted_resnet(32, 64), unrolled_lstm(batch=2048, hidden=256)],

@@ -334,7 +334,7 @@ class TrainStep:
         pool.add(need, bound.executor.pool, bound.executor.memory)
         pool.serve(bound.gradients)
         bound.hand_over_gradients()  # the parameters hold those of what went
-        for place in unfit:
+        for place in {ctx, *unfit}:
             release(place)
         return bound
 
