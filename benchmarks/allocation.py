@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 import memplan
 import networks
@@ -29,7 +30,7 @@ SHARES = (0.75, 0.5)
 def row(name: str, realisation: str, time_limit: float) -> list[str]:
     """The cells of a network."""
     net = networks.network(name)
-    options = {"costs": COSTS, "time_limit": time_limit, "data": networks.SHAPE}
+    options: dict[str, Any] = {"costs": COSTS, "time_limit": time_limit, "data": networks.SHAPE}
     memonger = memplan.plan(net, strategy="memonger", **options)
     own, unplanned = networks.MEMONGER_MB[name] * MIB, memonger.unplanned.allocated_nbytes
     sizes = [own, *(int(share * unplanned) for share in SHARES)]

@@ -14,7 +14,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
@@ -23,7 +23,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.process import PlanningProcess
 from memplan.planning.shapes import ShapePlanner
 
-Symbol = mx.sym.Symbol
+Symbol: TypeAlias = Any  # MXNet has no types
 Network = Callable[[int], tuple[Symbol, dict[str, tuple[int, ...]]]]
 WORDS, BATCH = 2000, 32
 

@@ -121,7 +121,8 @@ def recommender() -> tuple[Symbol, Shapes]:
     batch, width, out = 2048, 32, mx.sym.Variable("data")
     for nhidden in (256, 64, width):
         out = mx.sym.relu(mx.sym.FullyConnected(out, num_hidden=nhidden))
-    parts, shapes = [mx.sym.expand_dims(out, axis=1)], {"data": (batch, 13)}
+    parts = [mx.sym.expand_dims(out, axis=1)]
+    shapes: Shapes = {"data": (batch, 13)}
     for number in range(8):
         name = f"kind{number}"
         taken = mx.sym.Embedding(mx.sym.Variable(name), input_dim=20000, output_dim=width)

@@ -155,8 +155,9 @@ def cell(step: Step, percent: float, options: argparse.Namespace, looser: float)
     seconds = time.monotonic() - begin
     if best is not None and bound > best[0] + 1e-3:
         raise AssertionError(f"{percent}%: bound {bound} above the plan of {best}")
-    overhead, strategy = best or (None, "")
-    return Cell(overhead, bound, strategy, cut, seconds)
+    if best is None:
+        return Cell(None, bound, "", cut, seconds)
+    return Cell(best[0], bound, best[1], cut, seconds)
 
 
 def summary(cells: list[Cell]) -> str:

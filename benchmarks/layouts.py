@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
@@ -21,7 +21,7 @@ import memplan
 from memplan.errors import MemplanError
 from memplan.mxnet import Module
 
-Symbol = mx.sym.Symbol
+Symbol: TypeAlias = Any  # MXNet has no types
 Operator = Callable[[Symbol, int], Symbol]
 Values = dict[str, Any]
 BATCH, SIDE, CLASSES, STEPS = 4, 14, 5, 2
@@ -121,7 +121,7 @@ def trained(module: Any, init: tuple[Values, Values] | None) -> tuple[Values, An
 
 
 def planned(symbol: Symbol, realisation: str, strategy: str) -> Any:
-    options = {"strategy": strategy, "time_limit": 600}
+    options: dict[str, Any] = {"strategy": strategy, "time_limit": 600}
     if realisation != "mirror":
         return Module(symbol, realisation=realisation, **options)
     shape = (BATCH, 3, SIDE, SIDE)

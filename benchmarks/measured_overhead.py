@@ -66,7 +66,7 @@ def measured_overhead(
         step_seconds(executor)  # MXNet chooses kernels in the first step
     pairs = [(step_seconds(unplanned), step_seconds(planned)) for _ in range(steps)]
     before, after = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return after / before - 1.0
+    return float(after / before - 1.0)
 
 
 if __name__ == "__main__":

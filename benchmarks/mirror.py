@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import memplan
 from memplan.planning.plan import Plan
@@ -76,9 +77,9 @@ def measure(name: str) -> Row:
     # MXNet prints whole MiB, rounded down: up to the next one is the same figure.
     activations = ((reference + 1) << 20) - 1
     budget = memonger.fixed_nbytes + activations
-    options = {"strategy": STRATEGY, "costs": COSTS, "time_limit": limit, "data": SHAPE}
-    at_reference = memplan.plan(net, budget=budget, **options)
-    least = memplan.plan(net, **options)
+    options: dict[str, Any] = {"strategy": STRATEGY, "costs": COSTS, "time_limit": limit}
+    at_reference = memplan.plan(net, budget=budget, data=SHAPE, **options)
+    least = memplan.plan(net, data=SHAPE, **options)
     return Row(name, reference, memonger, at_reference, least)
 
 

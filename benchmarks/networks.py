@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
-from process_networks import NETWORKS, SMALL, Shapes
+from process_networks import NETWORKS, SMALL, Shapes, Symbol
 
 SHAPE = (32, 3, 224, 224)
 
@@ -33,7 +34,7 @@ _HINTED_OPS = {
 }
 
 
-def network(name: str) -> mx.sym.Symbol:
+def network(name: str) -> Symbol:
     """A named network ending in a softmax, hints set."""
     if name == "memonger-resnet":
         return memonger_resnet((3, 24, 36, 3))
@@ -46,13 +47,13 @@ def network(name: str) -> mx.sym.Symbol:
     return with_hints(net, lambda node: node["op"] in hints)
 
 
-def network_and_shapes(name: str, shape: tuple[int, ...]) -> tuple[mx.sym.Symbol, Shapes]:
+def network_and_shapes(name: str, shape: tuple[int, ...]) -> tuple[Symbol, Shapes]:
     """A network for inputs of ``shape``, or one that has its own."""
     builders = NETWORKS | SMALL
     return builders[name]() if name in builders else (network(name), {"data": shape})
 
 
-def with_hints(net: mx.sym.Symbol, is_stage: Callable[[dict], bool]) -> mx.sym.Symbol:
+def with_hints(net: Symbol, is_stage: Callable[[dict[str, Any]], bool]) -> Symbol:
     """``net`` with ``mirror_stage`` on every op that ``is_stage`` picks."""
     data = json.loads(net.tojson())
     for node in data["nodes"]:
@@ -61,10 +62,16 @@ def with_hints(net: mx.sym.Symbol, is_stage: Callable[[dict], bool]) -> mx.sym.S
     return mx.sym.load_json(json.dumps(data))
 
 
-def memonger_resnet(stages: tuple[int, ...]) -> mx.sym.Symbol:
+def memonger_resnet(stages: tuple[int, ...]) -> Symbol:
     """The residual network of Chen et al. 2016: bottleneck modules, their inputs hinted."""
 
-    def unit(data, nfilter, kernel, pad=(0, 0), stride=(1, 1)):
+    def unit(
+        data: Symbol,
+        nfilter: int,
+        kernel: tuple[int, int],
+        pad: tuple[int, int] = (0, 0),
+        stride: tuple[int, int] = (1, 1),
+    ) -> Symbol:
         out = mx.sym.Convolution(data, kernel=kernel, stride=stride, pad=pad, num_filter=nfilter)
         out = mx.sym.BatchNorm(out, fix_gamma=True)
         return mx.sym.LeakyReLU(out, act_type="leaky")
@@ -87,10 +94,10 @@ def memonger_resnet(stages: tuple[int, ...]) -> mx.sym.Symbol:
     return mx.sym.SoftmaxOutput(out, name="softmax")
 
 
-def unet(filters: int = 64, depth: int = 4, classes: int = 2) -> mx.sym.Symbol:
+def unet(filters: int = 64, depth: int = 4, classes: int = 2) -> Symbol:
     """The U-Net of Ronneberger et al. 2015, padded: a picture's sides are multiples of 2**depth."""
 
-    def block(data, nfilter):
+    def block(data: Symbol, nfilter: int) -> Symbol:
         for _ in range(2):
             data = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=nfilter)
             data = mx.sym.Activation(data, act_type="relu")

@@ -29,8 +29,9 @@ from memplan.memory.blocks import best_allocation
 from memplan.memory.packing import pack
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.trace.build import Trace, trace
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.train.random_run import random_arrays
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from networks import network
@@ -45,7 +46,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MXNET_CPU_TEMP_COPY": "1"}
 def traced(options: argparse.Namespace, way: str) -> Trace:
     """The network of the command line."""
     shape = (options.batch, 3, options.size, options.size)
-    return trace(network(options.network), shapes={"data": shape}, realisation=way)
+    return trace(network(options.network), realisation=way, shapes={"data": shape})
 
 
 def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
@@ -62,7 +63,8 @@ def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     executor.forward(is_train=True)
     mx.nd.waitall()
     grown = _resident("VmHWM") - before
-    seconds, arrays = [], {}
+    seconds: list[float] = []
+    arrays: dict[str, Any] = {}
     for number in range(STEPS):
         begin = time.process_time()
         outputs = executor.forward(is_train=True)

@@ -30,7 +30,8 @@ from typing import TextIO
 import numpy as np
 
 from memplan.memory.offsets.buffers import Array, Buffers
-from memplan.memory.offsets.placement import Placement, place, solve
+from memplan.memory.offsets.passes import Placement
+from memplan.memory.offsets.placement import place, solve
 from memplan.memory.offsets.quick import lowest_first
 
 HEADS = (

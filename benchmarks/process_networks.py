@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import mxnet as mx
 
-Shapes = dict[str, tuple[int, ...]]
-Symbol = mx.sym.Symbol
+Symbol: TypeAlias = Any  # MXNet has no types
+Shapes: TypeAlias = dict[str, Any]  # tuples of integers, handed on as keywords
 
 
 def conv(
@@ -169,7 +170,8 @@ def unet() -> tuple[Symbol, Shapes]:
 def detector() -> tuple[Symbol, Shapes]:
     """Classes and boxes at three resolutions, after SSD of Liu et al. 2016."""
     out = conv(conv(mx.sym.Variable("data"), 32, 3, 2), 64, 3, 2)
-    classes, boxes = [], []
+    classes: list[Symbol] = []
+    boxes: list[Symbol] = []
     for width in (64, 128, 128):
         out = conv(conv(out, width), width, 3, 2)
         for outputs, nfilter in ((classes, 4 * 21), (boxes, 4 * 4)):

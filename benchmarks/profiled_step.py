@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
+from operator import itemgetter
 
 import mxnet as mx
 
@@ -87,11 +88,11 @@ def report_memory(traced: Trace) -> None:
 
 def report_kinds(traced: Trace, table: CostTable, count: int = 8) -> None:
     graph = with_costs(traced.graph, table)
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for op in graph.ops:
         seconds[op.kind] += op.seconds
     print("of the last round:")
-    for kind, total in seconds.most_common(count):
+    for kind, total in sorted(seconds.items(), key=itemgetter(1), reverse=True)[:count]:
         print(f"  {1e3 * total:8.1f} ms  {total / graph.seconds:6.1%}  {kind}")
 
 

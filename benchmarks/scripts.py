@@ -48,7 +48,7 @@ def main() -> None:
 def loops() -> dict[str, Any]:
     """Modules and loops by name."""
     sys.path.insert(0, str(TESTS))
-    result = {}
+    result: dict[str, Any] = {}
     for name in MODULES:
         spec = importlib.util.spec_from_file_location(name, TESTS / "scripts" / f"{name}.py")
         assert spec is not None

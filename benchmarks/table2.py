@@ -91,7 +91,8 @@ def solve(name: str, graph: TrainingGraph, budget_nbytes: int, options: dict[str
     fields = {key: value for key, value in options.items() if hasattr(strategy, key)}
     if name == ROUNDING:
         fields["patience"] = 0
-    return replace(strategy, **fields).solve(Problem(graph, budget_nbytes))
+    outcome: Outcome = replace(strategy, **fields).solve(Problem(graph, budget_nbytes))
+    return outcome
 
 
 def measure(

@@ -28,7 +28,7 @@ from mxnet.gluon.model_zoo import vision
 import memplan
 from memplan.errors import BudgetError
 
-Network = tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]
+Network = tuple[mx.sym.Symbol, dict[str, Any]]  # and shapes
 BUDGETS = (0.5, None)
 
 
@@ -166,7 +166,7 @@ def arrays(optimizer: str, number: int, within: bool) -> float:
             own.wait_to_read()
             updater(place, own, weight)
         grown.look()
-    return grown.nbytes / (4 * weights[0].size)
+    return float(grown.nbytes / (4 * weights[0].size))
 
 
 def rows_of_arrays(optimizers: list[str]) -> None:
