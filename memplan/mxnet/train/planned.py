@@ -36,6 +36,7 @@ from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
+from memplan.util.weak_keys import keys_of
 
 Block = Any
 
@@ -353,7 +354,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             return
         # What is reached when autograd returns was reached by this thread.
         with TURN:
-            blocks = list(_ALL)
+            blocks = keys_of(_ALL)
             try:
                 begun = [half for block in blocks for half in block.begun()]
                 finished = [half for block in blocks for half in block.finished()]

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 
 from memplan.mxnet.train.arrays.array_memory import chunk_of
+from memplan.util.weak_keys import keys_of
 
 NDArray = Any
 Parameter = Any
@@ -84,7 +85,7 @@ def _owner(array: NDArray) -> tuple[Parameter, int] | None:
         return parameter, place
     if len(_FOUND) > _MANY:
         _FOUND.clear()
-    for block in list(_BLOCKS):
+    for block in keys_of(_BLOCKS):
         for parameter in every_parameter(block):
             for place, data in enumerate(parameter._data or ()):
                 if data is array:
