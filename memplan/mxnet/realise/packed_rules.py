@@ -88,7 +88,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
         if needs_state(node):
             gradients_read(node)
             _check_branches(node)
-            check_loop(node.forward or node)
+            check_loop(node.call)
         if node.forward is not None:
             check_gradients(node.forward, [k for k, t in enumerate(op.outputs) if t in read])
     once = _run_once(nodes)
@@ -101,7 +101,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
                 handover
                 for handover in op.handovers
                 if kinds[op.inputs[handover.input]] == kinds[op.outputs[handover.output]]
-                and not is_made_of_symbol(node.forward or node)
+                and not is_made_of_symbol(node.call)
                 and not must_not_be_in_place(node)
             ),
         )
@@ -119,7 +119,7 @@ def _keeps_state(node: Node) -> bool:
 
 def _otherwise_alone(node: Node, device_type: str) -> str | None:
     """What MXNet does otherwise where it calls ``node`` by itself, if that is known."""
-    forward = node.forward or node
+    forward = node.call
     floats = {info.dtype for info in forward.infos.inputs if info and "float" in info.dtype}
     by_onednn = device_type == "cpu" and onednn_is_enabled()
     if by_onednn and forward.op == "amp_multicast" and len(floats) > 1:
@@ -168,13 +168,13 @@ def gradients_outside(
         node, is_added = entry[0], requests[name] == "add"
         # What user code or a loop adds to would have to be zeros.
         by_autograd = needs_state(node) and not (
-            is_made_of_symbol(node.forward or node) or _does_not_add(*entry)
+            is_made_of_symbol(node.call) or _does_not_add(*entry)
         )
         if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
             result.add(entry)
     for node in order:
         if _is_sparse(node) and not _finds_a_place(node, readers, result):
-            raise TraceError(_refused(node.forward or node))
+            raise TraceError(_refused(node.call))
     return result
 
 
@@ -193,7 +193,7 @@ def _does_not_add(backward: Node, output: int) -> bool:
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
     """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
     reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
-    if (node.forward or node).op not in EMBEDDINGS or reads_sparse:
+    if node.call.op not in EMBEDDINGS or reads_sparse:
         return False
     return node.forward is None or not readers.get((node, 1)) or (node, 1) in outside
 

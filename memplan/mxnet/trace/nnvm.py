@@ -79,6 +79,11 @@ class Node:
         return self.op == VARIABLE
 
     @property
+    def call(self) -> Node:
+        """The node itself, or the one whose gradient it computes."""
+        return self if self.forward is None else self.forward
+
+    @property
     def key(self) -> Attrs:
         """The attributes that matter to the operator, hashable."""
         return tuple(sorted((k, v) for k, v in self.attrs.items() if not is_hidden(k)))

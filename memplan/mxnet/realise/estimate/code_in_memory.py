@@ -78,7 +78,7 @@ def uncounted_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
 
 def _of_library(nodes: Iterable[Node]) -> int:
     """The code that a process takes as it first trains by ``nodes``."""
-    calls = {_call(node).op for node in nodes if node.op != _LOSS and _is_onednns(node)}
+    calls = {node.call.op for node in nodes if node.op != _LOSS and _is_onednns(node)}
     if not calls:
         return FIRST_NBYTES_WITHOUT_ONEDNN
     nbytes = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
@@ -89,16 +89,11 @@ def _of_operators(nodes: Iterable[Node]) -> int:
     """The code for the operators of oneDNN that differ, but for the first ones."""
     kinds: set[Any] = set()
     for node in filter(_is_onednns, nodes):
-        call = _call(node)
+        call = node.call
         kinds.add((node.op, call.op, call.key, node.infos.inputs))
     return OPERATOR_NBYTES * max(0, len(kinds) - FIRST_OPERATORS)
 
 
 def _is_onednns(node: Node) -> bool:
     """Does oneDNN compute ``node``?"""
-    return onednn_is_enabled() and reads_any_layout(node) and knows_dtype(_call(node))
-
-
-def _call(node: Node) -> Node:
-    """The node itself, or the one whose gradient it computes."""
-    return node if node.forward is None else node.forward
+    return onednn_is_enabled() and reads_any_layout(node) and knows_dtype(node.call)

@@ -127,7 +127,7 @@ def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
 def _rule(node: Node) -> Rule:
     if not reads_any_layout(node):
         return Rule(PLACE)
-    call = _call(node)
+    call = node.call
     if not knows_dtype(call):
         return Rule(USUAL)
     if call.op in _CONVOLUTIONS:
@@ -148,11 +148,6 @@ def _rule(node: Node) -> Rule:
     return Rule(OWN if is_turned(node, in_blocks=False) else ANY)
 
 
-def _call(node: Node) -> Node:
-    """The node itself, or the one whose gradient it computes."""
-    return node if node.forward is None else node.forward
-
-
 def _takes_parts(node: Node) -> bool:
     """Is ``node`` the gradient of a Concat by oneDNN?"""
     return node.op == "_backward_Concat" and not _falls_back(node)
@@ -165,7 +160,7 @@ def _follows(node: Node) -> bool:
 
 def _leader_and_other(node: Node) -> tuple[int, int]:
     """The places of that array, and of the other one."""
-    data = next((n for n, entry in enumerate(node.inputs) if entry == _call(node).inputs[0]), 0)
+    data = next((n for n, entry in enumerate(node.inputs) if entry == node.call.inputs[0]), 0)
     return (0, data) if node.op == "_backward_LRN" else (data, 0)
 
 
@@ -234,7 +229,7 @@ class _Layouts:
         Equal operators of equal shapes leave the same one; most leave that of what they read.
         """
         rule, node = self.rules[index], self.nodes[index]
-        what = node.op, _call(node).key, _call(node).infos
+        what = node.op, node.call.key, node.call.infos
         if is_of_whole_pictures(node):
             data, _ = _leader_and_other(node)
             if is_turned(node, in_blocks=self._are_own(index)[data]):
@@ -247,7 +242,7 @@ class _Layouts:
     def _temporary(self, index: int, own: Sequence[int], *, leaves_own: bool) -> int:
         """The bytes of the copies of an op of oneDNN's, whose inputs ``own`` are in its layouts."""
         op, node = self.graph.ops[index], self.nodes[index]
-        call = _call(node)
+        call = node.call
         if not knows_dtype(call):
             return self._nbytes(own)
         if call.op in _CONVOLUTIONS:
@@ -332,7 +327,7 @@ def _falls_back(node: Node) -> bool:
     Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
     (SupportMKLDNNConcat of src/operator/nn/concat.cc).
     """
-    call = _call(node)
+    call = node.call
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 

@@ -35,7 +35,7 @@ _PLACE_NBYTES = 4
 
 def space_nbytes(node: Node) -> int:
     """The temporary space that ``node`` asks for, of which it writes; 0 where none is known."""
-    call = node if node.forward is None else node.forward
+    call = node.call
     of_op = of_scalar if call.op.endswith("_scalar") else _FORMULAS.get(call.op)
     if of_op is not None:
         return of_op(node, call)
@@ -51,7 +51,7 @@ def is_convolution_of_mxnet(node: Node) -> bool:
 
     That is so of other dtypes than float32, and where MXNet is told not to use it.
     """
-    call = node if node.forward is None else node.forward
+    call = node.call
     data = call.infos.inputs[0] if call.op in ("Convolution", "Deconvolution") else None
     return data is not None and (data.dtype != "float32" or not onednn_is_enabled())
 
@@ -175,5 +175,5 @@ _FORMULAS: dict[str, Callable[[Node, Node], int]] = {
 
 def is_known(node: Node) -> bool:
     """Is it known what ``node`` takes?"""
-    call = node if node.forward is None else node.forward
+    call = node.call
     return call.op in _FORMULAS or call.op in _SPACE or takes_nothing(call.op)

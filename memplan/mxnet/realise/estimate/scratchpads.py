@@ -36,7 +36,7 @@ def scratchpads(
     if layouts is None:
         layouts = range(len(nodes))
     for op, node, met in zip(graph.ops, nodes, layouts, strict=True):
-        call = node if node.forward is None else node.forward
+        call = node.call
         if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
             is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
@@ -50,7 +50,7 @@ def scratchpads(
 
 def _scratchpad(node: Node, *, is_read: bool) -> int:
     """That of a convolution, or those of its gradients, once; ``is_read``: is output 0 read?"""
-    call = node if node.forward is None else node.forward
+    call = node.call
     found = kernels(call)
     products = list(zip(found, _of_products(call), strict=True))
     if call is not node:
@@ -65,7 +65,7 @@ def _scratchpad(node: Node, *, is_read: bool) -> int:
 
 def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
     """The columns of a picture, the largest of which ``nodes`` make a product of matrices."""
-    calls = {node if node.forward is None else node.forward for node in nodes}
+    calls = {node.call for node in nodes}
     return max(
         (
             columns.of_picture_nbytes
