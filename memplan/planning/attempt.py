@@ -117,9 +117,7 @@ def plan_of(
     )
 
 
-def refused(
-    job: Job, do: Do, attempt: Attempt, strategy: str | Strategy, better: str = ""
-) -> BudgetError:
+def refused(do: Do, attempt: Attempt, strategy: str | Strategy, better: str = "") -> BudgetError:
     """As :func:`budget_error`, by ``do``; a plan for the bytes that it names is known then."""
     error: BudgetError = do(budget_error, attempt, strategy, better)
     lucky: tuple[Schedule, int] | None = do(_lucky_least, strategy)
