@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import _LIB, SymbolHandle, check_call
+from mxnet.base import _LIB, OpHandle, SymbolHandle, check_call
 
 from memplan.mxnet.trace import symbol_json
 
@@ -90,6 +90,13 @@ class Node:
 
 
 Entry = tuple[Node, int]
+
+
+def operator_handle(op: str) -> OpHandle:
+    """What MXNet's C API knows the operator ``op`` by; MXNetError where there is none."""
+    handle = OpHandle()
+    check_call(_LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
+    return handle
 
 
 def is_hidden(attribute: str) -> bool:
