@@ -321,8 +321,7 @@ class Sequences(Space):
             facts.append(next(refine(graph, budget_nbytes, stop, options)))
             return
         if options.enough_seconds is not None:
-            enough = options.enough_seconds
-            facts.extend(raise_bound(graph, budget_nbytes, stop, options, enough_seconds=enough))
+            facts.extend(raise_bound(graph, budget_nbytes, stop, options))
             return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
