@@ -15,8 +15,8 @@ from memplan.memory.memory import Live
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, best_sequence
-from memplan.search.sequence_search import Rules, _settled, cheapest, search
+from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.sequence_search import _settled, cheapest, search
 from memplan.search.settling import settle
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
