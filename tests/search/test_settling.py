@@ -262,7 +262,7 @@ def test_the_better_of_several_searches_goes_on() -> None:
     fitting = [found for found in fit if found is not None]
     assert len(fitting) == 2
     starts = [Start(evictions, start) for start in fitting]
-    found = improve_best(starts, Stop(math.inf), patience=100).fit
+    found = improve_best(starts, Stop(math.inf), patience=100, seed=0).fit
     assert simulate(found.schedule).peak_nbytes <= budget
     alone = evictions.improve(
         min(fitting, key=lambda s: s.schedule.seconds), Stop(math.inf), patience=100

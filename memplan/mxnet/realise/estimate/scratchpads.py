@@ -20,21 +20,17 @@ from memplan.step.graph import TrainingGraph
 LAYOUTS = 3
 
 
-def scratchpads(
-    graph: TrainingGraph, nodes: Sequence[Node], layouts: Sequence[Hashable] | None = None
-) -> int:
+def scratchpads(graph: TrainingGraph, nodes: Sequence[Node], layouts: Iterable[Hashable]) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
     Products of matrices take columns (:mod:`memplan.mxnet.realise.estimate.columns`). oneDNN's own
     kernels were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody
     reads is not computed. The ops of ``graph`` are ``nodes``; those of equal ``layouts`` meet the
-    same ones, where that is known.
+    same ones.
     """
     kinds: dict[Any, set[Hashable]] = {}
     node_of: dict[Any, Node] = {}
     heads = set(graph.heads)
-    if layouts is None:
-        layouts = range(len(nodes))
     for op, node, met in zip(graph.ops, nodes, layouts, strict=True):
         call = node.call
         if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
