@@ -24,9 +24,9 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.arrays.asked_gradients import is_trained
 from memplan.mxnet.train.arrays.gradients import passed_on
 from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
+from memplan.mxnet.train.arrays.parameters import is_trained
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_network import check_block
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays

@@ -17,6 +17,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
+from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
@@ -28,14 +29,6 @@ _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
 
 Block = Any
 Parameter = Any
-
-
-def is_derived(parameter: Parameter) -> bool:
-    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?
-
-    The class says so, or a script that has replaced ``data`` on the object.
-    """
-    return type(parameter).data is not mx.gluon.Parameter.data or "data" in vars(parameter)
 
 
 class Calls(list[str]):
