@@ -12,13 +12,17 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.arrays.array_memory import chunk_of, is_held_elsewhere, memories_in_python
+from memplan.mxnet.train.arrays.array_memory import (
+    chunk_of,
+    handle_of,
+    is_held_elsewhere,
+    memories_in_python,
+)
 from memplan.mxnet.train.arrays.asked_gradients import follow, marked_gradient
 from memplan.mxnet.train.arrays.given_up import is_stand_in
 from memplan.mxnet.train.arrays.gradients import is_of_plan
 from memplan.mxnet.train.arrays.nesting import is_recorded
 from memplan.mxnet.train.arrays.parameters import every_parameter, is_derived
-from memplan.mxnet.train.arrays.withheld import handle_of
 from memplan.mxnet.train.blocks.named_parameters import by_name
 
 NDArray = Any

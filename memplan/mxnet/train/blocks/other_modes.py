@@ -15,8 +15,7 @@ import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import NORMS_OF_BATCHES, depends_on_mode
-from memplan.mxnet.train.blocks.cached_graphs import LOOP
+from memplan.mxnet.trace.operators import LOOP, NORMS_OF_BATCHES, depends_on_mode
 from memplan.mxnet.train.blocks.calls import Call
 from memplan.mxnet.train.blocks.random_order import ops_of
 
