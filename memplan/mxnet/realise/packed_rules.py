@@ -18,6 +18,7 @@ from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     EMBEDDINGS,
+    RECURRENT,
     has_sparse_gradient,
     has_state_or_user_code,
     is_made_of_symbol,
@@ -44,9 +45,6 @@ _STATEFUL = frozenset(
 
 # Of those that do not add: from which gradient on they do, those of a weight and a bias.
 _ADDED_FROM = {"_contrib_DeformableConvolution": 2, "_contrib_ModulatedDeformableConvolution": 3}
-
-# Their state is that of one step.
-_RNN = frozenset({"RNN", "_npx_rnn"})
 
 
 # What MXNet does otherwise where it calls these operators by themselves: why they are refused.
@@ -114,7 +112,8 @@ def _keeps_state(node: Node) -> bool:
     """Does ``node`` keep a state from step to step? Custom ops do in objects that memplan keeps."""
     if is_of_library(node.op):
         return keeps_state_of_library(node)
-    return has_state_or_user_code(node) and not (node.op in _RNN or is_made_of_symbol(node))
+    # The state of recurrent layers is that of one step.
+    return has_state_or_user_code(node) and not (node.op in RECURRENT or is_made_of_symbol(node))
 
 
 def _otherwise_alone(node: Node, device_type: str) -> str | None:

@@ -18,6 +18,11 @@ _IGNORED_INPUTS = {
     "_npi_full_like": (0,),
 }
 
+CONVOLUTIONS = ("Convolution", "Deconvolution")
+
+# Layers of recurrent networks, for all steps of time at once.
+RECURRENT = ("RNN", "_npx_rnn")
+
 # The op that runs user code.
 CUSTOM = "Custom"
 

@@ -13,14 +13,13 @@ from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
-from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.operators import CONVOLUTIONS, reads_any_layout
 from memplan.step.graph import TrainingGraph
 
 # By so much a process grows that trains a network of next to no bytes, for three steps: 9 MB for a
 # dense layer, 11 for an LSTM's cell, 14 for a convolution with a BatchNorm, each 3 MB less without
 # AVX-512 (benchmarks/code_memory.py). The arrays of these networks are in that, too.
 FIRST_NBYTES, OF_CONVOLUTIONS_NBYTES, OF_AVX512_NBYTES = 7 << 20, 2 << 20, 3 << 20
-_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # The same where oneDNN computes nothing, or a loss alone: 2 to 3 MB for nine layers of float64, and
 # 4 to 5 for fifteen operators of float32. Fifteen of oneDNN's, no dense layer or convolution among
@@ -82,7 +81,7 @@ def _of_library(nodes: Iterable[Node]) -> int:
     if not calls:
         return FIRST_NBYTES_WITHOUT_ONEDNN
     nbytes = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
-    return nbytes + OF_CONVOLUTIONS_NBYTES * (not calls.isdisjoint(_CONVOLUTIONS))
+    return nbytes + OF_CONVOLUTIONS_NBYTES * (not calls.isdisjoint(CONVOLUTIONS))
 
 
 def _of_operators(nodes: Iterable[Node]) -> int:

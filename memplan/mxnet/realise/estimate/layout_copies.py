@@ -18,13 +18,17 @@ from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
+from memplan.mxnet.trace.operators import (
+    CONVOLUTIONS,
+    KEEPS_LAYOUT,
+    ignored_inputs,
+    reads_any_layout,
+)
 from memplan.step.graph import TrainingGraph
 
 # The operator of oneDNN that writes over a term in the layout that this has.
 SUM = "elemwise_add"
 
-_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
 # of the data, into which the other gradient is brought, and that of an LRN that of the other
@@ -130,7 +134,7 @@ def _rule(node: Node) -> Rule:
     call = node.call
     if not knows_dtype(call):
         return Rule(USUAL)
-    if call.op in _CONVOLUTIONS:
+    if call.op in CONVOLUTIONS:
         forward, of_data, _ = kernels(call)
         is_own = forward.output if call is node else of_data.data
         return Rule(OWN if is_own else USUAL)
@@ -245,7 +249,7 @@ class _Layouts:
         call = node.call
         if not knows_dtype(call):
             return self._nbytes(own)
-        if call.op in _CONVOLUTIONS:
+        if call.op in CONVOLUTIONS:
             return self._convolve(index, call)
         if _takes_parts(node):
             return 0  # parts of the array are brought into the usual layout as they are written

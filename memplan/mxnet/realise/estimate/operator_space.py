@@ -14,6 +14,7 @@ from memplan.mxnet.realise.estimate.no_space import takes_nothing
 from memplan.mxnet.realise.estimate.numpy_space import NUMPY_FORMULAS, of_scalar
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import CONVOLUTIONS
 
 # The temporary space of each, in arrays of the size of its first input.
 _SPACE = {
@@ -52,7 +53,7 @@ def is_convolution_of_mxnet(node: Node) -> bool:
     That is so of other dtypes than float32, and where MXNet is told not to use it.
     """
     call = node.call
-    data = call.infos.inputs[0] if call.op in ("Convolution", "Deconvolution") else None
+    data = call.infos.inputs[0] if call.op in CONVOLUTIONS else None
     return data is not None and (data.dtype != "float32" or not onednn_is_enabled())
 
 

@@ -11,6 +11,7 @@ from memplan.mxnet.realise.estimate.onednn_geometry import convolution
 from memplan.mxnet.realise.estimate.onednn_kernels import kernels
 from memplan.mxnet.realise.estimate.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
+from memplan.mxnet.trace.operators import CONVOLUTIONS
 from memplan.step.graph import TrainingGraph
 
 # A convolution is prepared anew for every combination of layouts that it meets: no more than this
@@ -33,7 +34,7 @@ def scratchpads(graph: TrainingGraph, nodes: Sequence[Node], layouts: Iterable[H
     heads = set(graph.heads)
     for op, node, met in zip(graph.ops, nodes, layouts, strict=True):
         call = node.call
-        if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
+        if call.op in CONVOLUTIONS and not is_convolution_of_mxnet(node):
             is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
             kinds.setdefault(kind, set()).add(met)
@@ -66,7 +67,7 @@ def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
         (
             columns.of_picture_nbytes
             for call in calls
-            if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(call)
+            if call.op in CONVOLUTIONS and not is_convolution_of_mxnet(call)
             if (columns := _columns(call)) and any(each.has_columns for each in kernels(call))
         ),
         default=0,
