@@ -35,7 +35,12 @@ class PlanningProcess:
         """Start it; OSError where that is not possible."""
         check_can_start()
         request_reader, requests = pipe()
-        answers, answer_writer = pipe()
+        try:
+            answers, answer_writer = pipe()
+        except OSError:
+            os.close(request_reader)
+            os.close(requests)
+            raise
         self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
         self._owner = os.getpid()
         self._timer: threading.Timer | None = None

@@ -214,7 +214,7 @@ class ShapePlanner:
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
             attempt = do(try_strategy, solver, self._kept_nbytes, start=start, name=name)
         if attempt.plan is None:
-            raise refused(job, do, attempt, solver)
+            raise refused(do, attempt, solver)
         plan: Plan = attempt.plan
         remember(plan.schedule, plan.allocated_nbytes)
         return plan

@@ -67,12 +67,10 @@ def raise_bound(
     budget_nbytes: int,
     stop: Stop,
     options: Proving,
-    *,
-    enough_seconds: float = math.inf,
 ) -> Iterator[Refined]:
-    """What is proved as the tree grows, until that is ``enough_seconds``."""
-    tree = OrderTree(graph, budget_nbytes, stop, options, enough_seconds)
-    while tree.seconds < enough_seconds and tree.grow():
+    """What is proved as the tree grows, until that is the ``enough_seconds`` of ``options``."""
+    tree = OrderTree(graph, budget_nbytes, stop, options)
+    while tree.seconds < tree.enough_seconds and tree.grow():
         yield Refined(None, tree.seconds)
 
 
@@ -85,10 +83,10 @@ class OrderTree:
         budget_nbytes: int,
         stop: Stop,
         options: Proving,
-        enough_seconds: float,
     ) -> None:
         self.graph, self.budget_nbytes, self.options = graph, budget_nbytes, options
-        self.stop, self.enough_seconds = stop, enough_seconds
+        self.stop, enough = stop, options.enough_seconds
+        self.enough_seconds = math.inf if enough is None else enough
         backward = options.recompute_backward
         self.moments = Moments(graph, recompute_backward=backward)
         self.evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)

@@ -131,8 +131,8 @@ def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
     enough = least + data.draw(st.sampled_from([math.inf, 0.0, -0.5]))
     highest = graph.seconds
     candidates = data.draw(st.lists(st.sampled_from(range(len(graph.ops))), unique=True))
-    options = Proving(effort=0.2, candidates=tuple(candidates))
-    for refined in raise_bound(graph, budget, Stop(math.inf), options, enough_seconds=enough):
+    options = Proving(effort=0.2, candidates=tuple(candidates), enough_seconds=enough)
+    for refined in raise_bound(graph, budget, Stop(math.inf), options):
         assert highest <= refined.bound_seconds
         highest = refined.bound_seconds
     assert highest <= least + 1e-5 * graph.seconds
@@ -146,7 +146,7 @@ def tree_of_four_branches() -> OrderTree:
     branches = [Op(f"branch{a}", "op", (0,), (a,), 1.0) for a in range(1, 5)]
     ops = (Op("source", "op", (), (0,), 1.0), *branches, Op("last", "op", (1, 2, 3, 4), (5,), 1.0))
     graph = TrainingGraph(ops, tuple(Tensor(f"t{a}", 2, 2) for a in range(6)), (5,), 6)
-    return OrderTree(graph, 9, Stop(math.inf), Proving(), math.inf)
+    return OrderTree(graph, 9, Stop(math.inf), Proving())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -191,7 +191,7 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
 def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
     """And not in their place: on a large graph, those of a poor plan would take all of the time."""
     graph = tree_of_four_branches().graph
-    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)), math.inf)
+    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)))
     tree.gains |= dict.fromkeys((0, 1, 5), 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.programs.order_tree.TRIALS", 2)
@@ -238,7 +238,7 @@ def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:
     ]
     tensors = tuple(Tensor(f"t{a}", 2, 1) for a in range(len(ops)))
     tree = OrderTree(
-        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving(), math.inf
+        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving()
     )
     while tree.grow():
         pass

@@ -24,9 +24,9 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.arrays.asked_gradients import is_trained
 from memplan.mxnet.train.arrays.gradients import passed_on
 from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
+from memplan.mxnet.train.arrays.parameters import is_trained
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_network import check_block
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays
@@ -36,6 +36,7 @@ from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
+from memplan.util.weak_keys import keys_of
 
 Block = Any
 
@@ -353,7 +354,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             return
         # What is reached when autograd returns was reached by this thread.
         with TURN:
-            blocks = list(_ALL)
+            blocks = keys_of(_ALL)
             try:
                 begun = [half for block in blocks for half in block.begun()]
                 finished = [half for block in blocks for half in block.finished()]

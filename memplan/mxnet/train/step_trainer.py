@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.train.arrays.array_memory import chunk_of, part_of
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves
-from memplan.mxnet.train.blocks.initial_order import is_derived
+from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.read_by import is_mxnets
 from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind

@@ -163,7 +163,7 @@ class TrainStep:
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
-        """The plans made so far, by the shapes of inputs and labels."""
+        """By shapes of inputs and labels: the plan last made, of any dtypes, in halves or whole."""
         return {
             tuple(spec.shape for spec in leaves(key[0][0])): pair[0]
             for key, pair in self._plans.items()

@@ -18,9 +18,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
-from mxnet.ndarray.ndarray import NDArrayBase
 
 from memplan.errors import UsageError
+from memplan.mxnet.train.arrays.array_memory import handle_of
 
 NDArray = Any
 Parameter = Any
@@ -82,11 +82,6 @@ def shown(array: NDArray) -> NDArray:
     if hasattr(type(array), "_withheld"):
         array.__class__ = type(array)._withheld
     return array
-
-
-def handle_of(array: NDArray) -> Any:
-    """The handle of ``array``, also where that is withheld."""
-    return NDArrayBase.handle.__get__(array)
 
 
 def _of_parameter(

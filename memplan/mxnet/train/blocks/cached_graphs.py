@@ -19,6 +19,7 @@ from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
+from memplan.mxnet.trace.operators import LOOP
 from memplan.mxnet.train.arrays.nesting import alike, leaves, of_semantics
 from memplan.mxnet.train.blocks.block_changes import is_graph, with_children
 from memplan.mxnet.train.blocks.composing_thread import is_it
@@ -31,9 +32,6 @@ Parameter = Any
 
 # Gives what is around a call of a block.
 Around = Callable[[Block], AbstractContextManager[None]]
-
-# The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
-LOOP = "__subgraph_name__"
 
 #: The last graph of each block that a step has made. MXNet has one, whichever step trains by it.
 _MADE: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()

@@ -49,7 +49,7 @@ def planner_of_steps(
     *,
     realisation: str,
     contexts: Sequence[mx.Context],
-    given: Plan | None = None,
+    given: Plan | None,
     **options: Any,
 ) -> ShapePlanner:
     """The planner of a Module on these ``contexts``; ``options`` are those of ShapePlanner.
