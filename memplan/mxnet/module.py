@@ -27,7 +27,7 @@ from memplan.strategies import Strategy
 _BOUND = (
     *("binded", "_exec_group", "_data_shapes", "_label_shapes", "_total_exec_bytes"),
     *("for_training", "inputs_need_grad", "_grad_req"),
-    *("params_initialized", "_arg_params", "_aux_params", "_updated_by"),
+    *("params_initialized", "_arg_params", "_aux_params", "_updated_by", "_plans"),
 )
 
 
@@ -151,12 +151,15 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def bind(self, *arguments: Any, **options: Any) -> None:
         """Bind as ``mx.mod.Module`` does; to train, plan the step first.
 
-        Beside a ``shared_module`` of this class the plan begins with what that one has found.
+        Beside a ``shared_module`` of this class the plan begins with what that one has found. So it
+        does with what was found for the network that a script has replaced (``module._symbol``).
         """
+        symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
+        if not self.binded or options.get("force_rebind", any(arguments[4:5])):
+            self._plans = self._plans.of_network(symbol)
         shared = options.get("shared_module", next(iter(arguments[5:6]), None))
         if isinstance(shared, Module):
             self._plans.begin_with(shared._plans)
-        symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
         self._plans.when_found.append(before.let_go)
         self._symbol = _Binder(symbol, self._plans, self._context)
         try:

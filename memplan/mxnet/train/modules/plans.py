@@ -118,6 +118,16 @@ class Plans:
             if is_same and self.update_within == other.update_within:
                 self.plans = other.plans | self.plans
 
+    def of_network(self, net: mx.sym.Symbol) -> Plans:
+        """These if they are of ``net``; else others, asked for the same, which begin with these."""
+        if net is self._net:
+            return self
+        when = {"at_once": self.at_once, "may_only_infer": self._may_only_infer}
+        plans = Plans(net, self._planner, self._given, **when)
+        plans.released = self.released
+        plans.begin_with(self)
+        return plans
+
     def kept(self) -> Callable[[], None]:
         """What makes the plans those that there are now, and how others are made."""
         asked, realisation, of_planner = self._asked, self.realisation, self._planner.realisation

@@ -1,0 +1,75 @@
+"""Scripts that put another network, or executors of their own, into a Module: as mx.mod.Module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import memplan
+from memplan.errors import ArgumentError
+from memplan.mxnet import Module
+
+DATA, LABEL = [("data", (4, 5))], [("softmax_label", (4,))]
+BATCH = mx.io.DataBatch([mx.nd.arange(20).reshape((4, 5)) / 20], [mx.nd.arange(4)])
+
+
+def network(activation: Any = mx.sym.relu) -> mx.sym.Symbol:
+    body = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="first")
+    body = activation(body, name="activation")
+    scores = mx.sym.FullyConnected(body, num_hidden=4, name="scores")
+    return mx.sym.SoftmaxOutput(scores, name="softmax")
+
+
+def started(module: Any) -> Any:
+    module.bind(DATA, LABEL)
+    mx.random.seed(1)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    return module
+
+
+def step(module: Any) -> list[np.ndarray]:
+    """What a training step puts out, what is inferred behind it, and the parameters."""
+    module.forward_backward(BATCH)
+    outputs = [module.get_outputs()[0].asnumpy()]
+    module.update()
+    module.forward(BATCH, is_train=False)
+    outputs.append(module.get_outputs()[0].asnumpy())
+    return outputs + [array.asnumpy() for _, array in sorted(module.get_params()[0].items())]
+
+
+def by_turns(module: Any) -> list[np.ndarray]:
+    """Steps by a network, by another one in its place, and by the first one again."""
+    started(module)
+    found = step(module)
+    for activation in (mx.sym.tanh, mx.sym.relu):
+        module._symbol = network(activation)
+        module.bind(DATA, LABEL)  # which does nothing, as the module is bound
+        module.bind(DATA, LABEL, force_rebind=True)
+        found += step(module)
+    return found
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+def test_a_network_that_is_replaced_is_trained_from_the_next_bind_on(realisation: str) -> None:
+    stock = by_turns(mx.mod.Module(network()))
+    ours = by_turns(Module(network(), realisation=realisation, strategy="store_all"))
+    assert all(map(np.array_equal, stock, ours))
+
+
+def test_plans_are_for_the_network_that_is_there() -> None:
+    net, same, other = network(), network(), network(mx.sym.tanh)
+    plan = memplan.plan(net, realisation="packed", strategy="store_all", **dict(DATA + LABEL))
+    module = started(Module(net, plan=plan))
+    module._symbol = same
+    module.bind(DATA, LABEL, force_rebind=True)
+    assert module.plan is plan
+    module._symbol = other
+    with pytest.raises(ArgumentError, match="the given plan was made for another network"):
+        module.bind(DATA, LABEL, force_rebind=True)
+    module._symbol = net
+    assert module.plan is plan
+    step(module)
