@@ -15,6 +15,7 @@ from memplan.errors import ArgumentError, MemplanError, UsageError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.modules.bound_before import BoundBefore
 from memplan.mxnet.train.modules.module_executor import Executor, Lent
+from memplan.mxnet.train.modules.own_executors import warn_of_no_plan
 from memplan.mxnet.train.modules.plans import Plans, Request, planner_of_steps
 from memplan.mxnet.train.modules.updated_by import UpdatedBy
 from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
@@ -110,6 +111,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         )
         #: By what the last training step has updated the parameters, until :meth:`update`.
         self._updated_by = UpdatedBy()
+        #: That it trains without a plan.
+        self._is_told = False
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, **when: bool) -> None:
@@ -185,8 +188,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def _back_if_refused(self) -> Iterator[None]:
         """Within it shapes may change, and are as they were where a step with them is refused."""
         shapes, labels = self._data_shapes, self._label_shapes
-        executors = self._exec_group.execs if self.binded else ()
-        kept = [(e, e.operators) for e in executors if isinstance(e, Executor)]
+        kept = [(executor, executor.operators) for executor in self._planned()]
         try:
             yield
         except (MemplanError, KeyboardInterrupt):
@@ -202,16 +204,28 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._tell_of_update()
         trains = self.for_training if is_train is None else is_train
         if trains:
+            if self.binded and not (self._is_told or self._planned()):
+                self._is_told = warn_of_no_plan(self._exec_group.execs)
             self._update_within()  # whatever a script has put in its place
         nbound = self._plans.nbound
         with self._back_if_refused():
             super().forward(data_batch, is_train)
-        if trains and self._plans.update_within:
+        if trains and self._step_updates:
             self._params_dirty = True
             self._updated_by.begin(self._updater, self._updated())
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
+
+    def _planned(self) -> list[Executor]:
+        """Its executors that train by plans; none where all are MXNet's."""
+        executors = self._exec_group.execs if self.binded else ()
+        return [executor for executor in executors if isinstance(executor, Executor)]
+
+    @property
+    def _step_updates(self) -> bool:
+        """Do its training steps update the parameters?"""
+        return self._plans.update_within and bool(self._planned())
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments and states, by name."""
@@ -232,7 +246,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def update(self) -> None:
         """Update the parameters by the gradients of the last training step, if it has not."""
-        if not self._plans.update_within:
+        if not self._step_updates:
             self._check_gradients()
             super().update()
         elif not self._updated_by.is_due:
@@ -272,7 +286,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def _update_within(self) -> None:
         """Let the optimizer update within the step, if it can: when there are both."""
-        if not (self._plans.update_within and self.binded and self.optimizer_initialized):
+        if not (self._step_updates and self.optimizer_initialized):
             return
         if self._kvstore is not None:
             reason: str | None = "a kvstore sums up the gradients, or updates the parameters"
@@ -283,7 +297,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             self._plans.updates.indices = {name: index for index, name in enumerate(names)}
             self._plans.updates.updater = self._updater
             return
-        executors = [e for e in self._exec_group.execs if isinstance(e, Executor)]
+        executors = self._planned()
         # Others may only infer, and an output without a loss, or the budget, may refuse their step.
         trained = [executor for executor in executors if executor.plan is not None]
         self._plans.update_behind(reason)
@@ -299,9 +313,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         return super().get_input_grads(merge_multi_context)
 
     def _check_gradients(self) -> None:
-        for executor in self._exec_group.execs if self.binded else ():
-            if isinstance(executor, Executor):
-                executor.check_gradients()
+        for executor in self._planned():
+            executor.check_gradients()
 
 
 def _check_symbol(symbol: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.module.executor_group import DataParallelExecutorGroup
 
 import memplan
 from memplan.errors import ArgumentError
@@ -73,3 +74,29 @@ def test_plans_are_for_the_network_that_is_there() -> None:
     module._symbol = net
     assert module.plan is plan
     step(module)
+
+
+def with_own_executors(module: Any) -> list[np.ndarray]:
+    """Steps by executors that a script has made, and behind ``bind`` by those of the module."""
+    data = [mx.io.DataDesc(*DATA[0])]
+    label = [mx.io.DataDesc(*LABEL[0])]
+    started(module)
+    module._exec_group = DataParallelExecutorGroup(
+        *(module.symbol, module._context, module._work_load_list, data, label),
+        *(module._param_names, True, False),
+    )
+    module.set_params(*module.get_params())
+    found = [array for _ in range(2) for array in step(module)]
+    module.bind(DATA, LABEL, force_rebind=True)
+    return found + step(module)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "updating"])
+def test_executors_that_a_script_makes_train_as_those_of_mxnet(realisation: str) -> None:
+    stock = with_own_executors(mx.mod.Module(network()))
+    module = Module(network(), realisation=realisation, strategy="store_all")
+    with pytest.warns(UserWarning, match="trains without a plan.*mx.mod.Module") as told:
+        ours = with_own_executors(module)
+    assert len(told) == 1
+    assert all(map(np.array_equal, stock, ours))
+    assert module.plan.realisation == realisation
