@@ -11,7 +11,7 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError, MemplanError, UsageError
+from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.modules.bound_before import BoundBefore
 from memplan.mxnet.train.modules.module_executor import Executor, Lent
@@ -249,13 +249,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         if not self._step_updates:
             self._check_gradients()
             super().update()
-        elif not self._updated_by.is_due:
-            raise UsageError(
-                "parameters are updated within the training step, and none has run since the last "
-                "update()"
-            )
         else:
-            self._check_unchanged()
+            self._updated_by.check(self._updater)
         self._updated_by.end()
 
     def _updated(self) -> list[Any]:
@@ -263,16 +258,6 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         group = self._exec_group
         pairs = zip(group.param_names, group.param_arrays, strict=True)
         return [array for name, [array] in pairs if group.grad_req[name] != "null"]
-
-    def _check_unchanged(self) -> None:
-        """UsageError if :meth:`update` would have updated by something else than the step has."""
-        names = self._updated_by.changed(self._updater)
-        if names:
-            raise UsageError(
-                f"{', '.join(names)} changed after the training step, which has updated the "
-                f"parameters already; set what updates depend on before the step "
-                f"(forward_backward), or take realisation='packed'"
-            )
 
     def init_optimizer(self, *arguments: Any, **options: Any) -> None:
         """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""
