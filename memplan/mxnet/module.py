@@ -118,6 +118,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, **when: bool) -> None:
         self._plans = Plans(self.symbol, planner, given, **when)
         self._plans.released = weakref.WeakMethod(self._collect)
+        self._plans.updated = weakref.WeakMethod(self._begin_update)
         if self._plans.update_within and len(self._context) > 1:
             reason = "gradients of several contexts are summed up first"
             self._plans.update_behind(reason, self._context)
@@ -210,9 +211,6 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         nbound = self._plans.nbound
         with self._back_if_refused():
             super().forward(data_batch, is_train)
-        if trains and self._step_updates:
-            self._params_dirty = True
-            self._updated_by.begin(self._updater, self._updated())
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
@@ -253,11 +251,13 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             self._updated_by.check(self._updater)
         self._updated_by.end()
 
-    def _updated(self) -> list[Any]:
-        """The parameters that a training step updates."""
+    def _begin_update(self) -> None:
+        """A training step, of a script's call of the executors, too, has updated parameters."""
         group = self._exec_group
         pairs = zip(group.param_names, group.param_arrays, strict=True)
-        return [array for name, [array] in pairs if group.grad_req[name] != "null"]
+        weights = [array for name, [array] in pairs if group.grad_req[name] != "null"]
+        self._params_dirty = True
+        self._updated_by.begin(self._updater, weights)
 
     def init_optimizer(self, *arguments: Any, **options: Any) -> None:
         """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""

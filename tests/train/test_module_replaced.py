@@ -100,3 +100,21 @@ def test_executors_that_a_script_makes_train_as_those_of_mxnet(realisation: str)
     assert len(told) == 1
     assert all(map(np.array_equal, stock, ours))
     assert module.plan.realisation == realisation
+
+
+def by_the_group(module: Any) -> list[np.ndarray]:
+    """Parameters after steps for which a script calls the executors, not the module."""
+    started(module)
+    for _ in range(2):
+        module._exec_group.forward(BATCH, is_train=True)
+        module._exec_group.backward()
+        module.update()
+    return [array.asnumpy() for _, array in sorted(module.get_params()[0].items())]
+
+
+def test_update_knows_of_steps_for_which_a_script_calls_the_executors() -> None:
+    module = Module(network(), realisation="updating", strategy="store_all")
+    assert all(map(np.array_equal, by_the_group(mx.mod.Module(network())), by_the_group(module)))
+    module._exec_group.forward(BATCH, is_train=True)
+    with pytest.warns(UserWarning, match="was not called after the last training step"):
+        module.get_params()

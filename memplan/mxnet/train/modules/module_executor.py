@@ -280,6 +280,8 @@ class Executor(BoundArrays):
         if is_train:
             self.device.written.begin(self._written, inputs=self._request.shapes)
         self._outputs = executor.forward(is_train=is_train)
+        if is_train:
+            self._plans.note_step()
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
