@@ -1,4 +1,4 @@
-"""Scripts that put another network, or executors of their own, into a Module: as mx.mod.Module."""
+"""Scripts that reach into a Module, for its network, executors or gradients: as mx.mod.Module."""
 
 from __future__ import annotations
 
@@ -118,3 +118,19 @@ def test_update_knows_of_steps_for_which_a_script_calls_the_executors() -> None:
     module._exec_group.forward(BATCH, is_train=True)
     with pytest.warns(UserWarning, match="was not called after the last training step"):
         module.get_params()
+
+
+def test_a_module_of_mxnet_takes_the_gradients_of_a_planned_one() -> None:
+    """As the global network of A3C, which runs no steps: what the refusal of a planned one says."""
+    found = []
+    for make in (mx.mod.Module, Module):
+        local, whole = started(make(network())), started(mx.mod.Module(network()))
+        for _ in range(2):
+            local.set_params(*whole.get_params())
+            local.forward_backward(BATCH)
+            pairs = zip(local._exec_group.grad_arrays, whole._exec_group.grad_arrays, strict=True)
+            for [gradient], [given] in pairs:
+                gradient.copyto(given)
+            whole.update()
+        found.append([array.asnumpy() for _, array in sorted(whole.get_params()[0].items())])
+    assert all(map(np.array_equal, *found))
