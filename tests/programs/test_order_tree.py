@@ -182,7 +182,7 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "_relaxation", relaxation)
-        patch.setattr(tree, "_candidates", lambda bound: iter(range(1, last + 1)))
+        patch.setattr(tree, "_candidates", lambda *_: iter(range(1, last + 1)))
         while len(tree.leaves[0].bound.ops) < 2:
             tree.grow()
     assert len(tree.leaves) == nleaves
@@ -202,6 +202,35 @@ def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
         assert tree._trials((1,)) == [0, 5, 3, 4]
         patch.setattr("memplan.programs.order_tree.GIVEN_SIZE", 0)
         assert tree._trials((1,)) == [0, 5, 3]
+
+
+def test_what_an_answer_has_room_for_is_no_candidate() -> None:
+    """Unless there is nothing else: the answer that is given is of an integer program."""
+    tree = tree_of_four_branches()
+    tree.gains |= dict.fromkeys((1, 2, 3), 1.0)
+    assert tree._trials((1,), {1, 3}) == [3]
+    assert tree._trials((1,), {1}) == [2, 3]
+    order = [[0], [1], [2], [3], [4], [5]]
+    assert tree._over(order) == {4, 5}  # five tensors of two bytes, where nine are allowed
+
+
+@pytest.mark.parametrize(("gain", "is_looked_at"), [(0.5, True), (0.2, False)])
+def test_what_gained_little_may_gain_more_with_another_moment(
+    gain: float, *, is_looked_at: bool
+) -> None:
+    tree = tree_of_four_branches()
+    tree.gains |= {1: 9.0, 2: gain}
+    seen: list[tuple[int, ...]] = []
+
+    def relaxation(ops: tuple[int, ...]) -> Bound:
+        seen.append(ops)
+        return Bound(tree.graph.seconds + 1.0, ops, ((),))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_relaxation", relaxation)
+        patch.setattr(tree, "_candidates", lambda *_: iter(()))
+        tree.grow()
+    assert ((2,) in seen) == is_looked_at
 
 
 def test_the_fullest_first_run_between_two_recomputations() -> None:
