@@ -18,15 +18,10 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
+from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants
 from memplan.mxnet.train.arrays.given_up import give_up_gradient
-from memplan.mxnet.train.arrays.gradients import (
-    Gradients,
-    Held,
-    Late,
-    other_handle,
-    without_memory,
-)
+from memplan.mxnet.train.arrays.gradients import Gradients, Held, Late
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.arrays.read_by_loss import name_of
 from memplan.mxnet.train.arrays.writes import nupdates_of

@@ -23,6 +23,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
+from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.mxnet.realise.own_autograd import mark_variables
@@ -115,6 +116,20 @@ def is_recorded_elsewhere(array: NDArray) -> bool:
     the array. Where this MXNet's objects are others nobody knows, and something may.
     """
     return not _are_nodes_known() or _nholders(array, _COUNTER_OF_NODE) > 1
+
+
+def other_handle(array: NDArray) -> NDArray:
+    """The same array, of which autograd knows the same."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return type(array)(handle, writable=array.writable)
+
+
+def without_memory(like: NDArray) -> NDArray:
+    """An array of this kind, which gets memory when something is written into it."""
+    if like.stype != "default":
+        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
+    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
 
 
 def _nholders(array: NDArray, counter: int = _COUNTER) -> int:

@@ -7,20 +7,21 @@ A loss reads a parameter as it was marked when that was recorded, and there auto
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import mxnet as mx
 from mxnet import autograd
-from mxnet.base import _LIB, NDArrayHandle, check_call
-from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.own_autograd import mark_variables
-from memplan.mxnet.train.arrays.array_memory import is_unused, is_written_by_graphs
+from memplan.mxnet.train.arrays.array_memory import (
+    is_unused,
+    is_written_by_graphs,
+    other_handle,
+    without_memory,
+)
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
 from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
@@ -374,17 +375,3 @@ def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
             else:
                 array.copyto(gradient)
             held.data._fresh_grad = True
-
-
-def other_handle(array: NDArray) -> NDArray:
-    """The same array, of which autograd knows the same."""
-    handle = NDArrayHandle()
-    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
-    return type(array)(handle, writable=array.writable)
-
-
-def without_memory(like: NDArray) -> NDArray:
-    """An array of this kind, which gets memory when something is written into it."""
-    if like.stype != "default":
-        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
-    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
