@@ -149,6 +149,8 @@ def _kind(
         return handle_of(array)
 
     def set_item(array: NDArray, key: Any, value: Any) -> None:
+        if not (key is Ellipsis or (isinstance(key, slice) and key == slice(None))):
+            check(array)  # what is not written would be no gradient
         to_be_written(array)[key] = value
 
     def get_state(array: NDArray) -> Any:
