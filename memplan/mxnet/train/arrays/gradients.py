@@ -313,6 +313,11 @@ class Gradients:
         """By which number autograd knows each parameter whose gradient is written now."""
         return zip(self._marks.numbers, self._written, strict=True)
 
+    def all_numbered(self) -> Iterator[tuple[int, Held]]:
+        """The same, and of those to which a step adds."""
+        yield from self.numbered()
+        yield from zip(self._numbers_added, self._added, strict=True)
+
     def names_added(self, read: ReadByLoss) -> list[str]:
         """The parameters that a loss reads and to whose gradients those of a step are added."""
         added = zip(self._numbers_added, self._added, strict=True)
