@@ -10,6 +10,7 @@ cast meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -149,9 +150,12 @@ def _kind(
         return handle_of(array)
 
     def set_item(array: NDArray, key: Any, value: Any) -> None:
-        if not (key is Ellipsis or (isinstance(key, slice) and key == slice(None))):
-            check(array)  # what is not written would be no gradient
-        to_be_written(array)[key] = value
+        if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
+            to_be_written(array)[key] = value
+            return
+        with contextlib.suppress(UsageError):  # the rest is not there, so nobody may read the part
+            check(array)
+            shown(array)[key] = value
 
     def get_state(array: NDArray) -> Any:
         return stand_in(array).__getstate__()
