@@ -46,6 +46,9 @@ class BoundStep:
     ``form`` is how what a step returns is nested: as in the network, in tuples of classes of now.
     """
 
+    #: Has it been warned of the sums of gradients that several blocks compute?
+    is_warned_of_shared = False
+
     def __init__(
         self,
         plan: Plan,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -155,6 +157,10 @@ class FirstHalf:
                 f"nothing"
             )
 
+    def nterms_of(self, name: str) -> int:
+        """How many gradients of parameter ``name`` MXNet has from the block."""
+        return 1 if self.as_graph else self.bound.reads.parameters.get(name, 1)
+
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
         return self.thread is not threading.current_thread() and self.thread.is_alive()
@@ -196,6 +202,39 @@ class FirstHalf:
             with self.bound.keeping(self._unmoved):
                 self.late = self.bound.second_half()
         self.writes.end()
+
+
+def warn_of_shared(halves: Iterable[FirstHalf], read: ReadByLoss) -> None:
+    """Warn, once, where MXNet adds up gradients that several of the ``halves`` compute otherwise.
+
+    A sum of two is one in any order: of the steps of two blocks that MXNet runs as graphs, say, and
+    with nothing past them that reads the parameter.
+    """
+    reached = [half for half in halves if half.is_read(read)]
+    if len(reached) < 2 or all(half.bound.is_warned_of_shared for half in reached):
+        return
+    nblocks: Counter[int] = Counter()
+    nterms: Counter[int] = Counter()
+    parameters = {}
+    for half in reached:
+        for number, held in half.bound.gradients.all_numbered():
+            key, name = id(held.data), held.parameter.name
+            if key not in parameters:
+                nterms[key] += held.request == "add"
+            parameters[key] = name
+            nblocks[key] += 1
+            nterms[key] += half.nterms_of(name) + (number in read.variables)
+    names = [name for key, name in parameters.items() if nblocks[key] > 1 and nterms[key] > 2]
+    if names:
+        for half in reached:
+            half.bound.is_warned_of_shared = True
+        warnings.warn(
+            f"planned blocks share {', '.join(names[:3])}{' and others' if names[3:] else ''}, and "
+            f"add their gradients in the order in which they were planned, behind those of what "
+            f"reads them past the blocks, where MXNet adds all in the order of the loss: the last "
+            f"bits may differ. Make one block of all that reads them to have them equal",
+            stacklevel=2,
+        )
 
 
 def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | None] | None]:

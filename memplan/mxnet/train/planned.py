@@ -33,7 +33,12 @@ from memplan.mxnet.train.blocks.block_parameters import GivenArrays
 from memplan.mxnet.train.blocks.cached_graphs import make_graph
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.called_past import OwnCalls
-from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
+from memplan.mxnet.train.first_half import (
+    FirstHalf,
+    differentiate,
+    overwriting,
+    warn_of_shared,
+)
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
 from memplan.util.weak_keys import keys_of
@@ -365,6 +370,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 for half in begun:
                     half.check(read)
                     _check_mode(half, read, train_mode)
+                warn_of_shared(begun, read)
                 for half in finished:
                     half.bound.gradients.check(read)
                 with overwriting(begun):

@@ -26,7 +26,14 @@ from memplan.mxnet.train.arrays.array_memory import (
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
 from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
-from memplan.mxnet.train.arrays.withheld import Kind, is_computed, note, shown, withhold
+from memplan.mxnet.train.arrays.withheld import (
+    Kind,
+    is_computed,
+    note,
+    shown,
+    was_fresh,
+    withhold,
+)
 
 NDArray = Any
 Parameter = Any
@@ -51,6 +58,8 @@ class Held:
     lent: Any = None
     #: The array that it was lent in the step before, if nobody had used that when the step ended.
     spare: NDArray | None = None
+    #: Was it still to be used by a trainer when its array was taken?
+    was_fresh: bool = False
 
     @property
     def current(self) -> NDArray | None:
@@ -72,7 +81,9 @@ class Held:
     def withhold(self) -> None:
         """Let nobody read the gradient, which is not there."""
         if self.current is not None:
-            self.withheld = withhold(self.current, self.withheld, self.parameter, self.data)
+            of = (self.parameter, self.data)
+            self.withheld = withhold(self.current, self.withheld, *of, was_fresh=self.was_fresh)
+        self.was_fresh = False
 
     def show(self) -> None:
         if self.current is not None:
@@ -274,10 +285,13 @@ class Gradients:
         for data in every:
             data._fresh_grad = True
         for held in self._written:
+            held.was_fresh = False
             is_computed(held.parameter)
 
     def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
         """Let autograd write gradients to these ``arrays``; those that the parameters had."""
+        for held in self._written:
+            held.was_fresh |= bool(held.data._fresh_grad) or was_fresh(held.current)
         before = [held.give(array) for held, array in zip(self._written, arrays, strict=True)]
         data = [held.data for held in self._written]
         if data:
@@ -298,6 +312,11 @@ class Gradients:
     def numbered(self) -> Iterator[tuple[int, Held]]:
         """By which number autograd knows each parameter whose gradient is written now."""
         return zip(self._marks.numbers, self._written, strict=True)
+
+    def all_numbered(self) -> Iterator[tuple[int, Held]]:
+        """The same, and of those to which a step adds."""
+        yield from self.numbered()
+        yield from zip(self._numbers_added, self._added, strict=True)
 
     def names_added(self, read: ReadByLoss) -> list[str]:
         """The parameters that a loss reads and to whose gradients those of a step are added."""
