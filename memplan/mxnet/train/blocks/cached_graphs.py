@@ -35,6 +35,9 @@ Around = Callable[[Block], AbstractContextManager[None]]
 # The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
 LOOP = "__subgraph_name__"
 
+# The name of a variable that is none of a graph's.
+_LAST = "memplan_last"
+
 #: The last graph of each block that a step has made. MXNet has one, whichever step trains by it.
 _MADE: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
 
@@ -93,6 +96,7 @@ def outputs_of_graph(block: Block, *inputs: Any) -> Any:
 
 
 def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
+    """The first of these ``outputs``, as many as ``block`` returns, nested as it does."""
     count = len(outputs.list_outputs())
     return _regroup([of_semantics(output_of(outputs, k)) for k in range(count)], block._out_format)
 
@@ -190,7 +194,9 @@ class KeptGraphs:
         given = zip(variables, leaves(args), strict=True)
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
-        return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+        # MXNet replaces a variable that is an output, unless no other node is one.
+        outputs = mx.sym.Group([_in_loop(graph.as_nd_ndarray()), mx.sym.Variable(_LAST)])
+        return _nested(root, outputs(**read | given_of))
 
 
 def _calls(block: Block, forward: Callable[..., Any]) -> bool:
