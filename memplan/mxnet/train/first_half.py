@@ -115,7 +115,8 @@ class FirstHalf:
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
         """Warn, once, where MXNet adds up gradients in another order.
 
-        It does with those of outputs only where it does not run the block as a graph.
+        It does with those of outputs only where it does not run the block as a graph. One loss may
+        have them added up so, and another one not.
         """
         bound = self.bound
         reads_outputs = not self.as_graph and any(bound.reads.outputs)
@@ -124,11 +125,19 @@ class FirstHalf:
         new = asked - bound.are_warned_of
         if not new:
             return
-        bound.are_warned_of |= new
         numbers = [number_of(array) for array, _ in self.pairs]
-        items = [item for item in self._items(numbers) if item.is_parameter in new]
+        every = list(self._items(numbers))
         added = bound.gradients.names_added(read) if True in new else []
-        warn_of_sums(items, numbers, read.readers(), as_graph=self.as_graph, added=added)
+        names = {item.number: item.name for item in every}
+        variables = tuple(names.get(number) for number in read.variables)
+        loss = self.as_graph, variables, tuple(added), tuple(read.order())
+        if loss in bound.losses_seen:
+            return
+        bound.losses_seen.add(loss)
+        items = [item for item in every if item.is_parameter in new]
+        bound.are_warned_of |= warn_of_sums(
+            items, numbers, read.readers(), as_graph=self.as_graph, added=added
+        )
 
     def _items(self, numbers: Sequence[int]) -> Iterator[Item]:
         """Parameters, and outputs of these ``numbers``, that block and loss may both read."""
