@@ -30,7 +30,7 @@ from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_network import check_block
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays
-from memplan.mxnet.train.blocks.cached_graphs import make_graph
+from memplan.mxnet.train.blocks.cached_graphs import make_graph, may_read_trained
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
@@ -203,12 +203,14 @@ class _Planned:
                 return unplanned_forward(*args, **named)
         ctx = one_context(args)
         with TURN:
-            self._leave(ctx)
             make_graph(block, args, ctx)
-            outputs = self.step.first_half(args)
-            if self.is_awaited():
-                _AWAITED[self] = None
-            return outputs
+            if may_read_trained(block, args):
+                self._leave(ctx)
+                outputs = self.step.first_half(args)
+                if self.is_awaited():
+                    _AWAITED[self] = None
+                return outputs
+        return unplanned_forward(*args)
 
     def _warn_of_unplanned(self, why: str) -> None:
         text = f"planned block {self.step.block.name!r} trains unplanned where {why}"

@@ -60,12 +60,19 @@ def check_arrays(parameters: Iterable[Parameter]) -> None:
             )
 
 
-def check_trained(parameters: Iterable[Parameter], block: mx.gluon.Block) -> None:
-    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads."""
+def check_trained(
+    parameters: Iterable[Parameter], block: mx.gluon.Block, *, is_planned: bool
+) -> None:
+    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads.
+
+    A block that ``is_planned`` runs in the place of that, but its code must not run twice.
+    """
     if all(parameter.grad_req == "null" for parameter in parameters):
+        other = "set grad_req of those that it does not read to 'null', and it runs unplanned"
         raise ArgumentError(
             f"there is nothing to train: no parameter that {block.name!r} reads wants a gradient; "
-            f"call the block itself, or set grad_req of some to 'write'"
+            f"{other if is_planned else 'call the block itself'}, or set grad_req of some to "
+            f"'write'"
         )
 
 

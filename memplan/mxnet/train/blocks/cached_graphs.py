@@ -70,6 +70,14 @@ def has_graph(block: Block, inputs: Any) -> bool:
     return _takes(block, inputs)
 
 
+def may_read_trained(block: Block, inputs: Any) -> bool:
+    """May planned ``block`` read a parameter that is trained, as far as its graph tells?"""
+    if block._cached_op is None or not has_graph(block, inputs):
+        return True
+    read = (parameter for is_input, parameter in block._cached_op_args if not is_input)
+    return any(parameter.grad_req != "null" for parameter in read)
+
+
 def _takes(block: Block, inputs: Any) -> bool:
     """Is the graph of ``block`` for inputs that are nested so?"""
     return _without_defaults(_flatten(inputs, "input")[1]) == _without_defaults(block._in_format)
