@@ -25,6 +25,7 @@ from memplan.mxnet.train.blocks.composing_thread import is_it
 from memplan.mxnet.train.blocks.kept_by_cells import has_cells
 from memplan.mxnet.train.blocks.lists_of_graphs import OfGraph, as_graph
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
+from memplan.mxnet.train.blocks.refused_symbols import is_scripts_own
 
 Block = Any
 Parameter = Any
@@ -47,6 +48,7 @@ def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
 
     It hands the graph to whatever saves the network: ``export``, and the CheckpointHandler of its
     Estimator. Where it cannot be made there is none, and what the step does instead says why.
+    An error of a class of the script's own is raised, as MXNet's call raises it.
     """
     if not block._active or block._cached_op is not None:
         return
@@ -54,8 +56,10 @@ def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
         with ctx:
             block._build_cache(*args)
         _MADE[block] = block._cached_graph
-    except Exception:  # the user's code raises whatever it likes
+    except Exception as error:  # the user's code raises whatever it likes
         block._clear_cached_op()
+        if is_scripts_own(error):
+            raise
 
 
 def has_graph(block: Block, inputs: Any) -> bool:
