@@ -1,7 +1,9 @@
-"""Planned blocks that read no parameter that is trained, beside others that they do not read."""
+"""Planned blocks of which a step trains no parameter, though some of them want gradients."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any
 
 import mxnet as mx
@@ -53,3 +55,21 @@ def test_one_that_is_not_hybridized_says_how_it_runs_unplanned() -> None:
         trained(net)
     net.output.collect_params().setattr("grad_req", "null")
     assert trained(net) == expected
+
+
+def test_a_copy_that_autograd_does_not_know_may_be_a_target() -> None:
+    """Unplanned, with a warning: MXNet would not train it, and runs it."""
+    results = []
+    for plan in (False, True):
+        net = nn.Dense(2, in_units=4, prefix="net_")
+        net.initialize(mx.init.One())
+        target = copy.deepcopy(net)
+        known = contextlib.nullcontext()
+        if plan:
+            known = pytest.warns(UserWarning, match=r"autograd knows no array .*copy\.deepcopy")
+            planned(target)
+        with known, autograd.record():
+            loss = ((net(X) - target(X * 2).detach()) ** 2).sum()
+        loss.backward()
+        results.append(net.weight.grad().asnumpy().tolist())
+    assert results[0] == results[1]

@@ -29,7 +29,7 @@ from memplan.mxnet.train.arrays.gradients import passed_on
 from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_network import check_block
-from memplan.mxnet.train.blocks.block_parameters import GivenArrays
+from memplan.mxnet.train.blocks.block_parameters import GivenArrays, reason_unknown
 from memplan.mxnet.train.blocks.cached_graphs import make_graph, may_read_trained
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.called_past import OwnCalls
@@ -195,7 +195,7 @@ class _Planned:
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
                 "step may be waiting; call the block outside of the op, or train it unplanned"
             )
-        elif trains and (reason := self._given.reason()):
+        elif trains and (reason := self._given.reason() or reason_unknown(block)):
             trains = False
             self._warn_of_unplanned(reason)
         if others or not (arrays and trains):

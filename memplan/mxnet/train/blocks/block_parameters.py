@@ -85,6 +85,19 @@ def _is_unknown(parameter: Parameter) -> bool:
     )
 
 
+def reason_unknown(block: mx.gluon.Block) -> str:
+    """Why MXNet trains no parameter of ``block``, one of which wants a gradient, or nothing.
+
+    Such a copy may be a target network, whose outputs the loss detaches.
+    """
+    if not all(_is_unknown(p) for p in every_parameter(block) if p.grad_req != "null"):
+        return ""
+    return (
+        "autograd knows no array of its parameters, as after copy.deepcopy of it, so that MXNet "
+        "trains none of them; if it is to, set grad_req = 'null' for each, and then what it was"
+    )
+
+
 class GivenArrays:
     """What a script has given the parameters of ``blocks`` that is beyond a plan.
 
