@@ -67,7 +67,11 @@ class FirstHalf:
 
     def is_read(self, read: ReadByLoss) -> bool:
         """Will autograd go through it?"""
-        return self.reads_constants(read) or any(is_read(a, read) for a in self._variables())
+        return self.reads_constants(read) or self.is_gone_through(read)
+
+    def is_gone_through(self, read: ReadByLoss) -> bool:
+        """Will autograd write gradients of its outputs, or train by its loss operators?"""
+        return any(is_read(array, read) for array in self._variables())
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads it and parameters as no step can serve them."""

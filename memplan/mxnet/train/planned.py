@@ -43,6 +43,13 @@ Block = Any
 # known that backward must not go through them: they hold what the block returned.
 REMEMBERED = 8
 
+_GONE = (
+    "backward goes through an earlier call of a planned block, or through one for the second time, "
+    "and what it needs is no longer there; call a planned block once and backward once in every "
+    "step, and call it under autograd.pause(train_mode=True) where nobody wants gradients; or "
+    "train it unplanned"
+)
+
 # What a planned block has, and a copy of it has not. The class of the user's block may have
 # attributes and methods of any other name.
 STEP, PLAN = "planned_step", "_memplan_planned"
@@ -247,6 +254,15 @@ class _Planned:
         """The last steps that are finished, of which what was recorded beside may not be."""
         return [half for halves in self._past.values() for half in halves if half.is_finished]
 
+    def check_past(self, read: ReadByLoss) -> None:
+        """UsageError for a loss of what an earlier call returned, or of a step that is finished.
+
+        That is before autograd writes gradients of anything else.
+        """
+        past = [half for halves in list(self._past.values()) for half in list(halves)]
+        if any(half.is_gone_through(read) for half in past):
+            raise UsageError(_GONE)
+
     def after_failure(self) -> None:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
@@ -263,16 +279,10 @@ class _Planned:
     def after_backward(self) -> list[FirstHalf]:
         """The steps through whose outputs autograd has gone, of which the rest is to run."""
         halves, gone = self._pop_reached(), self._past_reached()
-        if gone:
-            # Steps that were not reached, of other threads perhaps, can still be finished.
+        if gone:  # by what was not asked before, as a backward within a Custom op
             for half in gone:
                 half.forget()
-            raise UsageError(
-                "backward went through an earlier call of a planned block, or through one for the "
-                "second time, and what it needs is no longer there; call a planned block once and "
-                "backward once in every step, and call it under autograd.pause(train_mode=True) "
-                "where nobody wants gradients; or train it unplanned"
-            )
+            raise UsageError(_GONE)
         for half in halves:
             self._past[half.bound.executor.ctx].append(half)
         return halves
@@ -363,6 +373,8 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 read = ReadByLoss(leaves([*args[:1], *named]))
                 train_mode = [*args[3:4], options.get("train_mode", True)][0]
                 retains = bool([*args[2:3], options.get("retain_graph", False)][0])
+                for block in blocks:
+                    block.check_past(read)
                 for half in begun:
                     half.check(read)
                     _check_mode(half, read, train_mode)
