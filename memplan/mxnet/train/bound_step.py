@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -111,6 +111,8 @@ class BoundStep:
         self.scale, self.reads = 1.0, Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
         self.are_warned_of: set[bool] = set()
+        #: Of which losses is it known, by what their operators read? Every step asks.
+        self.losses_seen: set[Hashable] = set()
         self._tell_outputs_apart(trace)
 
     def _tell_outputs_apart(self, trace: Trace) -> None:

@@ -69,7 +69,11 @@ class FirstHalf:
 
     def is_read(self, read: ReadByLoss) -> bool:
         """Will autograd go through it?"""
-        return self.reads_constants(read) or any(is_read(a, read) for a in self._variables())
+        return self.reads_constants(read) or self.is_gone_through(read)
+
+    def is_gone_through(self, read: ReadByLoss) -> bool:
+        """Will autograd write gradients of its outputs, or train by its loss operators?"""
+        return any(is_read(array, read) for array in self._variables())
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads it and parameters as no step can serve them."""
@@ -117,7 +121,8 @@ class FirstHalf:
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
         """Warn, once, where MXNet adds up gradients in another order.
 
-        It does with those of outputs only where it does not run the block as a graph.
+        It does with those of outputs only where it does not run the block as a graph. One loss may
+        have them added up so, and another one not.
         """
         bound = self.bound
         reads_outputs = not self.as_graph and any(bound.reads.outputs)
@@ -126,11 +131,19 @@ class FirstHalf:
         new = asked - bound.are_warned_of
         if not new:
             return
-        bound.are_warned_of |= new
         numbers = [number_of(array) for array, _ in self.pairs]
-        items = [item for item in self._items(numbers) if item.is_parameter in new]
+        every = list(self._items(numbers))
         added = bound.gradients.names_added(read) if True in new else []
-        warn_of_sums(items, numbers, read.readers(), as_graph=self.as_graph, added=added)
+        names = {item.number: item.name for item in every}
+        variables = tuple(names.get(number) for number in read.variables)
+        loss = self.as_graph, variables, tuple(added), tuple(read.order())
+        if loss in bound.losses_seen:
+            return
+        bound.losses_seen.add(loss)
+        items = [item for item in every if item.is_parameter in new]
+        bound.are_warned_of |= warn_of_sums(
+            items, numbers, read.readers(), as_graph=self.as_graph, added=added
+        )
 
     def _items(self, numbers: Sequence[int]) -> Iterator[Item]:
         """Parameters, and outputs of these ``numbers``, that block and loss may both read."""

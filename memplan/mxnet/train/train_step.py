@@ -366,7 +366,7 @@ class TrainStep:
                     place_of(params[name], ctx)
             requests = gradient_requests(network.symbol.list_arguments(), params)
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            check_trained(parameters, self.block)
+            check_trained(parameters, self.block, is_planned=self.graphs.of_calls)
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
             self._plans[key] = self._trainer.plan(planned, realisation, within), network

@@ -65,12 +65,19 @@ def check_arrays(parameters: Iterable[Parameter]) -> None:
             )
 
 
-def check_trained(parameters: Iterable[Parameter], block: mx.gluon.Block) -> None:
-    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads."""
+def check_trained(
+    parameters: Iterable[Parameter], block: mx.gluon.Block, *, is_planned: bool
+) -> None:
+    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads.
+
+    A block that ``is_planned`` runs in the place of that, but its code must not run twice.
+    """
     if all(parameter.grad_req == "null" for parameter in parameters):
+        other = "set grad_req of those that it does not read to 'null', and it runs unplanned"
         raise ArgumentError(
             f"there is nothing to train: no parameter that {block.name!r} reads wants a gradient; "
-            f"call the block itself, or set grad_req of some to 'write'"
+            f"{other if is_planned else 'call the block itself'}, or set grad_req of some to "
+            f"'write'"
         )
 
 
@@ -80,6 +87,19 @@ def _is_unknown(parameter: Parameter) -> bool:
     return any(
         marked_gradient(array) is None and not is_of_plan(parameter, place)
         for place, array in enumerate(arrays)
+    )
+
+
+def reason_unknown(block: mx.gluon.Block) -> str:
+    """Why MXNet trains no parameter of ``block``, one of which wants a gradient, or nothing.
+
+    Such a copy may be a target network, whose outputs the loss detaches.
+    """
+    if not all(_is_unknown(p) for p in every_parameter(block) if p.grad_req != "null"):
+        return ""
+    return (
+        "autograd knows no array of its parameters, as after copy.deepcopy of it, so that MXNet "
+        "trains none of them; if it is to, set grad_req = 'null' for each, and then what it was"
     )
 
 
