@@ -109,10 +109,8 @@ class BoundStep:
         refuse_grad_across(self.gradients)
         renew_graphs_of(self.arguments)
         self.scale, self.reads = 1.0, Reads.of(network.symbol)
-        #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
-        self.are_warned_of: set[bool] = set()
-        #: Of which losses is it known, by what their operators read? Every step asks.
-        self.losses_seen: set[Hashable] = set()
+        #: Of which sums (parameters': True) a warning has told; losses that are known, by reads.
+        self.are_warned_of, self.losses_seen = set[bool](), set[Hashable]()
         self._tell_outputs_apart(trace)
 
     def _tell_outputs_apart(self, trace: Trace) -> None:
