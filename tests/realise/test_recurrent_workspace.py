@@ -11,7 +11,8 @@ import pytest
 
 from helpers import recurrent
 from helpers.recurrent import Layers
-from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept
+from memplan.mxnet.realise.estimate import workspace_estimate
+from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes, packed_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.planning.realisation import trace
@@ -115,6 +116,41 @@ def test_estimates_have_room_for_it() -> None:
     nbytes, *_ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=False)
     packed = trace(net, shapes=shapes, realisation="packed")
     assert min(nbytes, packed_nbytes(packed.graph, packed.nodes)) >= kept(layers) > 0
+
+
+# Arrays of gates that count for pieces that are made anew elsewhere in the heap, by their rows.
+MOVED = {
+    "one part": (Layers("gru", 80, 32, 160, 160, 2), 4 * 3 * 160),
+    "two widths": (Layers("gru", 80, 32, 128, 160, 2), 2 * 4 * 3 * 160),
+    "both directions": (Layers("lstm", 80, 24, 128, 160, 2, is_both=True), 2 * 4 * 4 * 160),
+    "longer rows": (Layers("lstm", 80, 24, 128, 128, 1), 4 * (4 * 128 + 16)),
+    "large scratchpads go back": (Layers("lstm", 100, 32, 128, 128, 1), 0),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_packed_steps_make_them_anew_in_other_places(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, row = MOVED[name]
+    net, shapes = layers.network()
+    traced = trace(net, shapes=shapes, realisation="packed")
+    [node] = [node for node in traced.nodes if node.op == "RNN"]
+    parameters = node.infos.inputs[1]
+    assert parameters is not None
+    in_heap = 4 * parameters.nbytes
+    moved = nbytes_moved(node)
+    assert moved == 4 * layers.length * layers.batch * row + in_heap
+    counted = packed_nbytes(traced.graph, traced.nodes)
+    monkeypatch.setattr(workspace_estimate, "nbytes_moved", lambda node: 0)
+    assert packed_nbytes(traced.graph, traced.nodes) == counted - moved
+
+
+def test_what_mxnet_computes_by_itself_stays_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXNET_USE_MKLDNN_RNN", "0")
+    net, shapes = MEASURED["two layers"].network()
+    traced = trace(net, shapes=shapes, realisation="packed")
+    assert [nbytes_moved(node) for node in traced.nodes if node.op == "RNN"] == [0]
 
 
 def test_a_layer_of_np_blocks_keeps_the_same() -> None:

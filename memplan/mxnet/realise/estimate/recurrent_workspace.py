@@ -12,6 +12,7 @@ from __future__ import annotations
 from memplan.mxnet.trace.environment import onednn_has_recurrent_layers
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_true
+from memplan.util.heap import KEPT_NBYTES
 
 _NGATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
@@ -27,6 +28,16 @@ _OF_BOTH_DIRECTIONS, _OF_BOTH_WIDTHS, _BETWEEN_LAYERS = (5.65, 9.3), 10.9, 2.5
 # states of 256 and 512.
 _COPIES_OF_PARAMETERS = 5.3
 
+# A packed step makes all that anew. From the third step on pieces small enough for keep_large come
+# from the heap, and lie elsewhere than those of the step before. Of these each part has a
+# scratchpad forward and one backward, as large as five arrays of gates each, of which a step writes
+# little: four arrays count. The parameters in oneDNN's layouts and their gradients, four pieces by
+# layer, count once more. Set on 15 networks with an LSTM, a GRU or an RNN of 1 to 3 layers, over 6
+# to 14 steps, which take up to 1.08 of their promise now, mostly 0.87 to 1.03. Rows of a multiple
+# of 256 gates are longer (get_good_ld of oneDNN's src/cpu/rnn/rnn_utils.cpp).
+_GATES_OF_SCRATCHPAD, _GATES_MOVED, _PIECES_OF_PARAMETERS = 5, 4, 4
+_LONGER_IF_MULTIPLE_OF, _LONGER_BY = 256, 16
+
 
 def nbytes_kept(node: Node) -> int:
     """Bytes that a recurrent layer ``node`` keeps; 0 where its shapes are unknown."""
@@ -40,6 +51,30 @@ def nbytes_kept(node: Node) -> int:
     states = length * batch * width * data.itemsize
     kept = states * _states_kept(node, max(1.0, ninputs / width), is_equal=ninputs == width)
     return round(kept + _COPIES_OF_PARAMETERS * parameters.nbytes)
+
+
+def nbytes_moved(node: Node) -> int:
+    """Bytes that packed steps take more for a recurrent layer ``node``, which they make anew.
+
+    0 where shapes are unknown or MXNet computes it by itself, and for what is so large that it goes
+    back to the system.
+    """
+    data, parameters = node.infos.inputs[:2]
+    if data is None or parameters is None:
+        return 0
+    if data.dtype != "float32" or not onednn_has_recurrent_layers():
+        return 0
+    length, batch, ninputs = data.shape
+    width, nlayers = int(node.attrs["state_size"]), int(node.attrs["num_layers"])
+    row = _NGATES[node.attrs["mode"]] * width
+    row += 0 if row % _LONGER_IF_MULTIPLE_OF else _LONGER_BY
+    gates = length * batch * row * data.itemsize
+    moved = 0
+    if _GATES_OF_SCRATCHPAD * gates < KEPT_NBYTES:
+        moved += _GATES_MOVED * gates * _nparts(node, is_equal=ninputs == width)
+    if parameters.nbytes // nlayers < KEPT_NBYTES:
+        moved += _PIECES_OF_PARAMETERS * parameters.nbytes
+    return moved
 
 
 def _numbers_written(node: Node, length: int, batch: int, width: int) -> int:
@@ -74,9 +109,17 @@ def _states_kept(node: Node, width: float, *, is_equal: bool) -> float:
         widths = width - 1.0 + (nlayers - 1)  # other layers read both directions of the one before
         of_layers = nlayers * _by_gates(_OF_BOTH_DIRECTIONS, ngates)
         return of_layers + _OF_BOTH_WIDTHS * widths + (_BETWEEN_LAYERS if nlayers > 1 else 0.0)
-    nparts = 1 if is_equal or nlayers == 1 else 2
+    nparts = _nparts(node, is_equal=is_equal)
     of_parts, of_layers = _by_gates(_OF_PART, ngates), _by_gates(_OF_LAYER, ngates)
     return nparts * of_parts + nlayers * of_layers + _OF_WIDTH * (width - 1.0)
+
+
+def _nparts(node: Node, *, is_equal: bool) -> int:
+    """Of how many parts is it? The input of the first layer ``is_equal`` in width to the state."""
+    nlayers = int(node.attrs["num_layers"])
+    if is_true(node.attrs.get("bidirectional")):
+        return nlayers
+    return 1 if is_equal or nlayers == 1 else 2
 
 
 def _by_gates(pair: tuple[float, float], ngates: int) -> float:

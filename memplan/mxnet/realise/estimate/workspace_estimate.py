@@ -31,7 +31,7 @@ from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes, threads
 from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
 from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.estimate.processor import has_avx512
-from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept
+from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
 from memplan.mxnet.realise.estimate.scratchpads import largest_columns_nbytes, scratchpads
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import reads_any_layout
@@ -186,6 +186,7 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     for_copies = space + kept + max(largest // 2, again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
+    nbytes += sum(nbytes_moved(node) for node in nodes if node.op == "RNN")
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
