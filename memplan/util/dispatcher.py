@@ -36,6 +36,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from memplan.errors import DependencyError
 from memplan.util.interrupts import deferring
 from memplan.util.progress import LOGGER
 
@@ -47,7 +48,15 @@ SUFFIX = ".memplan-compiled"
 
 
 def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
-    """``function``, compiled where it is first called with arguments of these types."""
+    """``function``, compiled where it is first called with arguments of these types.
+
+    Raises DependencyError where numba is told to compile nothing.
+    """
+    if numba.config.DISABLE_JIT:
+        raise DependencyError(
+            "NUMBA_DISABLE_JIT is set: numba then compiles nothing, and memplan's search is far too "
+            "slow where it is not compiled; unset it"
+        )
     private = function.__name__.startswith("_")
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private, "_nrt": makes_arrays}
     # Without Python's lock, which another thread may then have: one that proves something.

@@ -16,13 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import pytest
 from numba.core.compiler import CompileResult
 
 from helpers.graphs import unit_chain
 from helpers.replays import replayed
 from helpers.script import printed_by
-from memplan.errors import GraphError
+from memplan.errors import DependencyError, GraphError
 from memplan.memory import offsets
 from memplan.memory.blocks import allocate
 from memplan.search import kernels
@@ -35,6 +36,7 @@ from memplan.search.sequence_search import Rules, search
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.util.compiled import compiled
 from memplan.util.dispatcher import SUFFIX
 from memplan.util.stop import Stop
 
@@ -96,6 +98,14 @@ def test_what_lies_beside_the_sources_is_read_where_others_are_written(tmp_path:
     assert run_in(folder, NUMBA_CACHE_DIR=str(folder / "b.py"), HOME="~") == "3 from source"
     assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from source"
     assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from disk"
+
+
+def test_nothing_is_searched_where_numba_is_told_to_compile_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(DependencyError, match="NUMBA_DISABLE_JIT is set.*; unset it"):
+        compiled(lambda number: number)(1)
 
 
 @pytest.mark.parametrize(("package", "least"), [(kernels, 40), (offsets, 15)])
