@@ -97,9 +97,16 @@ def test_advice_names_options_of_the_command_line(
 
 
 def test_shapes_in_advice_are_those_of_the_command_line(error: Any) -> None:
-    assert "--shape data=32,3,224,224" in error(2, "plan", "net-symbol.json")
+    message = error(2, "plan", "net-symbol.json")
+    assert "--shape data=32,3,224,224" in message
+    assert "mx.sym.Variable('data', shape=(32, 10))" in message
     batch = ("--shape", "data=2,3,8,8", "--budget", "1MiB")
     assert "--shape data=N,3,224,224" in error(2, "max-batch", "net-symbol.json", *batch)
+
+
+def test_a_loss_without_its_label_is_told_to_name_its_shape(error: Any) -> None:
+    message = error(2, "plan", "nets:frozen", "--shape", "data=2,6")
+    assert "if the loss reads a label, name its shape, too: --shape label=32" in message
 
 
 # On which MXNet itself crashes.
