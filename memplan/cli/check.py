@@ -38,10 +38,11 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     """Train NETWORK a few steps by a plan and without, and compare what was promised.
 
     NETWORK is planned as 'memplan plan' does it for --ctx (default here: cpu; name it in both, as a
-    plan for no context is another one). Each of the two trains there in a process of its own, from equal random numbers, by --optimizer (default: sgd). Bytes are the
-    device's own count: by how much the process grew, or on a GPU what the driver says is in use.
-    Results are compared bit for bit. Where the step without a plan cannot run, as it does not fit,
-    the exit code says whether the plan keeps its promise of memory, and nothing of results.
+    plan for no context is another one). Each of the two trains there in a process of its own, from
+    equal random numbers, by --optimizer (default: sgd). Bytes are the device's own count: by how
+    much the process grew, or on a GPU what the driver says is in use. Results are compared bit for
+    bit. Where the step without a plan cannot run, as it does not fit, the exit code says whether
+    the plan keeps its promise of memory, and nothing of results.
 
     \b
     Examples:

@@ -104,7 +104,7 @@ def test_nothing_is_searched_where_numba_is_told_to_compile_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    with pytest.raises(DependencyError, match="NUMBA_DISABLE_JIT is set.*; unset it"):
+    with pytest.raises(DependencyError, match=r"NUMBA_DISABLE_JIT is set.*; unset it"):
         compiled(lambda number: number)(1)
 
 
