@@ -54,8 +54,8 @@ def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
     """
     if numba.config.DISABLE_JIT:
         raise DependencyError(
-            "NUMBA_DISABLE_JIT is set: numba then compiles nothing, and memplan's search is too slow "
-            "where it is not compiled; unset it"
+            "NUMBA_DISABLE_JIT is set: numba then compiles nothing, and memplan's search is too "
+            "slow where it is not compiled; unset it"
         )
     private = function.__name__.startswith("_")
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private, "_nrt": makes_arrays}
