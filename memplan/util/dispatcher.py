@@ -26,6 +26,7 @@ import os
 import pickle
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from memplan.errors import DependencyError
+from memplan.util.files import STALE_SECONDS
 from memplan.util.interrupts import deferring
 from memplan.util.progress import LOGGER
 
@@ -90,6 +92,16 @@ def _announce() -> None:
     )
 
 
+@functools.cache
+def _announce_that_none_is_kept() -> None:
+    """Say, once in a process, why the next one compiles, too."""
+    LOGGER.warning(
+        "what was compiled cannot be kept, and is compiled anew each time: no file can be written "
+        "beside memplan's sources, nor in ~/.cache/memplan; set NUMBA_CACHE_DIR to a folder where "
+        "one can"
+    )
+
+
 def _folders(sources: Path) -> Iterator[Path]:
     """Where what was compiled of ``sources`` may lie, and is written if that can be."""
     name = f"{sources.name}-{hashlib.sha256(bytes(sources)).hexdigest()[:16]}"
@@ -135,19 +147,28 @@ class _Cache(NullCache):
         name = self._name(sig, data.target_context)
         content = dumps(data._reduce())  # type: ignore[no-untyped-call]
         for folder in self.folders:
-            draft = folder / f"{name}.{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    draft.write_bytes(content)
-                    draft.replace(folder / name)
-                finally:
-                    draft.unlink(missing_ok=True)  # of a full disk
-                self._delete_stale(folder)
+                _write(folder, name, content)
+                with contextlib.suppress(OSError):
+                    self._delete_stale(folder)
                 return
+        _announce_that_none_is_kept()
 
     def _delete_stale(self, folder: Path) -> None:
-        """Delete what was compiled of other sources."""
-        for path in folder.glob(f"{self.function}-*{SUFFIX}"):
-            if not path.name.startswith(self.fresh):
+        """Delete what was compiled of other sources, and drafts of who was killed as it wrote."""
+        for path in folder.glob(f"{self.function}-*{SUFFIX}*"):
+            is_draft = not path.name.endswith(SUFFIX)
+            is_left = is_draft and time.time() - path.stat().st_mtime > STALE_SECONDS
+            if is_left or not path.name.startswith(self.fresh):
                 path.unlink(missing_ok=True)
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    """Write the file, all of it or nothing; OSError if it cannot be."""
+    draft = folder / f"{name}.{secrets.token_hex(8)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        draft.write_bytes(content)
+        draft.replace(folder / name)
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk
