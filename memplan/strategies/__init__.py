@@ -20,20 +20,7 @@ from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_op
 from memplan.strategies.spaces import Flags, Sequences, Space
 from memplan.util.numbers import plain, shown
 
-__all__ = [
-    "GROUP",
-    "REALISATIONS",
-    "Outcome",
-    "Problem",
-    "Status",
-    "Strategy",
-    "configured",
-    "create",
-    "name_of",
-    "names",
-    "options_of",
-    "register",
-]
+__all__ = ["Outcome", "Problem", "Status", "Strategy", "create", "names", "register"]
 
 GROUP = "memplan.strategies"
 
