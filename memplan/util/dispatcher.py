@@ -54,7 +54,7 @@ def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
 
     Raises DependencyError where numba is told to compile nothing.
     """
-    if numba.config.DISABLE_JIT:
+    if getattr(numba.config, "DISABLE_JIT", 0):
         raise DependencyError(
             "NUMBA_DISABLE_JIT is set: numba then compiles nothing, and memplan's search is too "
             "slow where it is not compiled; unset it"
