@@ -45,7 +45,7 @@ _csv_option = click.option(
 _STRATEGIES = default_of(memplan.compare, "strategies")
 
 
-def _some(text: str, option: str) -> list[str]:
+def _listed(text: str, option: str) -> list[str]:
     """What ``option`` lists; ArgumentError where that is nothing."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
@@ -94,8 +94,8 @@ def compare(args: Arguments, strategies: str | None, budgets: str, output: Path 
         defaults = [name for name in _STRATEGIES if name in names]
         table = memplan.compare(
             network.symbol,
-            strategies=defaults if strategies is None else _some(strategies, "--strategies"),
-            budgets=[parse_budget(text) for text in _some(budgets, "--budgets")],
+            strategies=defaults if strategies is None else _listed(strategies, "--strategies"),
+            budgets=[parse_budget(text) for text in _listed(budgets, "--budgets")],
             **options,
         )
     _show(args, table, {"rows": list(map(attempt_figures, table.rows))}, output)
@@ -164,7 +164,7 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
             digits = re.fullmatch("[0-9]{1,4}", budgets.strip())
             count = digits is not None and int(budgets) <= MOST_POINTS
             options["budgets"] = (
-                int(budgets) if count else list(map(parse_budget, _some(budgets, "--budgets")))
+                int(budgets) if count else list(map(parse_budget, _listed(budgets, "--budgets")))
             )
         curve = memplan.frontier(network.symbol, strategy=strategy, **options)
     lists = {"rows": curve.points, "left_out": curve.left_out}

@@ -23,6 +23,7 @@ from memplan.planning.realisation import request_of, trace_again
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import format_nbytes
 from memplan.util.tables import text_table
+from memplan.util.words import first_of
 
 # What a process may take above the promise: a share of it, and MXNet's code as it is first used,
 # of which promises of small networks count a part.
@@ -108,7 +109,7 @@ class Check:
         if self.unplanned is None:
             lines.append(_NOT_COMPARED.format(self.unplanned_error))
         for kind, names in self.unlike.items():
-            result = "equal, bit for bit" if not names else f"DIFFER: {_some(names)}"
+            result = "equal, bit for bit" if not names else f"DIFFER: {first_of(names, 3)}"
             lines.append(f"{kind.capitalize()}: {result}.")
         if self.is_equal is False:
             lines.append(_largest(self.largest_difference))
@@ -214,8 +215,3 @@ def _largest(difference: float) -> str:
     if math.isinf(difference):
         return "Where one of the two has numbers, the other has zeros, NaN, infinities or nothing."
     return f"The largest difference is {difference:.0e} of the largest number of its array."
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -11,10 +11,11 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError, MemplanError, UsageError
+from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.trace.environment import match_range
 from memplan.mxnet.train.modules.bound_before import BoundBefore
 from memplan.mxnet.train.modules.module_executor import Executor, Lent
+from memplan.mxnet.train.modules.own_executors import warn_of_no_plan
 from memplan.mxnet.train.modules.plans import Plans, Request, planner_of_steps
 from memplan.mxnet.train.modules.updated_by import UpdatedBy
 from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
@@ -27,7 +28,7 @@ from memplan.strategies import Strategy
 _BOUND = (
     *("binded", "_exec_group", "_data_shapes", "_label_shapes", "_total_exec_bytes"),
     *("for_training", "inputs_need_grad", "_grad_req"),
-    *("params_initialized", "_arg_params", "_aux_params", "_updated_by"),
+    *("params_initialized", "_arg_params", "_aux_params", "_updated_by", "_plans"),
 )
 
 
@@ -110,11 +111,14 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         )
         #: By what the last training step has updated the parameters, until :meth:`update`.
         self._updated_by = UpdatedBy()
+        #: That it trains without a plan.
+        self._is_told = False
         self._plan_by(planner, plan)
 
     def _plan_by(self, planner: ShapePlanner, given: Plan | None, **when: bool) -> None:
         self._plans = Plans(self.symbol, planner, given, **when)
         self._plans.released = weakref.WeakMethod(self._collect)
+        self._plans.updated = weakref.WeakMethod(self._begin_update)
         if self._plans.update_within and len(self._context) > 1:
             reason = "gradients of several contexts are summed up first"
             self._plans.update_behind(reason, self._context)
@@ -151,12 +155,15 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def bind(self, *arguments: Any, **options: Any) -> None:
         """Bind as ``mx.mod.Module`` does; to train, plan the step first.
 
-        Beside a ``shared_module`` of this class the plan begins with what that one has found.
+        Beside a ``shared_module`` of this class the plan begins with what that one has found. So it
+        does with what was found for the network that a script has replaced (``module._symbol``).
         """
+        symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
+        if not self.binded or options.get("force_rebind", any(arguments[4:5])):
+            self._plans = self._plans.of_network(symbol)
         shared = options.get("shared_module", next(iter(arguments[5:6]), None))
         if isinstance(shared, Module):
             self._plans.begin_with(shared._plans)
-        symbol, before = self.symbol, BoundBefore(self, _BOUND, self._plans.kept())
         self._plans.when_found.append(before.let_go)
         self._symbol = _Binder(symbol, self._plans, self._context)
         try:
@@ -182,8 +189,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     def _back_if_refused(self) -> Iterator[None]:
         """Within it shapes may change, and are as they were where a step with them is refused."""
         shapes, labels = self._data_shapes, self._label_shapes
-        executors = self._exec_group.execs if self.binded else ()
-        kept = [(e, e.operators) for e in executors if isinstance(e, Executor)]
+        kept = [(executor, executor.operators) for executor in self._planned()]
         try:
             yield
         except (MemplanError, KeyboardInterrupt):
@@ -199,16 +205,25 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._tell_of_update()
         trains = self.for_training if is_train is None else is_train
         if trains:
+            if self.binded and not (self._is_told or self._planned()):
+                self._is_told = warn_of_no_plan(self._exec_group.execs)
             self._update_within()  # whatever a script has put in its place
         nbound = self._plans.nbound
         with self._back_if_refused():
             super().forward(data_batch, is_train)
-        if trains and self._plans.update_within:
-            self._params_dirty = True
-            self._updated_by.begin(self._updater, self._updated())
         if self._plans.nbound != nbound:
             # Shapes seen for the first time: there are gradients where there were none.
             self._collect()
+
+    def _planned(self) -> list[Executor]:
+        """Its executors that train by plans; none where all are MXNet's."""
+        executors = self._exec_group.execs if self.binded else ()
+        return [executor for executor in executors if isinstance(executor, Executor)]
+
+    @property
+    def _step_updates(self) -> bool:
+        """Do its training steps update the parameters?"""
+        return self._plans.update_within and bool(self._planned())
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments and states, by name."""
@@ -229,33 +244,20 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def update(self) -> None:
         """Update the parameters by the gradients of the last training step, if it has not."""
-        if not self._plans.update_within:
+        if not self._step_updates:
             self._check_gradients()
             super().update()
-        elif not self._updated_by.is_due:
-            raise UsageError(
-                "parameters are updated within the training step, and none has run since the last "
-                "update()"
-            )
         else:
-            self._check_unchanged()
+            self._updated_by.check(self._updater)
         self._updated_by.end()
 
-    def _updated(self) -> list[Any]:
-        """The parameters that a training step updates."""
+    def _begin_update(self) -> None:
+        """A training step, of a script's call of the executors, too, has updated parameters."""
         group = self._exec_group
         pairs = zip(group.param_names, group.param_arrays, strict=True)
-        return [array for name, [array] in pairs if group.grad_req[name] != "null"]
-
-    def _check_unchanged(self) -> None:
-        """UsageError if :meth:`update` would have updated by something else than the step has."""
-        names = self._updated_by.changed(self._updater)
-        if names:
-            raise UsageError(
-                f"{', '.join(names)} changed after the training step, which has updated the "
-                f"parameters already; set what updates depend on before the step "
-                f"(forward_backward), or take realisation='packed'"
-            )
+        weights = [array for name, [array] in pairs if group.grad_req[name] != "null"]
+        self._params_dirty = True
+        self._updated_by.begin(self._updater, weights)
 
     def init_optimizer(self, *arguments: Any, **options: Any) -> None:
         """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""
@@ -269,7 +271,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
 
     def _update_within(self) -> None:
         """Let the optimizer update within the step, if it can: when there are both."""
-        if not (self._plans.update_within and self.binded and self.optimizer_initialized):
+        if not (self._step_updates and self.optimizer_initialized):
             return
         if self._kvstore is not None:
             reason: str | None = "a kvstore sums up the gradients, or updates the parameters"
@@ -280,7 +282,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             self._plans.updates.indices = {name: index for index, name in enumerate(names)}
             self._plans.updates.updater = self._updater
             return
-        executors = [e for e in self._exec_group.execs if isinstance(e, Executor)]
+        executors = self._planned()
         # Others may only infer, and an output without a loss, or the budget, may refuse their step.
         trained = [executor for executor in executors if executor.plan is not None]
         self._plans.update_behind(reason)
@@ -296,9 +298,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         return super().get_input_grads(merge_multi_context)
 
     def _check_gradients(self) -> None:
-        for executor in self._exec_group.execs if self.binded else ():
-            if isinstance(executor, Executor):
-                executor.check_gradients()
+        for executor in self._planned():
+            executor.check_gradients()
 
 
 def _check_symbol(symbol: Any) -> None:

@@ -90,6 +90,23 @@ def profile(
     few microseconds come out up to twice too expensive. Raises CostError if MXNet cannot run the
     step, and all that :func:`trace` raises.
     """
+    options: dict[str, Any] = {"ctx": ctx, "type_dict": type_dict, "grad_req": grad_req}
+    options |= {"realisation": realisation, "repeats": repeats, "warmup": warmup}
+    return profile_inputs(net, shapes, **options)
+
+
+def profile_inputs(
+    net: mx.sym.Symbol,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    ctx: mx.Context | None = None,
+    type_dict: Mapping[str, Any] | None = None,
+    grad_req: GradReq = None,
+    realisation: str = "mirror",
+    repeats: int = 5,
+    warmup: int = 2,
+) -> CostTable:
+    """What :func:`profile` gives, for inputs that may have any names."""
     repeats, warmup = plain(repeats), plain(warmup)
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
         if not isinstance(value, int) or value < least:

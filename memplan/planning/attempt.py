@@ -20,7 +20,7 @@ from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
-from memplan.strategies.quick import quick_schedule
+from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes
 from memplan.util.progress import tell
@@ -32,9 +32,6 @@ SHARE_OF_TIME = 0.9
 
 # What part of the time limit a strategy gets in any case.
 LEAST_SHARE_OF_TIME = 0.1
-
-# What part of little time the quick strategies get.
-QUICK_SHARE_OF_TIME = 0.1
 
 # What part of the time limit goes into a bound in any case, if the strategy itself has none.
 BOUND_SHARE_OF_TIME = 0.05
@@ -117,9 +114,7 @@ def plan_of(
     )
 
 
-def refused(
-    job: Job, do: Do, attempt: Attempt, strategy: str | Strategy, better: str = ""
-) -> BudgetError:
+def refused(do: Do, attempt: Attempt, strategy: str | Strategy, better: str = "") -> BudgetError:
     """As :func:`budget_error`, by ``do``; a plan for the bytes that it names is known then."""
     error: BudgetError = do(budget_error, attempt, strategy, better)
     lucky: tuple[Schedule, int] | None = do(_lucky_least, strategy)
@@ -229,7 +224,7 @@ class _Trial:
         start = self.problem.start
         if start is not None and limit is not None and self.problem.cheapest([start]) is not None:
             return start
-        return quick_schedule(self.problem, self.stop.share_for_little(QUICK_SHARE_OF_TIME))
+        return quick_schedule(self.problem, self.stop.share_for_little(QUICK_SHARE))
 
     def _least(self) -> Schedule | None:
         """The strategy's schedule of least memory; one known already, if that takes less."""

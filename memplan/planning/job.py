@@ -156,7 +156,7 @@ class Job:
         on_gpu = ctx is not None and ctx.device_type == "gpu"
         options: Any = {"type_dict": type_dict, "grad_req": grad_req}
         if costs is None and on_gpu:
-            costs = measured_costs(net, ctx, realisation, options | dict(shapes))
+            costs = measured_costs(net, shapes, ctx=ctx, realisation=realisation, **options)
         elif costs is None:
             costs = "roofline:v100" if ctx is None else "roofline:cpu"
         options |= {"shapes": shapes, "device_type": "gpu" if on_gpu else "cpu"}

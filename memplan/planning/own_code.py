@@ -59,6 +59,11 @@ def _source(module: str) -> str:
         return ""
 
 
+def _place_in_order(value: object) -> tuple[str, str]:
+    """What a member of a set is sorted by; a text may hold an address, but begins with the name."""
+    return str(getattr(value, "__module__", "")), repr(value)
+
+
 def _held(value: Any) -> Collection[object]:
     """What an object of Python's holds, such as a decorated function that function."""
     if isinstance(value, list | set):
@@ -124,7 +129,8 @@ class _Code:
         Of what may change only the code, where the source tells the rest.
         """
         if isinstance(value, list | dict | set) and self._source(module):
-            self._parts([part for part in _held(value) if isinstance(part, FunctionType | type)])
+            parts = [part for part in _held(value) if isinstance(part, FunctionType | type)]
+            self._parts(set(parts) if isinstance(value, set) else parts)
         else:
             self.add(value)
 
@@ -137,8 +143,9 @@ class _Code:
     def _parts(self, values: Collection[object]) -> None:
         """Add ``values``, those of a set in an order that does not depend on the process."""
         self.lines.append(f"{len(values)} values")
-        is_set = isinstance(values, set | frozenset)
-        for value in sorted(values, key=repr) if is_set else values:
+        if isinstance(values, set | frozenset):
+            values = sorted(values, key=_place_in_order)
+        for value in values:
             self.add(value)
 
     def _function(self, function: FunctionType) -> None:

@@ -170,7 +170,7 @@ def _plan(
         if attempt.plan is None:
             if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
                 raise KeyboardInterrupt
-            raise refused(job, do, attempt, task.solver, better)
+            raise refused(do, attempt, task.solver, better)
         remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
     return dataclasses.replace(attempt.plan, alternative=better)
 

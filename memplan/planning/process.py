@@ -35,7 +35,12 @@ class PlanningProcess:
         """Start it; OSError where that is not possible."""
         check_can_start()
         request_reader, requests = pipe()
-        answers, answer_writer = pipe()
+        try:
+            answers, answer_writer = pipe()
+        except OSError:
+            os.close(request_reader)
+            os.close(requests)
+            raise
         self.requests = os.fdopen(requests, "wb", closefd=False)
         self.answers = os.fdopen(answers, "rb", closefd=False)
         self._pipes = {number: _file_at(number) for number in (requests, answers)}

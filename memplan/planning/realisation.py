@@ -233,12 +233,15 @@ def taken_from_cudnn(net: Symbol) -> int:
     return sum(CUDNN_OFF_BEFORE in attributes for _, attributes in symbol_json.attributes(net))
 
 
-def measured_costs(net: Symbol, ctx: Context, realisation: str, options: Any) -> CostTable:
-    """Seconds of ops measured on ``ctx``; CostError where that is not possible."""
-    from memplan.mxnet.profile import profile
+def measured_costs(net: Symbol, shapes: Mapping[str, Shape], **options: Any) -> CostTable:
+    """Seconds of ops measured on a context; CostError where that is not possible.
+
+    ``options`` are those of :func:`memplan.mxnet.profile.profile_inputs`.
+    """
+    from memplan.mxnet.profile import profile_inputs
 
     try:
-        return profile(net, ctx=ctx, realisation=realisation, **options)
+        return profile_inputs(net, shapes, **options)
     except CostError as error:
         raise CostError(
             f"{str(error).rstrip('.')}; to plan for a GPU that is not here, pass "

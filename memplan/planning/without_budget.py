@@ -8,12 +8,9 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import Problem, Strategy, options_of
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import OneOf
-from memplan.strategies.quick import quick_schedule
+from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.search import Search
 from memplan.util.stop import Stop
-
-# What part of the time the quick strategies get.
-QUICK_SHARE = 0.1
 
 
 def solvers_of_least(strategy: Strategy) -> tuple[Strategy, ...]:

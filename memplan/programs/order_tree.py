@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import accumulate, chain, count, islice
 
 from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moment_ranking import relatives
@@ -21,6 +21,8 @@ from memplan.programs.refinement import Proving, Refined, drops_of, ops_over
 from memplan.programs.solver import Program
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
 # Of the ops that may become moments, relaxations tell which says most: of so many that are over the
@@ -33,6 +35,10 @@ FULLEST, UNORDERED, TRIALS = 2, 4, 8
 # this: all of them unless relaxations take long. Set on fcn_resnet50_voc and senet_154 of GluonCV
 # and on ssd, at 30, 40 and 30% of the step. On HRNet of 2,283 ops they take time and raise nothing.
 GIVEN_SIZE = 12_000
+
+# An op that raised a relaxation by little may raise one of more moments by so many times as much:
+# where it could not be the best even then, it is not looked at again. Set on fcn_resnet50_voc.
+HOPE = 3.0
 
 # Where the best of them raises the relaxation by less than this part of the step's time, the
 # integer program of the leaf is solved, with this part of the usual effort. Set on the same.
@@ -67,12 +73,10 @@ def raise_bound(
     budget_nbytes: int,
     stop: Stop,
     options: Proving,
-    *,
-    enough_seconds: float = math.inf,
 ) -> Iterator[Refined]:
-    """What is proved as the tree grows, until that is ``enough_seconds``."""
-    tree = OrderTree(graph, budget_nbytes, stop, options, enough_seconds)
-    while tree.seconds < enough_seconds and tree.grow():
+    """What is proved as the tree grows, until that is the ``enough_seconds`` of ``options``."""
+    tree = OrderTree(graph, budget_nbytes, stop, options)
+    while tree.seconds < tree.enough_seconds and tree.grow():
         yield Refined(None, tree.seconds)
 
 
@@ -85,10 +89,10 @@ class OrderTree:
         budget_nbytes: int,
         stop: Stop,
         options: Proving,
-        enough_seconds: float,
     ) -> None:
         self.graph, self.budget_nbytes, self.options = graph, budget_nbytes, options
-        self.stop, self.enough_seconds = stop, enough_seconds
+        self.stop, enough = stop, options.enough_seconds
+        self.enough_seconds = math.inf if enough is None else enough
         backward = options.recompute_backward
         self.moments = Moments(graph, recompute_backward=backward)
         self.evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
@@ -132,13 +136,15 @@ class OrderTree:
         None if time or work is over before all of them are known.
         """
         ops = leaf.bound.ops
-        for t in self._candidates(leaf.bound):
+        stages = self.evictions.stages(drops_of(leaf.bound, self.evictions))
+        for t in self._candidates(ops, stages):
             self.gains.setdefault(t, math.inf)
+        over = self._over(stages) if leaf.is_solved else set[int]()
         best: list[Bound] = []
         highest = (-math.inf, 0)
-        for t in self._trials(ops):
+        for t in self._trials(ops, over):
             orders = self._orders(ops, t)
-            if self._rank(self.gains[t], orders) <= highest:
+            if self._rank(HOPE * self.gains[t], orders) <= highest:
                 continue
             children: list[Bound] = []
             gain = math.inf
@@ -154,9 +160,20 @@ class OrderTree:
             self.gains[t] = gain
         return best
 
-    def _trials(self, ops: tuple[int, ...]) -> list[int]:
-        """What to look at now: some of the candidates that are given, and some of the others."""
+    def _over(self, stages: Sequence[Sequence[int]]) -> set[int]:
+        """The ops whose first runs are over the budget."""
+        live = simulate(Schedule.sequence(self.graph, chain.from_iterable(stages))).live_nbytes
+        firsts = accumulate(map(len, stages))
+        return {t for t, end in enumerate(firsts) if live[end - 1] > self.budget_nbytes}
+
+    def _trials(self, ops: tuple[int, ...], over: Set[int] = frozenset()) -> list[int]:
+        """What to look at now: some of the candidates that are given, and some of the others.
+
+        Of those that are ``over`` the budget in the answer of an integer program, if there are any:
+        the others allow the same answer again.
+        """
         untried = self.gains.keys() - ops
+        untried = untried & over or untried
         ranked = sorted(untried, key=lambda t: (-self.gains[t], t))
         given = [t for t in ranked if t in self.options.candidates]
         others = [t for t in ranked if t not in self.options.candidates]
@@ -168,14 +185,13 @@ class OrderTree:
         nalike = math.floor(gain / unit) if unit and math.isfinite(gain) else gain
         return nalike, -len(orders)
 
-    def _candidates(self, bound: Bound) -> Iterator[int]:
-        """Ops that are over the budget by this answer, and ops that the moments do not order."""
-        stages = self.evictions.stages(drops_of(bound, self.evictions))
-        fullest = ops_over(self.graph, stages, self.budget_nbytes, bound.ops)
-        yield from islice((t for t in fullest if t not in bound.ops), FULLEST)
-        unordered = (t for t in self.largest if len(self._orders(bound.ops, t)) > 1)
-        others = unordered if bound.ops else self.promising
-        yield from islice((t for t in others if t not in bound.ops), UNORDERED)
+    def _candidates(self, ops: tuple[int, ...], stages: Sequence[Sequence[int]]) -> Iterator[int]:
+        """Ops that are over the budget in these stages, and ops that the moments do not order."""
+        fullest = ops_over(self.graph, stages, self.budget_nbytes, ops)
+        yield from islice((t for t in fullest if t not in ops), FULLEST)
+        unordered = (t for t in self.largest if len(self._orders(ops, t)) > 1)
+        others = unordered if ops else self.promising
+        yield from islice((t for t in others if t not in ops), UNORDERED)
 
     def _orders(self, ops: tuple[int, ...], t: int) -> list[tuple[int, ...]]:
         """``ops`` with t in each of the places that the graph leaves it."""

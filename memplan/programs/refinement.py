@@ -119,14 +119,13 @@ def refine(
     graph: TrainingGraph,
     budget_nbytes: int,
     stop: Stop,
-    options: Proving | None = None,
+    options: Proving,
 ) -> Iterator[Refined]:
     """What is known after each moment that is added, the bound never falling.
 
     Ends when no other moment is worth adding, when the last ones changed nothing, after so much
     effort, or with ``stop``.
     """
-    options = options or Proving()
     backward = options.recompute_backward
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)

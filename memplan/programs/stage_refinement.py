@@ -39,7 +39,7 @@ SOLVES, SOLVED_PAIRS = 40, 400_000
 class StageRefinement:
     """Solves the program for live bytes in a budget; what becomes known is added to a list.
 
-    The last of ``known`` has the cheapest schedule so far and the highest bound.
+    The last of ``facts`` has the cheapest schedule so far and the highest bound.
     """
 
     def __init__(

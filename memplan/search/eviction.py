@@ -247,7 +247,7 @@ class Start(NamedTuple):
     fit: Fit
 
 
-def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: int = 0) -> Start:
+def improve_best(starts: Sequence[Start], stop: Stop, *, patience: int, seed: int) -> Start:
     """Searches from several ``starts`` in turn, and again until there are enough; the best.
 
     A single search depends on its luck: the better half of them goes on, until one is left.

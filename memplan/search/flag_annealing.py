@@ -126,8 +126,8 @@ def mirrored_schedule(
     *,
     match_range: int,
     stop: Stop,
-    moves: int | None = None,
-    seed: int = 0,
+    moves: int | None,
+    seed: int,
 ) -> Schedule | None:
     """The cheapest schedule within the budget found by annealing over flags, bounded as there.
 

@@ -32,23 +32,15 @@ def flags_keeping(graph: TrainingGraph, checkpoints: Collection[int]) -> frozens
     return frozenset(flaggable(graph)) - frozenset(checkpoints)
 
 
-def threshold_cut(
+def cut_and_next(
     graph: TrainingGraph, points: Sequence[int], threshold_nbytes: int
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], int | None]:
     """The points to keep so that a segment ends once it holds more than ``threshold_nbytes``.
 
     The sweep of Chen et al. 2016, algorithm 3. Points that carry the same ``mirror_stage`` other
-    than "True" are one cut line and are kept or dropped together.
-    """
-    return _cut_and_next(graph, points, threshold_nbytes)[0]
-
-
-def _cut_and_next(
-    graph: TrainingGraph, points: Sequence[int], threshold_nbytes: int
-) -> tuple[tuple[int, ...], int | None]:
-    """:func:`threshold_cut`, and the least threshold above with another cut; None if there is none.
-
-    That is the least that a segment holds which ends: a smaller one decides all as this one.
+    than "True" are one cut line and are kept or dropped together. Beside them the least threshold
+    above with another cut, None if there is none: the least that a segment holds which ends, for a
+    smaller one decides all as this one.
     """
     candidates = frozenset(points)
     cut = []
@@ -99,7 +91,7 @@ def threshold_cuts(
     at_most = min(at_most, sys.maxsize)  # no range can be longer
     step = 0
     while step < at_most:
-        cut, next_nbytes = _cut_and_next(graph, points, threshold(step))
+        cut, next_nbytes = cut_and_next(graph, points, threshold(step))
         yield cut
         if next_nbytes is None:
             return

@@ -35,8 +35,6 @@ from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
-__all__ = ["Rules", "compile_search", "search"]
-
 # Shares of the budget that live bytes are given in the search for a first plan in blocks, and the
 # round that each gets.
 LIVE_SHARES = (0.95, 0.85, 0.75, 0.65, 0.55, 0.45)

@@ -19,7 +19,7 @@ from memplan.strategies.base import (
 )
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
-from memplan.strategies.quick import quick_schedule
+from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
@@ -33,8 +33,6 @@ PROOF_SHARE_IN_BLOCKS = 0.1
 # Looks of HiGHS at whether to end that a proof takes (:class:`Proving`): 3 to 13 seconds of a core.
 # Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
-# Part of little time for schedules of quick strategies, where no other is known.
-QUICK_SHARE = 0.1
 
 # The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
 # where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.

@@ -67,7 +67,6 @@ def main() -> None:
     text, budget_nbytes, deadline, options = pickle.load(sys.stdin.buffer)
     graph, stop = TrainingGraph.from_json(text), Stop(deadline)
     highest = graph.seconds
-    enough = options.enough_seconds
-    for fact in raise_bound(graph, budget_nbytes, stop, options, enough_seconds=enough):
+    for fact in raise_bound(graph, budget_nbytes, stop, options):
         highest = max(highest, fact.bound_seconds)
     pickle.dump(Bound(highest, stop.cut_by_clock), sys.stdout.buffer)

@@ -27,7 +27,10 @@ from memplan.util.stop import Stop
 # are.
 LARGE = 3000
 
-# Part of little time for greedy eviction.
+# Part of little time for these schedules, where no other is known.
+QUICK_SHARE = 0.1
+
+# Part of that for greedy eviction.
 ONLINE_SHARE = 0.5
 
 # On graphs with more ops than this greedy eviction takes a quarter of a minute for one schedule.

@@ -30,8 +30,9 @@ from memplan.search.flag_annealing import (
     mirrored_schedule,
 )
 from memplan.search.rematerialize import inner_forward, recomputing_segments
+from memplan.search.rounds import Rules
 from memplan.search.segments import coarse_cuts, flags_keeping
-from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.search.sequence_search import compile_search, search
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
@@ -321,8 +322,7 @@ class Sequences(Space):
             facts.append(next(refine(graph, budget_nbytes, stop, options)))
             return
         if options.enough_seconds is not None:
-            enough = options.enough_seconds
-            facts.extend(raise_bound(graph, budget_nbytes, stop, options, enough_seconds=enough))
+            facts.extend(raise_bound(graph, budget_nbytes, stop, options))
             return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)

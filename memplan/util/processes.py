@@ -47,11 +47,16 @@ def pipe() -> tuple[int, int]:
     """The ends of a pipe to hand to another process.
 
     Where stdin is closed, as in a daemon, ``os.pipe`` gives its number to one of them, which the
-    other process would have for its own stdin.
+    other process would have for its own stdin. OSError where as many files are open as may be.
     """
     ends = os.pipe()
     try:
-        reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+        reader = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 3)
+        try:
+            writer = fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 3)
+        except OSError:
+            os.close(reader)
+            raise
     finally:
         for end in ends:
             os.close(end)

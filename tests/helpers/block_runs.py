@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from helpers.blocks import CPU, SOFTMAX, Case, conv_net, images
-from memplan.mxnet.gluon import TrainStep
+from memplan.mxnet.gluon import TrainStep, planned
 
 Values = dict[str, np.ndarray]
 STEPS = 3
@@ -140,9 +140,9 @@ def assert_identical_to_autograd(
         realised = dataclasses.replace(case, options={**case.options, "realisation": realisation})
         made: list[TrainStep] = []
         assert not differences(expected, train(realised, way(realised, made))), realisation
-        for planned in made[0].plans.values():
-            assert planned.realisation == realisation
-            assert bool(planned.schedule.recomputed) == case.recomputes
+        for plan in made[0].plans.values():
+            assert plan.realisation == realisation
+            assert bool(plan.schedule.recomputed) == case.recomputes
 
 
 def trained(block: Any = None, **options: Any) -> tuple[Any, TrainStep, Any]:
@@ -153,6 +153,25 @@ def trained(block: Any = None, **options: Any) -> tuple[Any, TrainStep, Any]:
     step, batch = train_step(net, **options), images(8)
     step(*batch)
     return net, step, batch
+
+
+def three_losses(net: Any, way: str | None) -> Iterator[Any]:
+    """Those of three steps, each after its update: planned, by a TrainStep, or without a plan."""
+    l2, quickly = gluon.loss.L2Loss(), {"strategy": "chen_sqrt", "realisation": "packed"}
+    x, y = mx.nd.ones((2, 6)), mx.nd.zeros((2, 5))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    step = TrainStep(net, l2, **quickly) if way == "TrainStep" else None
+    if way == "planned":
+        planned(net, **quickly)
+    for _ in range(3):
+        if step is not None:
+            loss = step(x, y)
+        else:
+            with autograd.record():
+                loss = l2(net(x), y)
+            loss.backward()
+        trainer.step(2)
+        yield loss
 
 
 def gradients(net: Any) -> Values:

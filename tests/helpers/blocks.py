@@ -11,6 +11,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from memplan.mxnet.gluon import planned
+
 CPU = mx.cpu(0)
 QUICK = {"strategy": "evict"}
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -36,6 +38,17 @@ def chain_net(picture: mx.nd.NDArray) -> nn.HybridSequential:
     net.initialize(mx.init.Xavier())
     net(picture)
     return net
+
+
+def dense(plan: bool) -> nn.HybridSequential:
+    """Two hybridized layers, planned or not, initialised from a seed."""
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return planned(net, strategy="chen_sqrt", realisation="packed") if plan else net
 
 
 def dropout_net() -> nn.HybridSequential:

@@ -162,6 +162,28 @@ def test_a_file_that_was_edited_since_it_was_imported(folder: Path) -> None:
     assert own_code(imported(folder, RULE, new)) != edited
 
 
+NAMES = [f"rule_{number}" for number in range(12)]
+FUNCTIONS = "\n".join(f"def {name}(): return 1" for name in NAMES)
+OF_A_SET = f"""
+import rule_helpers
+from dataclasses import dataclass
+{FUNCTIONS}
+RULES = {{{", ".join([*NAMES, *(f"rule_helpers.{name}" for name in NAMES)])}}}
+
+@dataclass(frozen=True)
+class Mine:
+    def solve(self, problem):
+        return max(rule() for rule in RULES)
+"""
+
+
+def test_where_the_functions_of_a_set_lie_in_memory_counts_for_nothing(folder: Path) -> None:
+    strategies = [imported(folder, OF_A_SET, FUNCTIONS) for _ in range(6)]
+    sets = [strategy.solve.__globals__["RULES"] for strategy in strategies]
+    assert len({tuple(rule.__name__ for rule in rules) for rules in sets}) > 1
+    assert len({own_code(strategy) for strategy in strategies}) == 1
+
+
 def test_memplans_own_have_its_version_and_what_is_compiled_has_nothing() -> None:
     assert own_code(create("auto")) == ""
     compiled = TYPED.partition("@dataclass")[0] + "class Mine:\n    solve = len\n"

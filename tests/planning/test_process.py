@@ -15,7 +15,7 @@ import pytest
 import memplan
 from helpers.networks import residual_net
 from helpers.odd_strategies import Odd
-from helpers.script import script
+from helpers.script import printed_by, script
 from memplan.planning import apart, process
 from memplan.planning.process import PlanningProcess
 from memplan.strategies import Strategy
@@ -146,6 +146,30 @@ def test_popen_is_not_asked_for_more_processes_than_may_run(
     monkeypatch.setattr(process, "check_can_start", check)
     monkeypatch.setattr(subprocess, "Popen", popen)
     assert planned().schedule.recomputed
+
+
+AS_MANY_FILES_AS_MAY_BE = """
+import os, resource
+from memplan.planning.process import PlanningProcess
+def is_open():
+    return {end for end in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{end}")}
+before = is_open()
+assert before == {"0", "1", "2"}
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for more in range(7):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + more, hard))
+    try:
+        PlanningProcess()
+    except OSError as error:
+        reason = error.strerror
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(len(is_open() - before), reason)
+"""
+
+
+def test_where_as_many_files_are_open_as_may_be_none_stays_open() -> None:
+    printed = printed_by("-c", AS_MANY_FILES_AS_MAY_BE)
+    assert printed.splitlines() == ["0 Too many open files"] * 7
 
 
 def test_where_no_thread_can_be_started_it_ends_and_the_plan_is_there(

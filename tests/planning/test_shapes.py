@@ -18,8 +18,9 @@ from helpers.buckets import network
 from helpers.networks import residual_net
 from memplan.errors import ArgumentError, BudgetError
 from memplan.planning import job as planning_job
+from memplan.planning import shapes
 from memplan.planning.job import Job
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Attempt, Plan
 from memplan.planning.shapes import ShapePlanner
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import CostTable
@@ -146,7 +147,10 @@ def test_mending_drops_until_the_budget_is_met() -> None:
 
 
 @pytest.mark.parametrize("size", [12, 17, 18])
-def test_another_plan_is_as_good_as_one_of_its_own(size: int) -> None:
+def test_another_plan_is_as_good_as_one_of_its_own(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shapes, "DEARER", math.inf)  # plans of a quick strategy may be poor
     by = planner(time_limit=30)
     first, other = planned(by, 16), planned(by, size)
     assert [problem.time_limit <= 3 for problem in Noted.asked] == [False, True]
@@ -163,6 +167,27 @@ def test_where_the_other_schedule_never_fits_the_strategy_begins_anew(
     planned(by, 16)
     planned(by, 18)
     assert [problem.time_limit > 3 for problem in Noted.asked] == [True, True]
+
+
+@pytest.mark.parametrize(("dearer", "nsearches"), [(math.inf, 1), (-math.inf, 2)])
+def test_where_a_plan_is_far_above_its_bound_the_strategy_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, dearer: float, nsearches: int
+) -> None:
+    monkeypatch.setattr(shapes, "DEARER", dearer)
+    tried: list[Schedule | None] = []
+    try_strategy = shapes.try_strategy
+
+    def trying(*given: Any, **options: Any) -> Attempt:
+        tried.append(options["start"])
+        return try_strategy(*given, **options)
+
+    monkeypatch.setattr(shapes, "try_strategy", trying)
+    by = planner(strategy="search:effort=0.1", time_limit=1e4)
+    planned(by, 16)
+    tried.clear()
+    plan = planned(by, 18)
+    assert [start is not None for start in tried] == nsearches * [True]
+    assert plan.overhead <= tried[-1].overhead + 1e-9
 
 
 def test_without_a_budget_others_hold_what_the_largest_does() -> None:

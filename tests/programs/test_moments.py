@@ -91,8 +91,7 @@ def test_several_moments_say_no_less_than_each_of_them(
     if len(chosen) > 1:
         highest = max(seconds([t]) for t in chosen)
         taken["relaxed"] += highest > graph.seconds
-        together = seconds(chosen)
-        assert together == highest or together >= highest - 1e-5 * graph.seconds
+        assert seconds(chosen) >= highest - 1e-5 * graph.seconds
 
 
 def test_moments_that_prove_nothing_are_not_looked_at() -> None:
@@ -206,7 +205,7 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
 
 def test_refinement_ends_after_so_many_looks() -> None:
     graph, budget, stop = unit_chain(24), 6 * UNIT, Stop.after(NEVER_SECONDS)
-    whole = list(refine(graph, budget, stop))
+    whole = list(refine(graph, budget, stop, Proving()))
     begun = list(refine(graph, budget, stop, Proving(looks=1.0)))
     assert 1 == len(begun) < len(whole)
     assert graph.seconds < begun[0].bound_seconds <= whole[-1].bound_seconds
@@ -215,7 +214,7 @@ def test_refinement_ends_after_so_many_looks() -> None:
 
 
 def test_refinement_proves_that_nothing_fits() -> None:
-    (refined,) = refine(unit_chain(8), 2 * UNIT - 1, Stop(math.inf))
+    (refined,) = refine(unit_chain(8), 2 * UNIT - 1, Stop(math.inf), Proving())
     assert refined.schedule is None
     assert math.isinf(refined.bound_seconds)
 
@@ -233,7 +232,7 @@ def test_an_answer_keeps_what_only_recomputation_reads() -> None:
     )
     tensors = tuple(Tensor(f"t{i}", size * 1024, size * 256) for i, size in enumerate(sizes))
     graph = TrainingGraph(ops, tensors, (5,), 4)
-    first = next(refine(graph, 10 * 1024, Stop(math.inf)))
+    first = next(refine(graph, 10 * 1024, Stop(math.inf), Proving()))
     assert first.schedule is not None
     assert validate(first.schedule, 10 * 1024).valid
     assert first.schedule.seconds == pytest.approx(15.0)

@@ -131,8 +131,8 @@ def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
     enough = least + data.draw(st.sampled_from([math.inf, 0.0, -0.5]))
     highest = graph.seconds
     candidates = data.draw(st.lists(st.sampled_from(range(len(graph.ops))), unique=True))
-    options = Proving(effort=0.2, candidates=tuple(candidates))
-    for refined in raise_bound(graph, budget, Stop(math.inf), options, enough_seconds=enough):
+    options = Proving(effort=0.2, candidates=tuple(candidates), enough_seconds=enough)
+    for refined in raise_bound(graph, budget, Stop(math.inf), options):
         assert highest <= refined.bound_seconds
         highest = refined.bound_seconds
     assert highest <= least + 1e-5 * graph.seconds
@@ -146,7 +146,7 @@ def tree_of_four_branches() -> OrderTree:
     branches = [Op(f"branch{a}", "op", (0,), (a,), 1.0) for a in range(1, 5)]
     ops = (Op("source", "op", (), (0,), 1.0), *branches, Op("last", "op", (1, 2, 3, 4), (5,), 1.0))
     graph = TrainingGraph(ops, tuple(Tensor(f"t{a}", 2, 2) for a in range(6)), (5,), 6)
-    return OrderTree(graph, 9, Stop(math.inf), Proving(), math.inf)
+    return OrderTree(graph, 9, Stop(math.inf), Proving())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -182,7 +182,7 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "_relaxation", relaxation)
-        patch.setattr(tree, "_candidates", lambda bound: iter(range(1, last + 1)))
+        patch.setattr(tree, "_candidates", lambda *_: iter(range(1, last + 1)))
         while len(tree.leaves[0].bound.ops) < 2:
             tree.grow()
     assert len(tree.leaves) == nleaves
@@ -191,7 +191,7 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
 def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
     """And not in their place: on a large graph, those of a poor plan would take all of the time."""
     graph = tree_of_four_branches().graph
-    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)), math.inf)
+    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)))
     tree.gains |= dict.fromkeys((0, 1, 5), 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.programs.order_tree.TRIALS", 2)
@@ -202,6 +202,35 @@ def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
         assert tree._trials((1,)) == [0, 5, 3, 4]
         patch.setattr("memplan.programs.order_tree.GIVEN_SIZE", 0)
         assert tree._trials((1,)) == [0, 5, 3]
+
+
+def test_what_an_answer_has_room_for_is_no_candidate() -> None:
+    """Unless there is nothing else: the answer that is given is of an integer program."""
+    tree = tree_of_four_branches()
+    tree.gains |= dict.fromkeys((1, 2, 3), 1.0)
+    assert tree._trials((1,), {1, 3}) == [3]
+    assert tree._trials((1,), {1}) == [2, 3]
+    order = [[0], [1], [2], [3], [4], [5]]
+    assert tree._over(order) == {4, 5}  # five tensors of two bytes, where nine are allowed
+
+
+@pytest.mark.parametrize(("gain", "is_looked_at"), [(0.5, True), (0.2, False)])
+def test_what_gained_little_may_gain_more_with_another_moment(
+    gain: float, *, is_looked_at: bool
+) -> None:
+    tree = tree_of_four_branches()
+    tree.gains |= {1: 9.0, 2: gain}
+    seen: list[tuple[int, ...]] = []
+
+    def relaxation(ops: tuple[int, ...]) -> Bound:
+        seen.append(ops)
+        return Bound(tree.graph.seconds + 1.0, ops, ((),))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_relaxation", relaxation)
+        patch.setattr(tree, "_candidates", lambda *_: iter(()))
+        tree.grow()
+    assert ((2,) in seen) == is_looked_at
 
 
 def test_the_fullest_first_run_between_two_recomputations() -> None:
@@ -238,7 +267,7 @@ def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:
     ]
     tensors = tuple(Tensor(f"t{a}", 2, 1) for a in range(len(ops)))
     tree = OrderTree(
-        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving(), math.inf
+        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving()
     )
     while tree.grow():
         pass

@@ -69,7 +69,7 @@ def test_a_deconvolution_without_onednn_rolls_out_many_pictures(
     double = {"type_dict": {"data": "float64"}}
     assert _spaces("Deconvolution", _deconvolved(), **double) == [2 * nbytes] * 2
     traced = _traced(_deconvolved(), **double)
-    assert scratchpads(traced.graph, traced.nodes) == 0
+    assert scratchpads(traced.graph, traced.nodes, range(len(traced.nodes))) == 0
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
     assert _spaces("Deconvolution", _deconvolved()) == [nbytes] * 2
 

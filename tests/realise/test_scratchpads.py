@@ -31,7 +31,7 @@ def _loss(data: Symbol) -> Symbol:
 
 def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
     traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
-    return scratchpads.scratchpads(traced.graph, traced.nodes)
+    return scratchpads.scratchpads(traced.graph, traced.nodes, range(len(traced.nodes)))
 
 
 # Of so many channels oneDNN has kernels of its own, which need no columns; of so few it has one for
@@ -65,7 +65,7 @@ def test_a_gradient_of_the_data_that_nobody_reads_has_none(
         traced = trace(
             _loss(net), shapes={"data": (2, 12, 8, 8)}, grad_req=grad_req, realisation=realisation
         )
-        found.append(scratchpads.scratchpads(traced.graph, traced.nodes))
+        found.append(scratchpads.scratchpads(traced.graph, traced.nodes, range(len(traced.nodes))))
     rolled = 4 * 12 * 9 * 64
     assert found == [3 * rolled, 2 * rolled]
 

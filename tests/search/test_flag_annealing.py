@@ -98,6 +98,6 @@ def test_what_no_head_depends_on_runs_all_the_same() -> None:
     )
     graph = TrainingGraph(ops, tensors(first=1, unread=1, second=1, back=1), (3,), 3)
     stop = Stop.after(PLENTY)
-    schedule = mirrored_schedule(graph, None, match_range=2, stop=stop, moves=10)
+    schedule = mirrored_schedule(graph, None, match_range=2, stop=stop, moves=10, seed=0)
     assert schedule is not None
     assert set(schedule.ops) == set(range(4))

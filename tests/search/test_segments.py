@@ -10,8 +10,8 @@ import pytest
 from helpers.graphs import unit_chain
 from memplan.search.segments import (
     articulation_points,
+    cut_and_next,
     flags_keeping,
-    threshold_cut,
     threshold_cuts,
 )
 from memplan.step.graph import Op, Tensor, TrainingGraph
@@ -55,7 +55,7 @@ def test_a_segment_ends_once_it_holds_more_than_the_threshold(threshold: int, ke
     nbytes = graph.tensors[0].nbytes
     points = range(graph.nforward)
     assert graph.nforward == 6
-    cut = threshold_cut(graph, points, threshold * nbytes // 4)
+    cut, _ = cut_and_next(graph, points, threshold * nbytes // 4)
     assert len(cut) == kept
 
 
@@ -66,9 +66,9 @@ def test_points_of_one_line_are_kept_together() -> None:
         dataclasses.replace(op, mirror_stage=stages.get(i)) for i, op in enumerate(graph.ops)
     )
     graph = dataclasses.replace(graph, ops=ops)
-    assert threshold_cut(graph, tuple(stages), 4) == (1, 2, 3)
-    assert threshold_cut(graph, tuple(stages), 8) == (3,)
-    assert threshold_cut(graph, tuple(stages), 100) == ()
+    assert cut_and_next(graph, tuple(stages), 4) == ((1, 2, 3), 8)
+    assert cut_and_next(graph, tuple(stages), 8) == ((3,), 16)
+    assert cut_and_next(graph, tuple(stages), 100) == ((), None)
 
 
 def test_cuts_are_different_and_no_more_than_asked_for() -> None:
@@ -91,7 +91,7 @@ def test_no_cut_is_skipped(at_most: int, least_nbytes: int) -> None:
         least = min(least_nbytes, total)
         shares = [step / max(1, at_most - 1) for step in range(at_most)]
         thresholds = [0, *(int(least ** (1.0 - s) * total**s) for s in shares[1:])]
-        cuts = dict.fromkeys(threshold_cut(graph, points, nbytes) for nbytes in thresholds)
+        cuts = dict.fromkeys(cut_and_next(graph, points, nbytes)[0] for nbytes in thresholds)
         found = threshold_cuts(graph, points, at_most=at_most, least_nbytes=least_nbytes)
         assert list(found) == list(cuts)
 

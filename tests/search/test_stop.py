@@ -16,7 +16,8 @@ from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
 from memplan.search.kernels.annealing import anneal as anneal_sequences
 from memplan.search.kernels.sequence import load
-from memplan.search.sequence_search import Rules, compile_search, search
+from memplan.search.rounds import Rules
+from memplan.search.sequence_search import compile_search, search
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util import stop as stop_module

@@ -169,7 +169,9 @@ def test_what_mirroring_could_recompute_is_a_schedule_like_others(
 ) -> None:
     unplanned = allocate(Schedule.unplanned(graph), match_range=2).nbytes
     for budget in (None, unplanned * 3 // 4):
-        schedule = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=50)
+        schedule = mirrored_schedule(
+            graph, budget, match_range=2, stop=Stop(math.inf), moves=50, seed=0
+        )
         if schedule is not None:
             taken["plan"] += 1
             assert validate(schedule).valid
@@ -179,7 +181,7 @@ def test_what_mirroring_could_recompute_is_a_schedule_like_others(
 def test_segments_are_found_where_annealing_has_no_time() -> None:
     graph = in_mxnets_order(unit_chain(64))
     budget = allocate(Schedule.unplanned(graph), match_range=2).nbytes // 2
-    schedule = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=0)
+    schedule = mirrored_schedule(graph, budget, match_range=2, stop=Stop(math.inf), moves=0, seed=0)
     assert schedule is None or best_allocation(schedule).nbytes <= budget
 
 

@@ -30,11 +30,13 @@ from memplan.mxnet.profile import (
     _timed_calls,
     frugal_schedule,
     profile,
+    profile_inputs,
 )
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.device import device_name
+from memplan.planning.job import Job
 from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.graph import TrainingGraph
@@ -158,20 +160,35 @@ def test_packed_calls_are_timed_where_they_run(monkeypatch: pytest.MonkeyPatch) 
     assert {op.signature for op in packed.ops} <= table.seconds.keys()
 
 
-def test_a_gpu_is_profiled_for_the_realisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.fixture
+def of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The realisations that were profiled on a GPU, which is this CPU."""
+    asked: list[object] = []
 
-    def measured(net: mx.sym.Symbol, **options: object) -> CostTable:
-        asked.append(options.pop("realisation"))
-        table = profile(net, **{**options, "ctx": mx.cpu(), "repeats": 1}, realisation=asked[-1])
+    def measured(net: mx.sym.Symbol, shapes: dict[str, Any], **options: Any) -> CostTable:
+        asked.append(options["realisation"])
+        table = profile_inputs(net, shapes, **{**options, "ctx": mx.cpu(), "repeats": 1})
         return dataclasses.replace(table, device="gpu(a model)")
 
-    monkeypatch.setattr("memplan.mxnet.profile.profile", measured)
+    monkeypatch.setattr("memplan.mxnet.profile.profile_inputs", measured)
     monkeypatch.setattr("memplan.mxnet.trace.device.device_name", lambda _: "gpu(a model)")
+    return asked
+
+
+def test_a_gpu_is_profiled_for_the_realisation(of_a_gpu: list[object]) -> None:
     net, shapes = residual_net()
     for realisation in ("mirror", "explicit"):
         memplan.plan(net, realisation=realisation, strategy="store_all", ctx=mx.gpu(0), **shapes)
-    assert asked == ["mirror", "explicit"]
+    assert of_a_gpu == ["mirror", "explicit"]
+
+
+def test_inputs_may_have_the_names_of_options(of_a_gpu: list[object]) -> None:
+    """Those of a Module are named by its iterator."""
+    for name in ("net", "shapes", "ctx", "realisation", "type_dict", "repeats", "warmup"):
+        net = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable(name), num_hidden=3))
+        job = Job.of_inputs(net, {name: (4, 5)}, ctx=mx.gpu(0))
+        assert job.trace.shapes[name] == (4, 5)
+    assert of_a_gpu == ["mirror"] * 7
 
 
 def test_the_table_tells_where_it_was_measured() -> None:

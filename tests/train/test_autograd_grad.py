@@ -10,25 +10,14 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.autograd import grad  # as a script binds it, before the first planned block
-from mxnet.gluon import nn
 
-from helpers.blocks import SOFTMAX
+from helpers.blocks import SOFTMAX, dense
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
 X = mx.nd.random.normal(shape=(4, 6))
 Y = mx.nd.array([0, 1, 2, 0])
 REFUSED = r"does not reach parameter 'net_dense0_weight'"
-
-
-def dense(plan: bool) -> nn.HybridSequential:
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    return planned(net, strategy="chen_sqrt", realisation="packed") if plan else net
 
 
 def loss_of(net: Any, **mode: bool) -> Any:

@@ -272,6 +272,51 @@ def test_a_hybridized_child_ignores_an_input(before: Callable[[Any], None]) -> N
     assert all(map(np.array_equal, *results))
 
 
+class HandsOn(gluon.HybridBlock):
+    """Returns the inputs at these places, and computes nothing."""
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        super().__init__()
+        self.places = places
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:  # noqa: N803
+        found = tuple(inputs[place] for place in self.places)
+        return found if len(found) > 1 else found[0]
+
+
+class HoldingHandsOn(gluon.HybridBlock):
+    def __init__(self, places: tuple[int, ...]) -> None:
+        super().__init__(prefix="holding_")
+        with self.name_scope():
+            self.body, self.child = nn.Dense(6, in_units=6), HandsOn(places)
+            self.head = nn.Dense(3, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        handed_on = self.child(self.body(x), x * 2)
+        first, *others = handed_on if isinstance(handed_on, list | tuple) else [handed_on]
+        return self.head(F.tanh(first) + sum(others))
+
+
+@pytest.mark.filterwarnings("ignore:The .*-th input to HybridBlock is not used")
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 0), (1, 0)])
+def test_a_hybridized_child_may_return_nothing_but_inputs(places: tuple[int, ...]) -> None:
+    """As one does that is not hybridized: MXNet's has zeros for gradients through such a graph."""
+    results = []
+    for plan in (False, True):
+        mx.random.seed(1)
+        net = HoldingHandsOn(places)
+        net.initialize(mx.init.Xavier())
+        if plan:
+            net.child.hybridize()
+            planned(net, strategy="chen_sqrt", realisation="packed")
+        with autograd.record():
+            loss = SOFTMAX(net(X), Y)
+        loss.backward()
+        arrays = [loss, *(p.grad() for p in net.collect_params().values())]
+        results.append([array.asnumpy() for array in arrays])
+    assert all(map(np.array_equal, *results))
+
+
 class InLoops(gluon.HybridBlock):
     """Calls a hybridized block in loops, and in a branch, in which others read parameters, too."""
 

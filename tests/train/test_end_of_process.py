@@ -11,6 +11,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 
+from helpers.other_threads import amid_weak_dictionaries
 from helpers.schedules import random_schedule
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.train.arrays import end_of_process
@@ -78,6 +79,14 @@ def test_it_waits_for_steps_where_a_thread_goes_on(
     written = [*executor.outputs, *executor.grad_dict.values(), *executor.arg_dict.values()]
     assert written
     assert {id(array) for array in written} <= set(waits)
+
+
+def test_a_thread_may_bind_meanwhile(at_exit: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    executors = [bound()]
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.Thread(daemon=True)])
+    with amid_weak_dictionaries(lambda: executors.append(bound()) if len(executors) < 3 else None):
+        at_exit[0]()
+    assert len(executors) == 3
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from helpers.block_runs import three_losses
 from memplan.errors import ArgumentError
 from memplan.mxnet.gluon import TrainStep, planned
 
@@ -59,18 +60,7 @@ def test_a_copy_that_no_step_reads_is_left_to_the_script(way: str, hybridized: b
         net = Averaged(original := network(), copy.deepcopy(original))
         if hybridized:
             net.hybridize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-        step = TrainStep(net, L2, **QUICKLY) if is_planned and way == "TrainStep" else None
-        if is_planned and way == "planned":
-            planned(net, **QUICKLY)
-        for _ in range(3):
-            if step is not None:
-                loss = step(mx.nd.ones((2, 6)), mx.nd.zeros((2, 5)))
-            else:
-                with autograd.record():
-                    loss = L2(net(mx.nd.ones((2, 6))), mx.nd.zeros((2, 5)))
-                loss.backward()
-            trainer.step(2)
+        for loss in three_losses(net, way if is_planned else None):
             net.update()
             results.append([loss.asnumpy(), net.average(mx.nd.ones((2, 6))).asnumpy()])
     for plain, by_plan in zip(results[:3], results[3:], strict=True):

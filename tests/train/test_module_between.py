@@ -125,3 +125,44 @@ def test_what_others_change_is_no_change() -> None:
         return [{n: a.asnumpy() for n, a in m.get_params()[0].items()} for m in modules]
 
     assert not differences(run(mx.mod.Module), run(lambda *a, **o: Module(*a, **OPTIONS, **o)))
+
+
+def weights_of_two(make: Callable[..., Any], order: tuple[int, int], shared: str) -> Any:
+    """Those of two Modules that share what counts; ``order`` is that of their updates.
+
+    Of the ``lr_scheduler`` the second one is ahead by a step.
+    """
+    options = {"learning_rate": 0.01, "rescale_grad": 1 / 16}
+    scheduler = mx.lr_scheduler.FactorScheduler(3, 0.1)
+    optimizer = mx.optimizer.create("adam", **options)
+    modules = [make(NET) for _ in range(2)]
+    mx.random.seed(3)
+    for module in modules:
+        module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+        module.init_params(mx.init.Xavier())
+        if shared == "optimizer":
+            module.init_optimizer(optimizer=optimizer)
+        else:
+            module.init_optimizer(optimizer_params=options | {"lr_scheduler": scheduler})
+    if shared == "lr_scheduler":
+        modules[1].forward_backward(batch())
+        modules[1].update()
+    for _ in range(2):
+        for module in modules:
+            module.forward_backward(batch())
+        for place in order:
+            modules[place].update()
+    return [{n: a.asnumpy() for n, a in m.get_params()[0].items()} for m in modules]
+
+
+@pytest.mark.parametrize("shared", ["optimizer", "lr_scheduler"])
+def test_modules_that_share_what_counts_are_updated_in_the_order_of_their_steps(
+    shared: str,
+) -> None:
+    def planned(net: Any) -> Module:
+        return Module(net, **OPTIONS)
+
+    stock, ours = (weights_of_two(make, (0, 1), shared) for make in (mx.mod.Module, planned))
+    assert not differences(stock, ours)
+    with pytest.raises(UsageError, match=r"another Module .* in that, or .*='packed'"):
+        weights_of_two(planned, (1, 0), shared)

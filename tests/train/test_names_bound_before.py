@@ -15,7 +15,7 @@ from mxnet.contrib.autograd import backward as old_backward
 from mxnet.contrib.autograd import mark_variables as old_mark_variables
 from mxnet.gluon import nn
 
-from helpers.blocks import SOFTMAX
+from helpers.blocks import SOFTMAX, dense
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
 
@@ -29,16 +29,6 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "former autograd": lambda loss: old_backward([loss]),
     "arrays": lambda loss: backward_of_arrays(loss),
 }
-
-
-def dense(plan: bool) -> nn.HybridSequential:
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(3, in_units=8))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    return planned(net, strategy="chen_sqrt", realisation="packed") if plan else net
 
 
 def loss_of(net: Any) -> Any:

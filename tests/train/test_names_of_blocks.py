@@ -10,10 +10,10 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from helpers.block_runs import three_losses
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.gluon import planned
 
-L2 = gluon.loss.L2Loss()
 QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 
 
@@ -89,18 +89,7 @@ def test_a_block_reads_parameters_that_its_collect_params_leaves_out(
         for layer in net:
             layer.initialize(mx.init.Xavier())
         net[0].weight.grad_req = net[0].bias.grad_req = request_
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-        step = TrainStep(net, L2, **QUICKLY) if is_planned and way == "TrainStep" else None
-        if is_planned and way == "planned":
-            planned(net, **QUICKLY)
-        for _ in range(3):
-            if step is not None:
-                loss = step(mx.nd.ones((2, 6)), mx.nd.zeros((2, 5)))
-            else:
-                with autograd.record():
-                    loss = L2(net(mx.nd.ones((2, 6))), mx.nd.zeros((2, 5)))
-                loss.backward()
-            trainer.step(2)
+        for loss in three_losses(net, way if is_planned else None):
             results.append([loss.asnumpy(), net[1].weight.data().asnumpy()])
             if request_ == "write":
                 results[-1].append(net[0].weight.grad().asnumpy())

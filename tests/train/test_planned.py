@@ -242,6 +242,21 @@ def test_an_earlier_call_is_not_forgotten_when_a_later_one_is_finished() -> None
             loss.backward()
 
 
+def test_a_backward_that_is_refused_writes_no_gradient_of_others() -> None:
+    """And the later call can still be finished."""
+    net, _ = started()
+    factor = mx.nd.ones((1,), ctx=CPU)
+    factor.attach_grad()
+    with autograd.record():
+        loss, later = ((net(images(8)[0]) * factor).sum() for _ in range(2))
+        both = loss + later
+    with pytest.raises(UsageError, match="an earlier call"):
+        both.backward()
+    assert factor.grad.asscalar() == 0
+    later.backward()
+    assert factor.grad.asscalar() != 0
+
+
 def test_a_backward_that_fails_leaves_nothing_behind() -> None:
     """The second loss reads what autograd has let go of after the first."""
     net, (x, _) = started()

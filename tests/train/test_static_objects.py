@@ -34,7 +34,7 @@ class Growing(mx.operator.CustomOp):  # type: ignore[misc]
         self.assign(in_grad[0], req[0], out_grad[0] * self.count)
 
 
-@mx.operator.register("growing")
+@mx.operator.register("growing_by_runs")
 class GrowingProp(mx.operator.CustomOpProp):  # type: ignore[misc]
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Growing:
         return Growing()
@@ -42,7 +42,7 @@ class GrowingProp(mx.operator.CustomOpProp):  # type: ignore[misc]
 
 class Layer(gluon.HybridBlock):  # type: ignore[misc]
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
-        return F.Custom(F.Custom(x, op_type="growing"), op_type="growing")
+        return F.Custom(F.Custom(x, op_type="growing_by_runs"), op_type="growing_by_runs")
 
 
 def network(flags: dict[str, Any], *, within: bool) -> Any:

@@ -86,6 +86,23 @@ def test_it_is_said_once() -> None:
     assert "the loss reads net_weight past a planned block that reads it, too" in said[0]
 
 
+def test_it_is_said_of_a_later_loss_that_reads_otherwise() -> None:
+    """Which of them differ depends on how often a loss reads, not on which arrays it reads."""
+    net = Reading(1, of_weight=False)
+    net.initialize(ctx=CPU)
+    planned(net, strategy="store_all")
+    said = []
+    for past in (1, 1, 2, 2, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with autograd.record():
+                output, read = net(mx.nd.ones((5, 7), ctx=CPU))
+                loss = (output**2).sum() + sum(mx.nd.cos(read).sum() for _ in range(past))
+            loss.backward()
+        said.append(sum("last bits" in str(w.message) for w in caught))
+    assert said == [0, 0, 1, 0, 0]
+
+
 class InForward(gluon.HybridBlock):
     """Reads its output in a forward of its own, which MXNet runs in Python."""
 

@@ -19,6 +19,7 @@ from mxnet import autograd, gluon
 from helpers.amounts import long_except
 from helpers.block_runs import differences, gradients, train_step
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
+from helpers.other_threads import amid_weak_dictionaries
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.realise.wrapped_functions import wrap
@@ -353,3 +354,24 @@ def test_inference_in_another_thread_while_a_network_is_composed(way: str) -> No
         assert len(found) == 2 * beside
         results.append(gradients(net))
     assert not differences(results[:1], results[1:])
+
+
+def test_a_thread_goes_on_while_another_plans_a_block() -> None:
+    """One that trains nothing by a plan asks for a gradient, and differentiates."""
+    nets = [gluon.nn.Dense(1, in_units=1, prefix=f"among_others{k}_") for k in range(9)]
+    planned(nets.pop())
+
+    def plan_one() -> None:
+        if nets:
+            planned(nets.pop())
+
+    x = mx.nd.ones((2,))
+    x.attach_grad()
+    with amid_weak_dictionaries(plan_one):
+        assert not x.grad.asnumpy().any()
+    assert nets
+    with autograd.record():
+        y = (x * x).sum()
+    with amid_weak_dictionaries(plan_one):
+        y.backward()
+    assert (x.grad.asnumpy() == 2).all()

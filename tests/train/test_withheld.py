@@ -119,6 +119,23 @@ def test_what_was_overwritten_cannot_be_read() -> None:
     assert np.isfinite(gradient.asnumpy()).all()
 
 
+def test_what_was_overwritten_and_written_in_part_cannot_be_read() -> None:
+    """The rest is what lies in memory; where it is zeros for certain it stays so."""
+    nets = two_nets(plan=True)
+    call_both(nets, 0)
+    gradient = nets[1][2].weight.grad()
+    gradient[0] = 1
+    assert gradient.asnumpy()[:, 0].tolist() == [1, 0]
+    call_both(nets, 0, 1)
+    call_both(nets, 0)
+    gradient[0] = 1
+    with pytest.raises(UsageError, match="'net1_dense2_weight' is not there"):
+        gradient.asnumpy()
+    gradient[:] = 2
+    gradient[0] = 1
+    assert gradient.asnumpy()[:, 0].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_copies_have_none_of_what_lies_in_memory(copied: Callable[[Any], Any]) -> None:
     nets = two_nets(plan=True)

@@ -42,7 +42,7 @@ def bind_as_it_stands(
     A graph without gradients looks like inference to MXNet's subgraph backend (CPU) and pointwise
     fusion (GPU), which would join ops across the schedule. Both look at the context of the call
     only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
-    Ops without control dependencies must be :data:`~memplan.mxnet.realise.explicit.PLACED`. So may
+    Ops without control dependencies must be :data:`PLACED`. So may
     others: what the user's AttrScope(ctx_group=...) has placed runs on ``ctx``, too.
 
     Custom ops are run by the objects in ``operators``, or by new ones.

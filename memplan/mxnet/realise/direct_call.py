@@ -16,10 +16,11 @@ from collections.abc import Collection
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import _LIB, c_str, c_str_array, check_call
+from mxnet.base import _LIB, c_str_array, check_call
 
 from memplan.mxnet.realise.engine import Context, Handles, Vector, as_vector, hidden_function
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.nnvm import operator_handle
 
 # Imperative::Get() and Imperative::InvokeOp(). This one returns the state of an operator that has
 # one: behind its first argument, as C++ does it on x86-64. And imperative::SetShapeType()
@@ -161,8 +162,7 @@ def _attributes(op: str, attrs: Attributes) -> Any:
     A Symbol is a vector of outputs, each of which begins with a pointer to its node (nnvm's
     symbolic.h and node.h).
     """
-    operator, symbol = ctypes.c_void_p(), ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(operator)))
+    operator, symbol = operator_handle(op), ctypes.c_void_p()
     names, values = (c_str_array([pair[part] for pair in attrs]) for part in (0, 1))
     check_call(
         _LIB.NNSymbolCreateAtomicSymbol(operator, len(attrs), names, values, ctypes.byref(symbol))

@@ -118,11 +118,9 @@ class Explicit(Form):
         And what must write over what it reads, or must not, which MXNet's executor decides;
         TraceError where it may do so whatever runs once.
         """
-        nodes = repeatable_nodes(forward)
-        if self.in_one_array:
-            return nodes
+        nodes = {node for node in repeatable_nodes(forward) if not must_be_in_place(node)}
         _check_lives(order)
-        return {node for node in nodes if not must_be_in_place(node)} - run_once_by_executor(order)
+        return nodes - run_once_by_executor(order)
 
     def finished(
         self,

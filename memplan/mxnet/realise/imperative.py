@@ -14,7 +14,6 @@ from mxnet import autograd
 from mxnet.base import (
     _LIB,
     NDArrayHandle,
-    c_str,
     c_str_array,
     check_call,
     get_last_ffi_error,
@@ -36,6 +35,7 @@ from memplan.mxnet.realise.direct_call import (
 from memplan.mxnet.realise.engine import Handles, to_default_layout
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.usual_layout import in_usual_layout
+from memplan.mxnet.trace.nnvm import operator_handle
 
 NDArray = Any
 
@@ -208,11 +208,9 @@ def _operator(op: str, attrs: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
 
     The last part is where MXNet writes the storage types of outputs, which nobody reads.
     """
-    handle = ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     names, values = (c_str_array([pair[part] for pair in attrs]) for part in (0, 1))
     types = ctypes.byref(ctypes.POINTER(ctypes.c_int)())
-    as_argument = ctypes.c_void_p.from_param(handle.value)
+    as_argument = ctypes.c_void_p.from_param(operator_handle(op).value)
     return as_argument, len(attrs), ctypes.byref(names), ctypes.byref(values), types
 
 

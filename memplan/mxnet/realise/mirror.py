@@ -24,7 +24,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, may_run_on_cudnn
+from memplan.mxnet.trace.operators import CONVOLUTIONS, CUDNN_OFF_BEFORE, may_run_on_cudnn
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flags_of, mirror
 from memplan.step.schedule import Schedule
@@ -149,7 +149,7 @@ def unread_ops(
 def _must_be_read(node: Node, on_gpu: bool, on_cudnn: bool) -> bool:
     if node.op == "Pooling" or (on_cudnn and may_run_on_cudnn(node.op, node.attrs)):
         return True
-    if node.op not in ("Convolution", "Deconvolution"):
+    if node.op not in CONVOLUTIONS:
         return False
     info = node.infos.outputs[0]
     return on_gpu or not onednn_is_enabled() or info is None or info.dtype != "float32"

@@ -41,7 +41,7 @@ from memplan.mxnet.realise.monitor import Monitor, check_monitor
 from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
-from memplan.mxnet.realise.rewrite import runnable
+from memplan.mxnet.realise.rewrite import repeatable_nodes, runnable
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
@@ -74,6 +74,10 @@ class Packed(Explicit):
         join_parts(heads)
         gradient_of_lrn.as_in_blocks(heads, device_type)
         return runnable(heads)
+
+    def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:
+        """All but random ops, those that keep a state or change what they read."""
+        return repeatable_nodes(forward)
 
     def outside(
         self, heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]

@@ -18,6 +18,7 @@ from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     EMBEDDINGS,
+    RECURRENT,
     has_sparse_gradient,
     has_state_or_user_code,
     is_made_of_symbol,
@@ -44,9 +45,6 @@ _STATEFUL = frozenset(
 
 # Of those that do not add: from which gradient on they do, those of a weight and a bias.
 _ADDED_FROM = {"_contrib_DeformableConvolution": 2, "_contrib_ModulatedDeformableConvolution": 3}
-
-# Their state is that of one step.
-_RNN = frozenset({"RNN", "_npx_rnn"})
 
 
 # What MXNet does otherwise where it calls these operators by themselves: why they are refused.
@@ -88,7 +86,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
         if needs_state(node):
             gradients_read(node)
             _check_branches(node)
-            check_loop(node.forward or node)
+            check_loop(node.call)
         if node.forward is not None:
             check_gradients(node.forward, [k for k, t in enumerate(op.outputs) if t in read])
     once = _run_once(nodes)
@@ -101,7 +99,7 @@ def packable(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> T
                 handover
                 for handover in op.handovers
                 if kinds[op.inputs[handover.input]] == kinds[op.outputs[handover.output]]
-                and not is_made_of_symbol(node.forward or node)
+                and not is_made_of_symbol(node.call)
                 and not must_not_be_in_place(node)
             ),
         )
@@ -114,12 +112,13 @@ def _keeps_state(node: Node) -> bool:
     """Does ``node`` keep a state from step to step? Custom ops do in objects that memplan keeps."""
     if is_of_library(node.op):
         return keeps_state_of_library(node)
-    return has_state_or_user_code(node) and not (node.op in _RNN or is_made_of_symbol(node))
+    # The state of recurrent layers is that of one step.
+    return has_state_or_user_code(node) and not (node.op in RECURRENT or is_made_of_symbol(node))
 
 
 def _otherwise_alone(node: Node, device_type: str) -> str | None:
     """What MXNet does otherwise where it calls ``node`` by itself, if that is known."""
-    forward = node.forward or node
+    forward = node.call
     floats = {info.dtype for info in forward.infos.inputs if info and "float" in info.dtype}
     by_onednn = device_type == "cpu" and onednn_is_enabled()
     if by_onednn and forward.op == "amp_multicast" and len(floats) > 1:
@@ -168,13 +167,13 @@ def gradients_outside(
         node, is_added = entry[0], requests[name] == "add"
         # What user code or a loop adds to would have to be zeros.
         by_autograd = needs_state(node) and not (
-            is_made_of_symbol(node.forward or node) or _does_not_add(*entry)
+            is_made_of_symbol(node.call) or _does_not_add(*entry)
         )
         if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
             result.add(entry)
     for node in order:
         if _is_sparse(node) and not _finds_a_place(node, readers, result):
-            raise TraceError(_refused(node.forward or node))
+            raise TraceError(_refused(node.call))
     return result
 
 
@@ -193,7 +192,7 @@ def _does_not_add(backward: Node, output: int) -> bool:
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
     """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
     reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
-    if (node.forward or node).op not in EMBEDDINGS or reads_sparse:
+    if node.call.op not in EMBEDDINGS or reads_sparse:
         return False
     return node.forward is None or not readers.get((node, 1)) or (node, 1) in outside
 

@@ -46,7 +46,7 @@ def turned_inputs(
 
 def _noted_input(node: Node) -> int | None:
     """Which input of ``node`` are data that it takes notes on, or reads by the notes taken."""
-    call = node if node.forward is None else node.forward
+    call = node.call
     return node.inputs.index(call.inputs[0]) if takes_notes(call) else None
 
 

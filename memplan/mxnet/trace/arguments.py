@@ -17,6 +17,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.sizes import check_size, check_uninferred
 from memplan.util.numbers import shown
+from memplan.util.words import first_of
 
 GradReq = str | Mapping[str, str] | None
 
@@ -241,8 +242,7 @@ def _check_dtype(name: str, dtype: Any) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    text = ", ".join(map(repr, names[:8]))
-    return text if len(names) <= 8 else f"{text} and {len(names) - 8} more"
+    return first_of(map(repr, names), 8)
 
 
 def _first_line(error: Exception) -> str:

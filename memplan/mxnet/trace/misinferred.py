@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from memplan.errors import TraceError
 from memplan.mxnet.trace.environment import onednn_has_recurrent_layers, onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, shape_is_known, to_symbol
+from memplan.mxnet.trace.operators import RECURRENT
 
 _FORGETS = "MXNet's inference forgets the shapes of what it joins, so their memory is not known"
 
@@ -54,7 +55,7 @@ def check_without_onednn(nodes: Sequence[Node], device_type: str) -> None:
                 f"{node.name!r} ({node.op}) is computed by oneDNN alone, and MXNET_MKLDNN_ENABLED "
                 f"tells MXNet not to use that; unset it, or write a BatchNorm and an Activation"
             )
-        if node.op in ("RNN", "_npx_rnn") and of_its_own and _may_be_onednn_rnn(node):
+        if node.op in RECURRENT and of_its_own and _may_be_onednn_rnn(node):
             raise TraceError(
                 f"{node.name!r} ({node.op}) cannot be run by MXNet where MXNET_MKLDNN_ENABLED is 0 "
                 f"and MXNET_USE_MKLDNN_RNN is not: it ends with an error, or returns what lies in "

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import _LIB, SymbolHandle, check_call
+from mxnet.base import _LIB, OpHandle, SymbolHandle, check_call
 
 from memplan.mxnet.trace import symbol_json
 
@@ -79,12 +79,24 @@ class Node:
         return self.op == VARIABLE
 
     @property
+    def call(self) -> Node:
+        """The node itself, or the one whose gradient it computes."""
+        return self if self.forward is None else self.forward
+
+    @property
     def key(self) -> Attrs:
         """The attributes that matter to the operator, hashable."""
         return tuple(sorted((k, v) for k, v in self.attrs.items() if not is_hidden(k)))
 
 
 Entry = tuple[Node, int]
+
+
+def operator_handle(op: str) -> OpHandle:
+    """What MXNet's C API knows the operator ``op`` by; MXNetError where there is none."""
+    handle = OpHandle()
+    check_call(_LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
+    return handle
 
 
 def is_hidden(attribute: str) -> bool:

@@ -18,6 +18,11 @@ _IGNORED_INPUTS = {
     "_npi_full_like": (0,),
 }
 
+CONVOLUTIONS = ("Convolution", "Deconvolution")
+
+# Layers of recurrent networks, for all steps of time at once.
+RECURRENT = ("RNN", "_npx_rnn")
+
 # The op that runs user code.
 CUSTOM = "Custom"
 
@@ -59,6 +64,9 @@ _ADDED_GRADIENTS = frozenset({CUSTOM, "IdentityAttachKLSparseReg"})
 
 # Operators that hold networks.
 _LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
+
+# The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
+LOOP = "__subgraph_name__"
 
 # Operators with several outputs whose copies were seen to be right
 # (tests/realise/test_mirror.py): any other one may skip its hidden outputs where a copy's main

@@ -12,6 +12,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
@@ -86,6 +87,16 @@ def true_nelements(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     return count(Attributes(node), [shape for shape in first if shape is not None])
 
 
+@lru_cache(maxsize=4096)
+def _literal(text: str) -> Any:
+    """The value that ``text`` is in Python.
+
+    Reading one leaves a circle of objects behind, as many as the text has parts, which stay while
+    a network is traced without Python's collector. Few texts stand at all nodes of a network.
+    """
+    return ast.literal_eval(text)
+
+
 class Attributes:
     """The attributes of a node, as numbers and tuples."""
 
@@ -102,7 +113,8 @@ class Attributes:
             return default
         if text.lower() in ("true", "false"):
             return is_true(text)
-        return ast.literal_eval(_LONG.sub("", text))
+        value = _literal(_LONG.sub("", text))
+        return list(value) if isinstance(value, list) else value
 
     def numbers(self, name: str, *default: float) -> list[Any]:
         """The numbers of a tuple; MXNet takes a single number for a tuple of one, too."""

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 import mxnet as mx
-from mxnet.base import _LIB, MXNetError, OpHandle, check_call
+from mxnet.base import _LIB, MXNetError, check_call
+
+from memplan.mxnet.trace.nnvm import operator_handle
 
 # How MXNet describes the inputs of what a library registers, and of no operator of its own: as one
 # list of arrays (registerOperators in its c_api/c_api.cc).
@@ -49,9 +51,8 @@ def unregistered_operator(error: object) -> str | None:
 @cache
 def is_of_library(op: str) -> bool:
     """Does ``op`` come from a library that ``mx.library.load`` has loaded?"""
-    handle = OpHandle()
     try:
-        check_call(_LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
+        handle = operator_handle(op)
     except MXNetError:
         return False
     text = [ctypes.c_char_p() for _ in range(4)]

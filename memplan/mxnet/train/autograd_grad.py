@@ -23,6 +23,7 @@ from memplan.mxnet.train.arrays.given_up import given_up
 from memplan.mxnet.train.arrays.nesting import leaves, listed
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
+from memplan.util.weak_keys import keys_of
 
 if TYPE_CHECKING:
     from memplan.mxnet.train.arrays.gradients import Gradients
@@ -62,13 +63,12 @@ def _refusing(grad: Callable[..., Any]) -> Callable[..., Any]:
     def refusing(heads: Any, variables: Any, *args: Any, **options: Any) -> Any:
         heads, variables = listed(heads), listed(variables)
         read = ReadByLoss(leaves(heads))
-        for half in [reference() for reference in _HALVES.keyrefs()]:
-            if half is not None and half.is_read(read):
+        for half in keys_of(_HALVES):
+            if half.is_read(read):
                 _check(half, list(leaves(variables)))
         asked = {name for name in map(name_of, leaves(variables)) if name is not None}
-        for gradients in [reference() for reference in _GRADIENTS.keyrefs()]:
-            if gradients is not None:
-                gradients.check_asked(read, asked)
+        for gradients in keys_of(_GRADIENTS):
+            gradients.check_asked(read, asked)
         _check_given_up(list(leaves(variables)))
         return grad(heads, variables, *args, **options)
 

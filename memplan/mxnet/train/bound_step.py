@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -18,21 +18,16 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
+from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants
 from memplan.mxnet.train.arrays.given_up import give_up_gradient
-from memplan.mxnet.train.arrays.gradients import (
-    Gradients,
-    Held,
-    Late,
-    other_handle,
-    without_memory,
-)
+from memplan.mxnet.train.arrays.gradients import Gradients, Held, Late
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
+from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
 from memplan.mxnet.train.arrays.writes import nupdates_of
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
 from memplan.mxnet.train.blocks.block_network import INPUT, LABEL, BlockNetwork
-from memplan.mxnet.train.blocks.initial_order import is_derived
 from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs_of
 from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.first_half import FirstHalf
@@ -50,6 +45,9 @@ class BoundStep:
 
     ``form`` is how what a step returns is nested: as in the network, in tuples of classes of now.
     """
+
+    #: Has it been warned of the sums of gradients that several blocks compute?
+    is_warned_of_shared = False
 
     def __init__(
         self,
@@ -113,6 +111,8 @@ class BoundStep:
         self.scale, self.reads = 1.0, Reads.of(network.symbol)
         #: Of which sums of gradients has it been warned: of parameters (True), of outputs (False)?
         self.are_warned_of: set[bool] = set()
+        #: Of which losses is it known, by what their operators read? Every step asks.
+        self.losses_seen: set[Hashable] = set()
         self._tell_outputs_apart(trace)
 
     def _tell_outputs_apart(self, trace: Trace) -> None:

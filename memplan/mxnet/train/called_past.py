@@ -9,8 +9,8 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from memplan.mxnet.train.arrays.asked_gradients import every_parameter
 from memplan.mxnet.train.arrays.nesting import leaves
+from memplan.mxnet.train.arrays.parameters import every_parameter
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, is_read
 
 Block = Any

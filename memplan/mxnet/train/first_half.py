@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,7 +69,11 @@ class FirstHalf:
 
     def is_read(self, read: ReadByLoss) -> bool:
         """Will autograd go through it?"""
-        return self.reads_constants(read) or any(is_read(a, read) for a in self._variables())
+        return self.reads_constants(read) or self.is_gone_through(read)
+
+    def is_gone_through(self, read: ReadByLoss) -> bool:
+        """Will autograd write gradients of its outputs, or train by its loss operators?"""
+        return any(is_read(array, read) for array in self._variables())
 
     def check(self, read: ReadByLoss) -> None:
         """UsageError for a loss that reads it and parameters as no step can serve them."""
@@ -115,7 +121,8 @@ class FirstHalf:
     def _warn_of_sums(self, read: ReadByLoss, reads_parameters: bool) -> None:
         """Warn, once, where MXNet adds up gradients in another order.
 
-        It does with those of outputs only where it does not run the block as a graph.
+        It does with those of outputs only where it does not run the block as a graph. One loss may
+        have them added up so, and another one not.
         """
         bound = self.bound
         reads_outputs = not self.as_graph and any(bound.reads.outputs)
@@ -124,11 +131,19 @@ class FirstHalf:
         new = asked - bound.are_warned_of
         if not new:
             return
-        bound.are_warned_of |= new
         numbers = [number_of(array) for array, _ in self.pairs]
-        items = [item for item in self._items(numbers) if item.is_parameter in new]
+        every = list(self._items(numbers))
         added = bound.gradients.names_added(read) if True in new else []
-        warn_of_sums(items, numbers, read.readers(), as_graph=self.as_graph, added=added)
+        names = {item.number: item.name for item in every}
+        variables = tuple(names.get(number) for number in read.variables)
+        loss = self.as_graph, variables, tuple(added), tuple(read.order())
+        if loss in bound.losses_seen:
+            return
+        bound.losses_seen.add(loss)
+        items = [item for item in every if item.is_parameter in new]
+        bound.are_warned_of |= warn_of_sums(
+            items, numbers, read.readers(), as_graph=self.as_graph, added=added
+        )
 
     def _items(self, numbers: Sequence[int]) -> Iterator[Item]:
         """Parameters, and outputs of these ``numbers``, that block and loss may both read."""
@@ -154,6 +169,10 @@ class FirstHalf:
                 f"finish the step before that, or take strategy='store_all', which recomputes "
                 f"nothing"
             )
+
+    def nterms_of(self, name: str) -> int:
+        """How many gradients of parameter ``name`` MXNet has from the block."""
+        return 1 if self.as_graph else self.bound.reads.parameters.get(name, 1)
 
     def belongs_elsewhere(self) -> bool:
         """Has it run in another thread, which may still differentiate it?"""
@@ -196,6 +215,39 @@ class FirstHalf:
             with self.bound.keeping(self._unmoved):
                 self.late = self.bound.second_half()
         self.writes.end()
+
+
+def warn_of_shared(halves: Iterable[FirstHalf], read: ReadByLoss) -> None:
+    """Warn, once, where MXNet adds up gradients that several of the ``halves`` compute otherwise.
+
+    A sum of two is one in any order: of the steps of two blocks that MXNet runs as graphs, say, and
+    with nothing past them that reads the parameter.
+    """
+    reached = [half for half in halves if half.is_read(read)]
+    if len(reached) < 2 or all(half.bound.is_warned_of_shared for half in reached):
+        return
+    nblocks: Counter[int] = Counter()
+    nterms: Counter[int] = Counter()
+    parameters = {}
+    for half in reached:
+        for number, held in half.bound.gradients.all_numbered():
+            key, name = id(held.data), held.parameter.name
+            if key not in parameters:
+                nterms[key] += held.request == "add"
+            parameters[key] = name
+            nblocks[key] += 1
+            nterms[key] += half.nterms_of(name) + (number in read.variables)
+    names = [name for key, name in parameters.items() if nblocks[key] > 1 and nterms[key] > 2]
+    if names:
+        for half in reached:
+            half.bound.is_warned_of_shared = True
+        warnings.warn(
+            f"planned blocks share {', '.join(names[:3])}{' and others' if names[3:] else ''}, and "
+            f"add their gradients in the order in which they were planned, behind those of what "
+            f"reads them past the blocks, where MXNet adds all in the order of the loss: the last "
+            f"bits may differ. Make one block of all that reads them to have them equal",
+            stacklevel=2,
+        )
 
 
 def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | None] | None]:

@@ -24,24 +24,32 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.arrays.asked_gradients import is_trained
 from memplan.mxnet.train.arrays.gradients import passed_on
 from memplan.mxnet.train.arrays.nesting import leaves, listed, one_context
+from memplan.mxnet.train.arrays.parameters import is_trained
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_network import check_block
-from memplan.mxnet.train.blocks.block_parameters import GivenArrays
-from memplan.mxnet.train.blocks.cached_graphs import make_graph
+from memplan.mxnet.train.blocks.block_parameters import GivenArrays, reason_unknown
+from memplan.mxnet.train.blocks.cached_graphs import make_graph, may_read_trained
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
 from memplan.mxnet.train.called_past import OwnCalls
-from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting
+from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting, warn_of_shared
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
+from memplan.util.weak_keys import keys_of
 
 Block = Any
 
 # Of so many calls of a block on a context, since the last of which the step was finished, it is
 # known that backward must not go through them: they hold what the block returned.
 REMEMBERED = 8
+
+_GONE = (
+    "backward goes through an earlier call of a planned block, or through one for the second time, "
+    "and what it needs is no longer there; call a planned block once and backward once in every "
+    "step, and call it under autograd.pause(train_mode=True) where nobody wants gradients; or "
+    "train it unplanned"
+)
 
 # What a planned block has, and a copy of it has not. The class of the user's block may have
 # attributes and methods of any other name.
@@ -195,7 +203,7 @@ class _Planned:
                 "a Custom op trains a planned block, in a thread of MXNet's, for which the planned "
                 "step may be waiting; call the block outside of the op, or train it unplanned"
             )
-        elif trains and (reason := self._given.reason()):
+        elif trains and (reason := self._given.reason() or reason_unknown(block)):
             trains = False
             self._warn_of_unplanned(reason)
         if others or not (arrays and trains):
@@ -203,12 +211,14 @@ class _Planned:
                 return unplanned_forward(*args, **named)
         ctx = one_context(args)
         with TURN:
-            self._leave(ctx)
             make_graph(block, args, ctx)
-            outputs = self.step.first_half(args)
-            if self.is_awaited():
-                _AWAITED[self] = None
-            return outputs
+            if may_read_trained(block, args):
+                self._leave(ctx)
+                outputs = self.step.first_half(args)
+                if self.is_awaited():
+                    _AWAITED[self] = None
+                return outputs
+        return unplanned_forward(*args)
 
     def _warn_of_unplanned(self, why: str) -> None:
         text = f"planned block {self.step.block.name!r} trains unplanned where {why}"
@@ -245,6 +255,15 @@ class _Planned:
         """The last steps that are finished, of which what was recorded beside may not be."""
         return [half for halves in self._past.values() for half in halves if half.is_finished]
 
+    def check_past(self, read: ReadByLoss) -> None:
+        """UsageError for a loss of what an earlier call returned, or of a step that is finished.
+
+        That is before autograd writes gradients of anything else.
+        """
+        past = [half for halves in list(self._past.values()) for half in list(halves)]
+        if any(half.is_gone_through(read) for half in past):
+            raise UsageError(_GONE)
+
     def after_failure(self) -> None:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
@@ -261,16 +280,10 @@ class _Planned:
     def after_backward(self) -> list[FirstHalf]:
         """The steps through whose outputs autograd has gone, of which the rest is to run."""
         halves, gone = self._pop_reached(), self._past_reached()
-        if gone:
-            # Steps that were not reached, of other threads perhaps, can still be finished.
+        if gone:  # by what was not asked before, as a backward within a Custom op
             for half in gone:
                 half.forget()
-            raise UsageError(
-                "backward went through an earlier call of a planned block, or through one for the "
-                "second time, and what it needs is no longer there; call a planned block once and "
-                "backward once in every step, and call it under autograd.pause(train_mode=True) "
-                "where nobody wants gradients; or train it unplanned"
-            )
+            raise UsageError(_GONE)
         for half in halves:
             self._past[half.bound.executor.ctx].append(half)
         return halves
@@ -353,7 +366,7 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
             return
         # What is reached when autograd returns was reached by this thread.
         with TURN:
-            blocks = list(_ALL)
+            blocks = keys_of(_ALL)
             try:
                 begun = [half for block in blocks for half in block.begun()]
                 finished = [half for block in blocks for half in block.finished()]
@@ -361,9 +374,12 @@ def _with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 read = ReadByLoss(leaves([*args[:1], *named]))
                 train_mode = [*args[3:4], options.get("train_mode", True)][0]
                 retains = bool([*args[2:3], options.get("retain_graph", False)][0])
+                for block in blocks:
+                    block.check_past(read)
                 for half in begun:
                     half.check(read)
                     _check_mode(half, read, train_mode)
+                warn_of_shared(begun, read)
                 for half in finished:
                     half.bound.gradients.check(read)
                 with overwriting(begun):

@@ -170,7 +170,7 @@ def training_need(plan: Plan) -> Need:
 
 
 def inference_need(trace: Trace, device_type: str) -> Need:
-    """What :func:`memplan.mxnet.train.train_executor.bind_inference` runs in.
+    """What :func:`memplan.mxnet.realise.bind.bind_inference` runs in.
 
     What its operators take is known on a CPU: an estimate, as that of steps is.
     """

@@ -163,7 +163,7 @@ class TrainStep:
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
-        """The plans made so far, by the shapes of inputs and labels."""
+        """By shapes of inputs and labels: the plan last made, of any dtypes, in halves or whole."""
         return {
             tuple(spec.shape for spec in leaves(key[0][0])): pair[0]
             for key, pair in self._plans.items()
@@ -366,7 +366,7 @@ class TrainStep:
                     place_of(params[name], ctx)
             requests = gradient_requests(network.symbol.list_arguments(), params)
             shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            check_trained(parameters, self.block)
+            check_trained(parameters, self.block, is_planned=self.graphs.of_calls)
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
             self._plans[key] = self._trainer.plan(planned, realisation, within), network

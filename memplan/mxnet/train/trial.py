@@ -40,7 +40,7 @@ NDArray = Any
 Arrays = dict[str, NDArray]
 
 # MXNet chooses kernels in the first steps, and makes workspaces; then it holds what it holds.
-FIRST_STEPS = 3
+UNTIMED_STEPS = 3
 
 _NOT_IN_MODULE = (
     "it knows no Custom op {!r}; define the op in a module that can be imported, and not in the "
@@ -164,7 +164,7 @@ def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
         return outputs
 
     mx.random.seed(0)
-    for _ in range(FIRST_STEPS):
+    for _ in range(UNTIMED_STEPS):
         outputs = train()
         growth.look()
     seconds = []

@@ -13,14 +13,13 @@ from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
-from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.operators import CONVOLUTIONS, reads_any_layout
 from memplan.step.graph import TrainingGraph
 
 # By so much a process grows that trains a network of next to no bytes, for three steps: 9 MB for a
 # dense layer, 11 for an LSTM's cell, 14 for a convolution with a BatchNorm, each 3 MB less without
 # AVX-512 (benchmarks/code_memory.py). The arrays of these networks are in that, too.
 FIRST_NBYTES, OF_CONVOLUTIONS_NBYTES, OF_AVX512_NBYTES = 7 << 20, 2 << 20, 3 << 20
-_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # The same where oneDNN computes nothing, or a loss alone: 2 to 3 MB for nine layers of float64, and
 # 4 to 5 for fifteen operators of float32. Fifteen of oneDNN's, no dense layer or convolution among
@@ -78,27 +77,22 @@ def uncounted_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
 
 def _of_library(nodes: Iterable[Node]) -> int:
     """The code that a process takes as it first trains by ``nodes``."""
-    calls = {_call(node).op for node in nodes if node.op != _LOSS and _is_onednns(node)}
+    calls = {node.call.op for node in nodes if node.op != _LOSS and _is_onednns(node)}
     if not calls:
         return FIRST_NBYTES_WITHOUT_ONEDNN
     nbytes = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
-    return nbytes + OF_CONVOLUTIONS_NBYTES * (not calls.isdisjoint(_CONVOLUTIONS))
+    return nbytes + OF_CONVOLUTIONS_NBYTES * (not calls.isdisjoint(CONVOLUTIONS))
 
 
 def _of_operators(nodes: Iterable[Node]) -> int:
     """The code for the operators of oneDNN that differ, but for the first ones."""
     kinds: set[Any] = set()
     for node in filter(_is_onednns, nodes):
-        call = _call(node)
+        call = node.call
         kinds.add((node.op, call.op, call.key, node.infos.inputs))
     return OPERATOR_NBYTES * max(0, len(kinds) - FIRST_OPERATORS)
 
 
 def _is_onednns(node: Node) -> bool:
     """Does oneDNN compute ``node``?"""
-    return onednn_is_enabled() and reads_any_layout(node) and knows_dtype(_call(node))
-
-
-def _call(node: Node) -> Node:
-    """The node itself, or the one whose gradient it computes."""
-    return node if node.forward is None else node.forward
+    return onednn_is_enabled() and reads_any_layout(node) and knows_dtype(node.call)

@@ -79,7 +79,7 @@ def threads_nbytes(nbytes: int) -> int:
 
 
 def _products(node: Node) -> list[_Product]:
-    call = node if node.forward is None else node.forward
+    call = node.call
     if call.op != "FullyConnected" or not onednn_is_enabled():
         return []
     data, weight = call.infos.inputs[:2]

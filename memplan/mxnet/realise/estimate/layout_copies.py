@@ -18,13 +18,17 @@ from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.operators import KEEPS_LAYOUT, ignored_inputs, reads_any_layout
+from memplan.mxnet.trace.operators import (
+    CONVOLUTIONS,
+    KEEPS_LAYOUT,
+    ignored_inputs,
+    reads_any_layout,
+)
 from memplan.step.graph import TrainingGraph
 
 # The operator of oneDNN that writes over a term in the layout that this has.
 SUM = "elemwise_add"
 
-_CONVOLUTIONS = ("Convolution", "Deconvolution")
 
 # Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
 # of the data, into which the other gradient is brought, and that of an LRN that of the other
@@ -127,10 +131,10 @@ def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
 def _rule(node: Node) -> Rule:
     if not reads_any_layout(node):
         return Rule(PLACE)
-    call = _call(node)
+    call = node.call
     if not knows_dtype(call):
         return Rule(USUAL)
-    if call.op in _CONVOLUTIONS:
+    if call.op in CONVOLUTIONS:
         forward, of_data, _ = kernels(call)
         is_own = forward.output if call is node else of_data.data
         return Rule(OWN if is_own else USUAL)
@@ -148,11 +152,6 @@ def _rule(node: Node) -> Rule:
     return Rule(OWN if is_turned(node, in_blocks=False) else ANY)
 
 
-def _call(node: Node) -> Node:
-    """The node itself, or the one whose gradient it computes."""
-    return node if node.forward is None else node.forward
-
-
 def _takes_parts(node: Node) -> bool:
     """Is ``node`` the gradient of a Concat by oneDNN?"""
     return node.op == "_backward_Concat" and not _falls_back(node)
@@ -165,7 +164,7 @@ def _follows(node: Node) -> bool:
 
 def _leader_and_other(node: Node) -> tuple[int, int]:
     """The places of that array, and of the other one."""
-    data = next((n for n, entry in enumerate(node.inputs) if entry == _call(node).inputs[0]), 0)
+    data = next((n for n, entry in enumerate(node.inputs) if entry == node.call.inputs[0]), 0)
     return (0, data) if node.op == "_backward_LRN" else (data, 0)
 
 
@@ -234,7 +233,7 @@ class _Layouts:
         Equal operators of equal shapes leave the same one; most leave that of what they read.
         """
         rule, node = self.rules[index], self.nodes[index]
-        what = node.op, _call(node).key, _call(node).infos
+        what = node.op, node.call.key, node.call.infos
         if is_of_whole_pictures(node):
             data, _ = _leader_and_other(node)
             if is_turned(node, in_blocks=self._are_own(index)[data]):
@@ -247,10 +246,10 @@ class _Layouts:
     def _temporary(self, index: int, own: Sequence[int], *, leaves_own: bool) -> int:
         """The bytes of the copies of an op of oneDNN's, whose inputs ``own`` are in its layouts."""
         op, node = self.graph.ops[index], self.nodes[index]
-        call = _call(node)
+        call = node.call
         if not knows_dtype(call):
             return self._nbytes(own)
-        if call.op in _CONVOLUTIONS:
+        if call.op in CONVOLUTIONS:
             return self._convolve(index, call)
         if _takes_parts(node):
             return 0  # parts of the array are brought into the usual layout as they are written
@@ -332,7 +331,7 @@ def _falls_back(node: Node) -> bool:
     Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
     (SupportMKLDNNConcat of src/operator/nn/concat.cc).
     """
-    call = _call(node)
+    call = node.call
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 

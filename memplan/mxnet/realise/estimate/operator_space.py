@@ -14,6 +14,7 @@ from memplan.mxnet.realise.estimate.no_space import takes_nothing
 from memplan.mxnet.realise.estimate.numpy_space import NUMPY_FORMULAS, of_scalar
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import CONVOLUTIONS
 
 # The temporary space of each, in arrays of the size of its first input.
 _SPACE = {
@@ -35,7 +36,7 @@ _PLACE_NBYTES = 4
 
 def space_nbytes(node: Node) -> int:
     """The temporary space that ``node`` asks for, of which it writes; 0 where none is known."""
-    call = node if node.forward is None else node.forward
+    call = node.call
     of_op = of_scalar if call.op.endswith("_scalar") else _FORMULAS.get(call.op)
     if of_op is not None:
         return of_op(node, call)
@@ -51,8 +52,8 @@ def is_convolution_of_mxnet(node: Node) -> bool:
 
     That is so of other dtypes than float32, and where MXNet is told not to use it.
     """
-    call = node if node.forward is None else node.forward
-    data = call.infos.inputs[0] if call.op in ("Convolution", "Deconvolution") else None
+    call = node.call
+    data = call.infos.inputs[0] if call.op in CONVOLUTIONS else None
     return data is not None and (data.dtype != "float32" or not onednn_is_enabled())
 
 
@@ -175,5 +176,5 @@ _FORMULAS: dict[str, Callable[[Node, Node], int]] = {
 
 def is_known(node: Node) -> bool:
     """Is it known what ``node`` takes?"""
-    call = node if node.forward is None else node.forward
+    call = node.call
     return call.op in _FORMULAS or call.op in _SPACE or takes_nothing(call.op)

@@ -11,6 +11,7 @@ from memplan.mxnet.realise.estimate.onednn_geometry import convolution
 from memplan.mxnet.realise.estimate.onednn_kernels import kernels
 from memplan.mxnet.realise.estimate.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
+from memplan.mxnet.trace.operators import CONVOLUTIONS
 from memplan.step.graph import TrainingGraph
 
 # A convolution is prepared anew for every combination of layouts that it meets: no more than this
@@ -20,24 +21,20 @@ from memplan.step.graph import TrainingGraph
 LAYOUTS = 3
 
 
-def scratchpads(
-    graph: TrainingGraph, nodes: Sequence[Node], layouts: Sequence[Hashable] | None = None
-) -> int:
+def scratchpads(graph: TrainingGraph, nodes: Sequence[Node], layouts: Iterable[Hashable]) -> int:
     """oneDNN's scratchpads for convolutions and their gradients: for each that differs, kept.
 
     Products of matrices take columns (:mod:`memplan.mxnet.realise.estimate.columns`). oneDNN's own
     kernels were seen to take none, with 1, 4 and 8 threads. A gradient of the data that nobody
     reads is not computed. The ops of ``graph`` are ``nodes``; those of equal ``layouts`` meet the
-    same ones, where that is known.
+    same ones.
     """
     kinds: dict[Any, set[Hashable]] = {}
     node_of: dict[Any, Node] = {}
     heads = set(graph.heads)
-    if layouts is None:
-        layouts = range(len(nodes))
     for op, node, met in zip(graph.ops, nodes, layouts, strict=True):
-        call = node if node.forward is None else node.forward
-        if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(node):
+        call = node.call
+        if call.op in CONVOLUTIONS and not is_convolution_of_mxnet(node):
             is_read = bool(graph.readers[op.outputs[0]]) or op.outputs[0] in heads
             kind = (node.op, call.key, call.infos.inputs[:2], is_read)
             kinds.setdefault(kind, set()).add(met)
@@ -50,7 +47,7 @@ def scratchpads(
 
 def _scratchpad(node: Node, *, is_read: bool) -> int:
     """That of a convolution, or those of its gradients, once; ``is_read``: is output 0 read?"""
-    call = node if node.forward is None else node.forward
+    call = node.call
     found = kernels(call)
     products = list(zip(found, _of_products(call), strict=True))
     if call is not node:
@@ -65,12 +62,12 @@ def _scratchpad(node: Node, *, is_read: bool) -> int:
 
 def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
     """The columns of a picture, the largest of which ``nodes`` make a product of matrices."""
-    calls = {node if node.forward is None else node.forward for node in nodes}
+    calls = {node.call for node in nodes}
     return max(
         (
             columns.of_picture_nbytes
             for call in calls
-            if call.op in ("Convolution", "Deconvolution") and not is_convolution_of_mxnet(call)
+            if call.op in CONVOLUTIONS and not is_convolution_of_mxnet(call)
             if (columns := _columns(call)) and any(each.has_columns for each in kernels(call))
         ),
         default=0,

@@ -142,7 +142,7 @@ def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set
     own: set[int] = set()
     varying: set[int] = set()
     for op, node in zip(graph.ops, nodes, strict=True):
-        call = node if node.forward is None else node.forward
+        call = node.call
         if call.op in _CHOOSE:
             own.update(op.outputs)
         elif not reads_any_layout(node):

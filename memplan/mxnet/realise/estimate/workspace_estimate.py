@@ -232,7 +232,7 @@ def largest_nbytes(nodes: Iterable[Node]) -> int:
 
 
 def _read_and_written(node: Node) -> int:
-    call = node if node.forward is None else node.forward
+    call = node.call
     reads = zip(node.inputs, node.infos.inputs, strict=False)
     writes = list(node.infos.outputs)
     if call is not node:  # what it writes are gradients of what the forward op reads
@@ -253,9 +253,9 @@ def _kept_nbytes(nodes: Sequence[Node]) -> int:
 def _for_matrices(nodes: Iterable[Node]) -> int:
     """Copies of parts of matrices of which products are made, in the largest product."""
     sizes = (
-        total_nbytes((*node.infos.inputs, *node.infos.outputs)) // _nproducts(call)
-        for node, call in ((node, node.forward or node) for node in nodes)
-        if call.op in _PRODUCTS
+        total_nbytes((*node.infos.inputs, *node.infos.outputs)) // _nproducts(node.call)
+        for node in nodes
+        if node.call.op in _PRODUCTS
     )
     return min(MOST_FOR_PRODUCTS, max(0, max(sizes, default=0) - SMALL_PRODUCT))
 

@@ -7,6 +7,8 @@ element there (``ptr_``, a pointer that is counted, and ``byte_offset_`` of ``ND
 include/mxnet/ndarray.h). So does what autograd knows the array by, which operators that have read
 it share (``autograd_entry_.node``). The memory begins with where its elements are, once there is
 room for them (``shandle.dptr`` of ``Chunk``).
+
+Here are, too, arrays made of that of another, and those that have none yet.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.ndarray.ndarray import _new_alloc_handle
+from mxnet.base import _LIB, NDArrayHandle, check_call
+from mxnet.ndarray.ndarray import NDArrayBase, _new_alloc_handle
 
 from memplan.mxnet.realise.own_autograd import mark_variables
-from memplan.mxnet.train.arrays.withheld import handle_of
 
 NDArray = Any
 
@@ -47,6 +49,11 @@ class Part:
     def overlaps(self, other: Part) -> bool:
         is_same = self.chunk == other.chunk
         return is_same and self.begin < other.end and other.begin < self.end
+
+
+def handle_of(array: NDArray) -> Any:
+    """The handle of ``array``, also where that is withheld."""
+    return NDArrayBase.handle.__get__(array)
 
 
 def part_of(array: NDArray) -> Part | None:
@@ -115,6 +122,20 @@ def is_recorded_elsewhere(array: NDArray) -> bool:
     the array. Where this MXNet's objects are others nobody knows, and something may.
     """
     return not _are_nodes_known() or _nholders(array, _COUNTER_OF_NODE) > 1
+
+
+def other_handle(array: NDArray) -> NDArray:
+    """The same array, of which autograd knows the same."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
+    return type(array)(handle, writable=array.writable)
+
+
+def without_memory(like: NDArray) -> NDArray:
+    """An array of this kind, which gets memory when something is written into it."""
+    if like.stype != "default":
+        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
+    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))
 
 
 def _nholders(array: NDArray, counter: int = _COUNTER) -> int:

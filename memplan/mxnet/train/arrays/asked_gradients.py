@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
 
 from memplan.mxnet.train.arrays.array_memory import chunk_of
+from memplan.mxnet.train.arrays.parameters import every_parameter
+from memplan.util.weak_keys import keys_of
 
 NDArray = Any
 Parameter = Any
@@ -44,23 +46,6 @@ def marked_gradient(array: NDArray) -> NDArray | None:
     return (_NP if isinstance(array, mx.np.ndarray) else _ND).fget(array)
 
 
-def own_parameters(block: mx.gluon.Block) -> list[Parameter]:
-    """Those of ``block`` itself: where it was made with ``params=``, some are attributes only."""
-    return list(dict.fromkeys((*block.params.values(), *block._reg_params.values())))
-
-
-def every_parameter(block: mx.gluon.Block) -> Iterator[Parameter]:
-    """Those of ``block`` and of all that is in it; a shared one comes several times."""
-    yield from own_parameters(block)
-    for child in block._children.values():
-        yield from every_parameter(child)
-
-
-def is_trained(block: mx.gluon.Block) -> bool:
-    """Does any parameter of ``block`` want a gradient?"""
-    return any(parameter.grad_req != "null" for parameter in every_parameter(block))
-
-
 @functools.cache
 def _wrap() -> None:
     mx.nd.NDArray.grad = property(_gradient, doc=_ND.__doc__)
@@ -84,7 +69,7 @@ def _owner(array: NDArray) -> tuple[Parameter, int] | None:
         return parameter, place
     if len(_FOUND) > _MANY:
         _FOUND.clear()
-    for block in list(_BLOCKS):
+    for block in keys_of(_BLOCKS):
         for parameter in every_parameter(block):
             for place, data in enumerate(parameter._data or ()):
                 if data is array:

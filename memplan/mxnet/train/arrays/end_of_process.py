@@ -13,6 +13,7 @@ import mxnet as mx
 
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays
 from memplan.planning.process import IDLE_TIMER
+from memplan.util.weak_keys import keys_of
 
 NDArray = Any
 
@@ -40,8 +41,8 @@ def _wait() -> None:
     if not any(one.daemon and one.name != IDLE_TIMER for one in threading.enumerate()):
         mx.nd.waitall()
         return
-    for executor, written in list(_WRITTEN.items()):
+    for executor in keys_of(_WRITTEN):
         # Some steps update the arguments.
-        for array in [*written, *executor.arg_arrays, *executor.aux_arrays]:
+        for array in [*_WRITTEN[executor], *executor.arg_arrays, *executor.aux_arrays]:
             with contextlib.suppress(mx.MXNetError):  # a step has failed, and is over
                 array.wait_to_read()

@@ -12,6 +12,7 @@ from memplan.mxnet.realise.own_autograd import mark_variables
 from memplan.mxnet.train.arrays.array_memory import chunk_of
 from memplan.mxnet.train.arrays.asked_gradients import marked_gradient
 from memplan.mxnet.train.arrays.read_by_loss import name_of
+from memplan.util.weak_keys import keys_of
 
 NDArray = Any
 Parameter = Any
@@ -46,8 +47,8 @@ def given_up() -> Iterator[tuple[Parameter, NDArray]]:
 
     For these autograd has stand-ins, or nothing, where a loss that read them was differentiated.
     """
-    for parameter in [reference() for reference in _STAND_INS.keyrefs()]:
-        if parameter is not None and parameter._grad is None:
+    for parameter in keys_of(_STAND_INS):
+        if parameter._grad is None:
             for array in parameter._data or ():
                 marked = marked_gradient(array)
                 is_forgotten = marked is None and name_of(array) is None

@@ -7,24 +7,33 @@ A loss reads a parameter as it was marked when that was recorded, and there auto
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import mxnet as mx
 from mxnet import autograd
-from mxnet.base import _LIB, NDArrayHandle, check_call
-from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.own_autograd import mark_variables
-from memplan.mxnet.train.arrays.array_memory import is_unused, is_written_by_graphs
+from memplan.mxnet.train.arrays.array_memory import (
+    handle_of,
+    is_unused,
+    is_written_by_graphs,
+    other_handle,
+    without_memory,
+)
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
 from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
-from memplan.mxnet.train.arrays.withheld import Kind, handle_of, is_computed, note, shown, withhold
+from memplan.mxnet.train.arrays.withheld import (
+    Kind,
+    is_computed,
+    note,
+    shown,
+    was_fresh,
+    withhold,
+)
 
 NDArray = Any
 Parameter = Any
@@ -49,6 +58,8 @@ class Held:
     lent: Any = None
     #: The array that it was lent in the step before, if nobody had used that when the step ended.
     spare: NDArray | None = None
+    #: Was it still to be used by a trainer when its array was taken?
+    was_fresh: bool = False
 
     @property
     def current(self) -> NDArray | None:
@@ -70,7 +81,9 @@ class Held:
     def withhold(self) -> None:
         """Let nobody read the gradient, which is not there."""
         if self.current is not None:
-            self.withheld = withhold(self.current, self.withheld, self.parameter, self.data)
+            of = (self.parameter, self.data)
+            self.withheld = withhold(self.current, self.withheld, *of, was_fresh=self.was_fresh)
+        self.was_fresh = False
 
     def show(self) -> None:
         if self.current is not None:
@@ -272,10 +285,13 @@ class Gradients:
         for data in every:
             data._fresh_grad = True
         for held in self._written:
+            held.was_fresh = False
             is_computed(held.parameter)
 
     def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
         """Let autograd write gradients to these ``arrays``; those that the parameters had."""
+        for held in self._written:
+            held.was_fresh |= bool(held.data._fresh_grad) or was_fresh(held.current)
         before = [held.give(array) for held, array in zip(self._written, arrays, strict=True)]
         data = [held.data for held in self._written]
         if data:
@@ -296,6 +312,11 @@ class Gradients:
     def numbered(self) -> Iterator[tuple[int, Held]]:
         """By which number autograd knows each parameter whose gradient is written now."""
         return zip(self._marks.numbers, self._written, strict=True)
+
+    def all_numbered(self) -> Iterator[tuple[int, Held]]:
+        """The same, and of those to which a step adds."""
+        yield from self.numbered()
+        yield from zip(self._numbers_added, self._added, strict=True)
 
     def names_added(self, read: ReadByLoss) -> list[str]:
         """The parameters that a loss reads and to whose gradients those of a step are added."""
@@ -374,17 +395,3 @@ def passed_on(late: Iterable[Late], read: ReadByLoss) -> Iterator[None]:
             else:
                 array.copyto(gradient)
             held.data._fresh_grad = True
-
-
-def other_handle(array: NDArray) -> NDArray:
-    """The same array, of which autograd knows the same."""
-    handle = NDArrayHandle()
-    check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
-    return type(array)(handle, writable=array.writable)
-
-
-def without_memory(like: NDArray) -> NDArray:
-    """An array of this kind, which gets memory when something is written into it."""
-    if like.stype != "default":
-        return mx.nd.zeros(like.shape, like.ctx, like.dtype, stype=like.stype)
-    return mx.nd.NDArray(_new_alloc_handle(like.shape, like.ctx, True, like.dtype))

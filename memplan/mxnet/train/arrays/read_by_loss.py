@@ -26,6 +26,18 @@ class ReadByLoss:
         self._variables = {name for name in self.names if name.startswith("var")}
         self.variables = [int(name[3:]) for name in self._variables]
 
+    def order(self) -> list[int]:
+        """What its operators read, in their order: of variables the places in ``variables``.
+
+        Other inputs are -1. MXNet says it in less time than :meth:`readers` takes.
+        """
+        if not self.is_complete:
+            return []
+        symbol = mx.sym.Group(list(map(autograd.get_symbol, self._heads)))
+        read = symbol.get_internals().get_children()
+        places = {f"var{number}": place for place, number in enumerate(self.variables)}
+        return [] if read is None else [places.get(name, -1) for name in read.list_outputs()]
+
     def readers(self) -> Readers:
         """Which operators of the loss read the variables."""
         try:

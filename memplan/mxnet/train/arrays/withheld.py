@@ -3,12 +3,14 @@
 A step that begins writes over the gradients of the step before. They are there again when it is
 finished, or when autograd writes others. Where ``backward`` does not reach it that is never, and
 MXNet has the old ones then, which whatever goes over all gradients reads, such as
-``clip_global_norm``. A copy of the block that is made meanwhile has NaN for them, or zeros if none
-was ever computed, as has the block itself if it is cast meanwhile.
+``clip_global_norm``, and a trainer that has not used them. A copy of the block that is made
+meanwhile has NaN for them, or zeros if none was ever computed, as has the block itself if it is
+cast meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -18,9 +20,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
-from mxnet.ndarray.ndarray import NDArrayBase
 
 from memplan.errors import UsageError
+from memplan.mxnet.realise.wrapped_functions import wrap
+from memplan.mxnet.train.arrays.array_memory import handle_of
 
 NDArray = Any
 Parameter = Any
@@ -53,19 +56,39 @@ class Kind:
 
     def __init__(self, base: type, parameter: Parameter, data: NDArray) -> None:
         self.data = data
-        self.type = _kind(base, *_of_parameter(parameter, weakref.ref(self)))
+        check = _check_of(parameter, weakref.ref(self))
+        stand_in = functools.partial(_stand_in, parameter=parameter)
+        to_be_written = functools.partial(_to_be_written, parameter=parameter)
+        self.type: Any = _kind(base, check, stand_in, to_be_written)
 
 
-def withhold(array: NDArray, kind: Kind | None, parameter: Parameter, data: NDArray) -> Kind:
+def withhold(
+    array: NDArray, kind: Kind | None, parameter: Parameter, data: NDArray, *, was_fresh: bool
+) -> Kind:
     """Let nobody read ``array``, the gradient of ``parameter``, before it is :func:`shown`.
 
-    ``kind`` is what this has returned for that gradient, which is one of ``data``, before.
+    ``kind`` is what this has returned for that gradient, which is one of ``data``, before. No
+    trainer leaves it out where the one that was there ``was_fresh``.
     """
     _let_parameters_write()
+    _have_trainers_check()
     if kind is None or kind.type.__base__ is not type(array):
         kind = Kind(type(array), parameter, data)
+    kind.type._was_fresh = was_fresh
     array.__class__ = kind.type
     return kind
+
+
+def was_fresh(array: NDArray | None) -> bool:
+    """Is ``array`` withheld, and was what is no longer there still to be used by a trainer?"""
+    return getattr(type(array), "_was_fresh", False)
+
+
+def check_fresh(parameter: Parameter) -> None:
+    """UsageError where MXNet's trainer would update ``parameter`` by what is no longer there."""
+    for data, gradient in zip(parameter._data or (), parameter._grad or (), strict=False):
+        if was_fresh(gradient) and not data._fresh_grad:
+            gradient.wait_to_read()
 
 
 def refuse(array: NDArray, reason: str) -> None:
@@ -74,7 +97,8 @@ def refuse(array: NDArray, reason: str) -> None:
     def check(_: NDArray) -> None:
         raise UsageError(reason)
 
-    array.__class__ = _kind(type(shown(array)), check, lambda gone: _filled(gone, math.nan))
+    kind = _kind(type(shown(array)), check, lambda gone: _filled(gone, math.nan), shown)
+    array.__class__ = kind
 
 
 def shown(array: NDArray) -> NDArray:
@@ -84,15 +108,8 @@ def shown(array: NDArray) -> NDArray:
     return array
 
 
-def handle_of(array: NDArray) -> Any:
-    """The handle of ``array``, also where that is withheld."""
-    return NDArrayBase.handle.__get__(array)
-
-
-def _of_parameter(
-    parameter: Parameter, kind: Callable[[], Kind | None]
-) -> tuple[Callable[[NDArray], None], Callable[[NDArray], NDArray]]:
-    """What is done where the gradient is read, and what stands in for it in a copy."""
+def _check_of(parameter: Parameter, kind: Callable[[], Kind | None]) -> Callable[[NDArray], None]:
+    """What is done where the gradient is read."""
 
     def check(array: NDArray) -> None:
         held = kind()
@@ -101,13 +118,24 @@ def _of_parameter(
         elif parameter in _COMPUTED:
             raise UsageError(_message(parameter))
         else:
-            shown(array)[:] = 0  # as MXNet has made it
+            _to_be_written(array, parameter)[:] = 0  # as MXNet has made it
 
-    return check, lambda array: _stand_in(array, parameter)
+    return check
+
+
+def _to_be_written(array: NDArray, parameter: Parameter) -> NDArray:
+    """The gradient, :func:`shown`; a trainer uses what is written where it would what was there."""
+    for data, gradient in zip(parameter._data or (), parameter._grad or (), strict=False):
+        if gradient is array and was_fresh(array):
+            data._fresh_grad = True
+    return shown(array)
 
 
 def _kind(
-    base: type, check: Callable[[NDArray], None], stand_in: Callable[[NDArray], NDArray]
+    base: type,
+    check: Callable[[NDArray], None],
+    stand_in: Callable[[NDArray], NDArray],
+    to_be_written: Callable[[NDArray], NDArray],
 ) -> type:
     """A class of withheld arrays: ``base`` with a handle that nobody gets without a ``check``."""
 
@@ -117,7 +145,12 @@ def _kind(
         return handle_of(array)
 
     def set_item(array: NDArray, key: Any, value: Any) -> None:
-        shown(array)[key] = value
+        if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
+            to_be_written(array)[key] = value
+            return
+        with contextlib.suppress(UsageError):  # the rest is not there, so nobody may read the part
+            check(array)
+            shown(array)[key] = value
 
     def get_state(array: NDArray) -> Any:
         return stand_in(array).__getstate__()
@@ -144,9 +177,9 @@ def _message(parameter: Parameter) -> str:
     return (
         f"the gradient of {parameter.name!r} is not there: a planned block was called under "
         f"autograd.record(), which overwrites the gradients of the step before, and no backward "
-        f"has gone through that call; read gradients behind backward, leave those of this block "
-        f"out, or call the block under autograd.pause(train_mode=True) where nobody wants its "
-        f"gradients"
+        f"has gone through that call; read gradients, and call trainer.step, behind backward and "
+        f"before the next call, leave the gradients of this block out, or call the block under "
+        f"autograd.pause(train_mode=True) where nobody wants its gradients"
     )
 
 
@@ -158,12 +191,32 @@ def _let_parameters_write() -> None:
     mx.gluon.Parameter.cast = _with_stand_ins(mx.gluon.Parameter.cast)
 
 
+@functools.cache
+def _have_trainers_check() -> None:
+    """Have MXNet's trainers update by no gradient that is withheld, and leave none out for that.
+
+    With ``ignore_stale_grad=True`` they leave a parameter out, without a word, where autograd has
+    written no gradient since it was marked; else they say that no backward has.
+    """
+    wrap(mx.gluon.Trainer, "_update", _checking)
+
+
+def _checking(update: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(update)
+    def checking(trainer: Any, *args: Any, **options: Any) -> None:
+        for parameter in trainer._params:
+            check_fresh(parameter)
+        update(trainer, *args, **options)
+
+    return checking
+
+
 def _with_shown(zero_grad: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(zero_grad)
     def wrapped(owner: Any) -> None:
         for p in owner.values() if isinstance(owner, mx.gluon.ParameterDict) else [owner]:
             for array in p._grad or []:
-                shown(array)
+                _to_be_written(array, p)
         zero_grad(owner)
 
     return wrapped

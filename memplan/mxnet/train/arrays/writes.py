@@ -11,7 +11,6 @@ has made its parameters.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import threading
@@ -21,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import _LIB, c_str, check_call
 from mxnet.ndarray import register
 
 from memplan.mxnet.realise.wrapped_functions import wrap
+from memplan.mxnet.trace.nnvm import operator_handle
 from memplan.mxnet.train.arrays.array_memory import Part, chunk_of, part_of
 from memplan.mxnet.train.arrays.nesting import leaves
 
@@ -127,7 +126,7 @@ def _notice_outs() -> None:
 
     That is their ``out``, and what ``reset_arrays`` is given.
     """
-    invoke, reset = register._imperative_invoke, _handle_of("reset_arrays")
+    invoke, reset = register._imperative_invoke, operator_handle("reset_arrays").value
 
     def noticed(op: Any, inputs: Any, names: Any, values: Any, out: Any, *rest: Any) -> Any:
         if _WATCHING:
@@ -138,13 +137,6 @@ def _notice_outs() -> None:
 
     register._imperative_invoke = noticed
     mx.nd.NDArray._sync_copyfrom = _noticed_first(mx.nd.NDArray._sync_copyfrom)
-
-
-def _handle_of(op: str) -> int | None:
-    """By which MXNet's C API knows an operator."""
-    handle = ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-    return handle.value
 
 
 @functools.cache

@@ -35,7 +35,7 @@ from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, movin
 from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
-from memplan.mxnet.train.blocks.refused_symbols import cannot_take_symbols
+from memplan.mxnet.train.blocks.refused_symbols import cannot_take_symbols, is_scripts_own
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
 from memplan.mxnet.train.blocks.symbols_seen import refusing_rows, warn_of_symbols
@@ -119,7 +119,7 @@ def compose(
     ):
         run = run or (_as_called(block, inputs, noted) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None
-        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels)
+        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels, asked)
         losses, outputs = recorded(lambda: refusing_rows(composed, asked))
     if has_been_called and not block._active:
         _check_unwritten(block, given, list(leaves((inputs, labels))))
@@ -206,8 +206,13 @@ def _composed(
     losses_of: Callable[..., Any] | None,
     inputs: Any,
     labels: Any,
+    asked: Collection[str],
 ) -> tuple[Any, Any]:
-    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute."""
+    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute.
+
+    Errors of the script's own classes are raised as they are, unless code of the script's has
+    ``asked`` Symbols for what arrays have.
+    """
     culprit: Any = block
     try:
         if loss is None:
@@ -220,6 +225,8 @@ def _composed(
     except MemplanError:
         raise
     except Exception as error:  # the user's code raises whatever it likes
+        if is_scripts_own(error) and not asked:
+            raise
         raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
 
 

@@ -12,14 +12,19 @@ from mxnet import autograd
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.arrays.array_memory import chunk_of, is_held_elsewhere, memories_in_python
-from memplan.mxnet.train.arrays.asked_gradients import every_parameter, follow, marked_gradient
+from memplan.mxnet.train.arrays.array_memory import (
+    chunk_of,
+    handle_of,
+    is_held_elsewhere,
+    memories_in_python,
+)
+from memplan.mxnet.train.arrays.asked_gradients import follow, marked_gradient
 from memplan.mxnet.train.arrays.given_up import is_stand_in
 from memplan.mxnet.train.arrays.gradients import is_of_plan
 from memplan.mxnet.train.arrays.nesting import is_recorded
-from memplan.mxnet.train.arrays.withheld import handle_of
-from memplan.mxnet.train.blocks.initial_order import is_derived
+from memplan.mxnet.train.arrays.parameters import every_parameter, is_derived
 from memplan.mxnet.train.blocks.named_parameters import by_name
+from memplan.util.words import first_of
 
 NDArray = Any
 Parameter = Any
@@ -60,12 +65,19 @@ def check_arrays(parameters: Iterable[Parameter]) -> None:
             )
 
 
-def check_trained(parameters: Iterable[Parameter], block: mx.gluon.Block) -> None:
-    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads."""
+def check_trained(
+    parameters: Iterable[Parameter], block: mx.gluon.Block, *, is_planned: bool
+) -> None:
+    """ArgumentError where no gradient is wanted of all ``parameters`` that ``block`` reads.
+
+    A block that ``is_planned`` runs in the place of that, but its code must not run twice.
+    """
     if all(parameter.grad_req == "null" for parameter in parameters):
+        other = "set grad_req of those that it does not read to 'null', and it runs unplanned"
         raise ArgumentError(
             f"there is nothing to train: no parameter that {block.name!r} reads wants a gradient; "
-            f"call the block itself, or set grad_req of some to 'write'"
+            f"{other if is_planned else 'call the block itself'}, or set grad_req of some to "
+            f"'write'"
         )
 
 
@@ -75,6 +87,19 @@ def _is_unknown(parameter: Parameter) -> bool:
     return any(
         marked_gradient(array) is None and not is_of_plan(parameter, place)
         for place, array in enumerate(arrays)
+    )
+
+
+def reason_unknown(block: mx.gluon.Block) -> str:
+    """Why MXNet trains no parameter of ``block``, one of which wants a gradient, or nothing.
+
+    Such a copy may be a target network, whose outputs the loss detaches.
+    """
+    if not all(_is_unknown(p) for p in every_parameter(block) if p.grad_req != "null"):
+        return ""
+    return (
+        "autograd knows no array of its parameters, as after copy.deepcopy of it, so that MXNet "
+        "trains none of them; if it is to, set grad_req = 'null' for each, and then what it was"
     )
 
 
@@ -132,26 +157,22 @@ def _reason(parameters: Sequence[Parameter]) -> str:
     if computed:
         return (
             f"a script gave its parameters arrays whose gradients go on to others "
-            f"({_some(computed)}), which is beyond a plan; compute them in hybrid_forward"
+            f"({first_of(computed, 1)}), which is beyond a plan; compute them in hybrid_forward"
         )
     if given:
         return (
-            f"a script called attach_grad of the arrays of frozen parameters ({_some(given)}), "
-            f"which is beyond a plan; set their grad_req to 'write' instead"
+            f"a script called attach_grad of the arrays of frozen parameters "
+            f"({first_of(given, 1)}), which is beyond a plan; set their grad_req to 'write' instead"
         )
     held = _held(parameters)
     if held:
         return (
             f"a script has gradients of its parameters in other arrays than p.grad() "
-            f"({_some(held)}), such as views of one array, or what p.data().grad gave before, into "
-            f"which a plan writes none; ask for p.grad() behind each backward, and forget others"
+            f"({first_of(held, 1)}), such as views of one array, or what p.data().grad gave "
+            f"before, into which a plan writes none; ask for p.grad() behind each backward, and "
+            f"forget others"
         )
     return ""
-
-
-def _some(names: Iterable[str]) -> str:
-    first, *others = names
-    return f"{first} and {len(others)} more" if others else first
 
 
 def _held(parameters: Iterable[Parameter]) -> list[str]:

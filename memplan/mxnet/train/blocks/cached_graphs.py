@@ -19,12 +19,14 @@ from mxnet.gluon.block import _flatten, _regroup
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
+from memplan.mxnet.trace.operators import LOOP
 from memplan.mxnet.train.arrays.nesting import alike, leaves, of_semantics
 from memplan.mxnet.train.blocks.block_changes import is_graph, with_children
 from memplan.mxnet.train.blocks.composing_thread import is_it
 from memplan.mxnet.train.blocks.kept_by_cells import has_cells
 from memplan.mxnet.train.blocks.lists_of_graphs import OfGraph, as_graph
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
+from memplan.mxnet.train.blocks.refused_symbols import is_scripts_own
 
 Block = Any
 Parameter = Any
@@ -32,8 +34,8 @@ Parameter = Any
 # Gives what is around a call of a block.
 Around = Callable[[Block], AbstractContextManager[None]]
 
-# The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
-LOOP = "__subgraph_name__"
+# The name of a variable that is none of a graph's.
+_LAST = "memplan_last"
 
 #: The last graph of each block that a step has made. MXNet has one, whichever step trains by it.
 _MADE: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
@@ -44,6 +46,7 @@ def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
 
     It hands the graph to whatever saves the network: ``export``, and the CheckpointHandler of its
     Estimator. Where it cannot be made there is none, and what the step does instead says why.
+    An error of a class of the script's own is raised, as MXNet's call raises it.
     """
     if not block._active or block._cached_op is not None:
         return
@@ -51,8 +54,10 @@ def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:
         with ctx:
             block._build_cache(*args)
         _MADE[block] = block._cached_graph
-    except Exception:  # the user's code raises whatever it likes
+    except Exception as error:  # the user's code raises whatever it likes
         block._clear_cached_op()
+        if is_scripts_own(error):
+            raise
 
 
 def has_graph(block: Block, inputs: Any) -> bool:
@@ -65,6 +70,14 @@ def has_graph(block: Block, inputs: Any) -> bool:
     if not is_made or block._memplan_unplanned.forward is not mx.gluon.HybridBlock.forward:
         return False
     return _takes(block, inputs)
+
+
+def may_read_trained(block: Block, inputs: Any) -> bool:
+    """May planned ``block`` read a parameter that is trained, as far as its graph tells?"""
+    if block._cached_op is None or not has_graph(block, inputs):
+        return True
+    read = (parameter for is_input, parameter in block._cached_op_args if not is_input)
+    return any(parameter.grad_req != "null" for parameter in read)
 
 
 def _takes(block: Block, inputs: Any) -> bool:
@@ -93,6 +106,7 @@ def outputs_of_graph(block: Block, *inputs: Any) -> Any:
 
 
 def _nested(block: Block, outputs: mx.sym.Symbol) -> Any:
+    """The first of these ``outputs``, as many as ``block`` returns, nested as it does."""
     count = len(outputs.list_outputs())
     return _regroup([of_semantics(output_of(outputs, k)) for k in range(count)], block._out_format)
 
@@ -190,7 +204,9 @@ class KeptGraphs:
         given = zip(variables, leaves(args), strict=True)
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
-        return _nested(root, _in_loop(graph.as_nd_ndarray())(**read | given_of))
+        # MXNet replaces a variable that is an output, unless no other node is one.
+        outputs = mx.sym.Group([_in_loop(graph.as_nd_ndarray()), mx.sym.Variable(_LAST)])
+        return _nested(root, outputs(**read | given_of))
 
 
 def _calls(block: Block, forward: Callable[..., Any]) -> bool:

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.train.arrays.nesting import dtype_name
+from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_network import BlockNetwork
-from memplan.mxnet.train.blocks.initial_order import is_derived
 
 Parameter = Any
 

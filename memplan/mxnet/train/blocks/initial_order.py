@@ -17,25 +17,19 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
+from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
 from memplan.mxnet.train.blocks.random_order import draws, noting_symbols, ops_of, other_draws
 from memplan.mxnet.train.blocks.scaled_losses import noting_scaled_losses
+from memplan.util.words import first_of
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
 
 Block = Any
 Parameter = Any
-
-
-def is_derived(parameter: Parameter) -> bool:
-    """Does the block get something computed from ``parameter``, as GluonNLP's dropped weights?
-
-    The class says so, or a script that has replaced ``data`` on the object.
-    """
-    return type(parameter).data is not mx.gluon.Parameter.data or "data" in vars(parameter)
 
 
 class Calls(list[str]):
@@ -179,8 +173,7 @@ def _warn_of_draws(block: Block, what: str, noted: Calls, symbol: mx.sym.Symbol)
 
 
 def _some(names: Iterable[str]) -> str:
-    first, *others = dict.fromkeys(names)
-    return f"{first} and {len(others)} more" if others else first
+    return first_of(dict.fromkeys(names), 1)
 
 
 def warn_of_pause(

@@ -10,8 +10,8 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.train.arrays.asked_gradients import every_parameter, own_parameters
 from memplan.mxnet.train.arrays.nesting import of_semantics
+from memplan.mxnet.train.arrays.parameters import every_parameter, own_parameters
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
 
 Parameter = Any

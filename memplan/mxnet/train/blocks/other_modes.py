@@ -15,14 +15,13 @@ import mxnet as mx
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import NORMS_OF_BATCHES, depends_on_mode
-from memplan.mxnet.train.blocks.cached_graphs import LOOP
+from memplan.mxnet.trace.operators import LOOP, NORMS_OF_BATCHES, RECURRENT, depends_on_mode
 from memplan.mxnet.train.blocks.calls import Call
 from memplan.mxnet.train.blocks.random_order import ops_of
 
 # What computes as in inference in both modes, by operators.
 _INSTEAD = dict.fromkeys(NORMS_OF_BATCHES, "give the BatchNorm use_global_stats=True, or ")
-_INSTEAD |= dict.fromkeys(("Dropout", "RNN", "_npx_rnn"), "give it a dropout of 0, or ")
+_INSTEAD |= dict.fromkeys(("Dropout", *RECURRENT), "give it a dropout of 0, or ")
 
 
 def refuse_other_modes(block: Any, calls: Sequence[Call], symbol: mx.sym.Symbol) -> None:

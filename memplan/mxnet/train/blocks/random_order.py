@@ -15,8 +15,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, Node
-from memplan.mxnet.trace.operators import depends_on_mode, draws_in_training
-from memplan.mxnet.train.blocks.cached_graphs import LOOP
+from memplan.mxnet.trace.operators import LOOP, depends_on_mode, draws_in_training
 from memplan.mxnet.train.blocks.calls import Call, next_heads, order_between, symbols_in
 from memplan.mxnet.train.blocks.composing_thread import is_it
 

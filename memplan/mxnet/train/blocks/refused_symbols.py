@@ -10,6 +10,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import TraceError
+from memplan.mxnet.train.blocks.read_by import is_scripts_module
 
 # What raises there raises for what the script has called it with.
 _CALLED_BY_SCRIPTS = ("mxnet", "memplan", "numpy")
@@ -24,6 +25,14 @@ def place_of(frame: types.FrameType, line: int) -> str:
     """The function that runs in ``frame``, with its file and this ``line`` of it."""
     code = frame.f_code
     return f"{code.co_name} ({code.co_filename}:{line})"
+
+
+def is_scripts_own(error: Exception) -> bool:
+    """Is ``error`` of a class of the script's own, which may raise it to catch it elsewhere?"""
+    name = type(error).__module__
+    module = sys.modules.get(name)
+    is_called = name.split(".")[0] in _CALLED_BY_SCRIPTS
+    return not is_called and (module is None or is_scripts_module(module))
 
 
 def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> TraceError:

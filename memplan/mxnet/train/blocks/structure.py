@@ -9,7 +9,7 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.train.blocks.cached_graphs import LOOP
+from memplan.mxnet.trace.operators import LOOP
 
 
 def structure_of(symbol: mx.sym.Symbol) -> str:

@@ -72,17 +72,17 @@ def warn_of_sums(
     *,
     as_graph: bool,
     added: Sequence[str],
-) -> None:
-    """Warn of ``items`` whose gradients MXNet adds up in another order.
+) -> set[bool]:
+    """Warn of ``items`` whose gradients MXNet adds up in another order; ``is_parameter`` of these.
 
     ``outputs`` are the numbers of the block's outputs that a ``loss`` may read; the names in
     ``added`` are of parameters to whose gradients it adds.
     """
-    hybrid = [*added, *(i.name for i in items if differ(i, outputs, loss, as_graph=True))]
-    plain = [*added, *(i.name for i in items if differ(i, outputs, loss, as_graph=False))]
-    names = hybrid if as_graph else plain
+    other = [item for item in items if differ(item, outputs, loss, as_graph=as_graph)]
+    names = [*added, *(item.name for item in other)]
     if not names:
-        return
+        return set()
+    hybrid = [*added, *(i.name for i in items if differ(i, outputs, loss, as_graph=True))]
     advice = "Move what reads it into the block to have them equal"
     if not set(names) & set(hybrid):
         advice = (
@@ -95,6 +95,7 @@ def warn_of_sums(
         f"the block is, where MXNet adds all of them together: the last bits may differ. {advice}",
         stacklevel=2,
     )
+    return {item.is_parameter for item in other} | ({True} if added else set())
 
 
 def differ(item: Item, outputs: Sequence[int], loss: Readers, *, as_graph: bool) -> bool:

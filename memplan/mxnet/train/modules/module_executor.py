@@ -280,6 +280,8 @@ class Executor(BoundArrays):
         if is_train:
             self.device.written.begin(self._written, inputs=self._request.shapes)
         self._outputs = executor.forward(is_train=is_train)
+        if is_train:
+            self._plans.note_step()
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -304,7 +306,8 @@ class Executor(BoundArrays):
             raise UsageError(
                 "there are no gradients: no training step has run, or an inference or a step with "
                 "other shapes has used their memory since. Call update() right after the training "
-                "step (forward_backward)"
+                "step (forward_backward); a Module that runs no steps, and is given gradients of "
+                "another one, needs no plan: make it a mx.mod.Module"
             )
 
     def reshape(

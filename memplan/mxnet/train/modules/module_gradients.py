@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memplan.mxnet.train.arrays.gradients import other_handle, without_memory
+from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.withheld import refuse, shown
 
 NDArray = Any

@@ -49,7 +49,7 @@ def planner_of_steps(
     *,
     realisation: str,
     contexts: Sequence[mx.Context],
-    given: Plan | None = None,
+    given: Plan | None,
     **options: Any,
 ) -> ShapePlanner:
     """The planner of a Module on these ``contexts``; ``options`` are those of ShapePlanner.
@@ -78,8 +78,9 @@ class Plans:
     """The plans of one network, made by ``planner`` when first asked for, or ``given``.
 
     ``nbound`` counts the executors that were bound to them, ``released`` refers to what is to be
-    called when one has freed its memory, ``when_found`` is called when there is a plan to bind an
-    executor to, before that takes memory. With ``at_once`` a step is bound with the module, not
+    called when one has freed its memory, and ``updated`` to what is when a step has updated the
+    parameters; ``when_found`` is called when there is a plan to bind an executor to, before that
+    takes memory. With ``at_once`` a step is bound with the module, not
     when it is first run, unless it has no losses and ``may_only_infer`` allows that.
     """
 
@@ -97,6 +98,7 @@ class Plans:
         #: Are there Custom ops, in loops or branches, too?
         self.has_user_code = '"Custom"' in symbol_json.text_of(net)
         self.released: Callable[[], Callable[[], None] | None] = lambda: None
+        self.updated: Callable[[], Callable[[], None] | None] = lambda: None
         self.when_found: list[Callable[[], None]] = []
         #: By what realisation plans are asked for, whatever others of this planner ask for, and by
         #: what the last one was made.
@@ -117,6 +119,16 @@ class Plans:
             is_same = self._net.tojson() == other._net.tojson()
             if is_same and self.update_within == other.update_within:
                 self.plans = other.plans | self.plans
+
+    def of_network(self, net: mx.sym.Symbol) -> Plans:
+        """These if they are of ``net``; else others, asked for the same, which begin with these."""
+        if net is self._net:
+            return self
+        when = {"at_once": self.at_once, "may_only_infer": self._may_only_infer}
+        plans = Plans(net, self._planner, self._given, **when)
+        plans.released, plans.updated = self.released, self.updated
+        plans.begin_with(self)
+        return plans
 
     def kept(self) -> Callable[[], None]:
         """What makes the plans those that there are now, and how others are made."""
@@ -139,6 +151,12 @@ class Plans:
     def update_within(self) -> bool:
         """Are the parameters updated within the steps?"""
         return self.realisation == UPDATING
+
+    def note_step(self) -> None:
+        """A training step has run."""
+        updated = self.updated()
+        if self.update_within and updated is not None:
+            updated()
 
     def update_behind(
         self, reason: str, contexts: Iterable[mx.Context] = (), *, of_network: bool = False

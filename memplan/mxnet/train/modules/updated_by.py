@@ -6,11 +6,14 @@ between.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import mxnet as mx
 
+from memplan.errors import UsageError
 from memplan.mxnet.train.arrays.nesting import leaves
 from memplan.mxnet.train.arrays.writes import Writes
 from memplan.mxnet.train.updates import changed, counts_of, counts_of_steps, inputs_of
@@ -18,10 +21,17 @@ from memplan.mxnet.train.updates import changed, counts_of, counts_of_steps, inp
 NDArray = Any
 
 
+_NUMBERS = itertools.count(1)
+#: By the numbers of the last steps of Modules whose ``update()`` is still to be called.
+_DUE: WeakValueDictionary[int, UpdatedBy] = WeakValueDictionary()
+
+
 class UpdatedBy:
     """What enters the updates of a step, as it is at its end."""
 
     def __init__(self) -> None:
+        #: That of the step, among all of the process.
+        self._number = 0
         self._updater: Any = None
         self._before: Mapping[str, Any] = {}
         self._states = _Watched()
@@ -36,8 +46,41 @@ class UpdatedBy:
         self._states.begin(list(leaves(list(updater.states.values()))))
         self._parameters.begin(list(weights))
         self.is_due = True
+        self._number = next(_NUMBERS)
+        _DUE[self._number] = self
 
-    def changed(self, updater: Any) -> list[str]:
+    def check(self, updater: Any) -> None:
+        """UsageError if ``update()`` by ``updater`` would not be what the last step has done."""
+        if not self.is_due:
+            raise UsageError(
+                "parameters are updated within the training step, and none has run since the last "
+                "update()"
+            )
+        if not self._is_in_turn():
+            raise UsageError(
+                "another Module with this optimizer, or lr_scheduler, has trained a step before, "
+                "and its update() was not called since: steps have updated the parameters in their "
+                "own order; call update() in that, or take realisation='packed'"
+            )
+        names = self._changed(updater)
+        if names:
+            raise UsageError(
+                f"{', '.join(names)} changed after the training step, which has updated the "
+                f"parameters already; set what updates depend on before the step "
+                f"(forward_backward), or take realisation='packed'"
+            )
+
+    def _is_in_turn(self) -> bool:
+        """Was ``update()`` called for every step before that counts by the same objects?
+
+        MXNet updates in the order of these calls, steps in their own, and what an optimizer or a
+        schedule says depends on the updates before.
+        """
+        own, others = _counting(self._updater), [reference() for reference in _DUE.valuerefs()]
+        earlier = [other for other in others if other and other._number < self._number]
+        return all(own.isdisjoint(_counting(other._updater)) for other in earlier)
+
+    def _changed(self, updater: Any) -> list[str]:
         """The names of what was set or written since, or counted by others than steps."""
         if updater is not self._updater:
             return ["updater"]
@@ -49,9 +92,16 @@ class UpdatedBy:
 
     def end(self) -> None:
         """Look no longer."""
+        _DUE.pop(self._number, None)
         self._states.end()
         self._parameters.end()
         self.is_due = False
+
+
+def _counting(updater: mx.optimizer.Updater) -> set[int]:
+    """The objects of ``updater``, by their identities, that others may have and count in."""
+    optimizer = updater.optimizer
+    return {id(each) for each in (optimizer, optimizer.lr_scheduler) if each is not None}
 
 
 class _Watched:
