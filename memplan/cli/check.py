@@ -9,12 +9,18 @@ import click
 
 import memplan
 from memplan.cli.options import Arguments, budget_option, planning_options, strategy_option
-from memplan.cli.output import Exit, plan_figures, show_json
+from memplan.cli.output import Exit, note, plan_figures, show_json
 from memplan.util.interrupts import leaving_in_order
 
 if TYPE_CHECKING:
     from memplan.mxnet.check import Check
     from memplan.planning.plan import Plan
+
+
+_FOR_CPU = (
+    "This plans for --ctx cpu, by its costs, and counts the workspace of operators: 'memplan plan' "
+    "without --ctx makes another plan. Name --ctx in both."
+)
 
 
 @click.command()
@@ -31,11 +37,12 @@ if TYPE_CHECKING:
 def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     """Train NETWORK a few steps by a plan and without, and compare what was promised.
 
-    NETWORK is planned as 'memplan plan' does it. Each of the two trains on --ctx (default: cpu) in
-    a process of its own, from equal random numbers, by --optimizer (default: sgd). Bytes are the
-    device's own count: by how much the process grew, or on a GPU what the driver says is in use.
-    Results are compared bit for bit. Where the step without a plan cannot run, as it does not fit,
-    the exit code says whether the plan keeps its promise of memory, and nothing of results.
+    NETWORK is planned as 'memplan plan' does it for --ctx (default here: cpu; name it in both, as a
+    plan for no context is another one). Each of the two trains there in a process of its own, from
+    equal random numbers, by --optimizer (default: sgd). Bytes are the device's own count: by how
+    much the process grew, or on a GPU what the driver says is in use. Results are compared bit for
+    bit. Where the step without a plan cannot run, as it does not fit, the exit code says whether
+    the plan keeps its promise of memory, and nothing of results.
 
     \b
     Examples:
@@ -56,7 +63,9 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
 
     with args.working("checking") as (network, _):
         options = args.options(network)
-        options["ctx"] = options.get("ctx") or context("cpu")
+        if options.get("ctx") is None:
+            note(_FOR_CPU)
+            options["ctx"] = context("cpu")
         plan = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
         with leaving_in_order():
             result = checked(

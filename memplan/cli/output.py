@@ -69,7 +69,11 @@ _IN_PYTHON: tuple[tuple[str, Any], ...] = (
     ),
     (r"\b(realisation|strategy|costs)='([^']*)'", r"--\1 \2"),
     (r"\bgrad_req='(\w+)'", r"--grad-req '...=\1'"),
-    (r"\b(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)", lambda match: _shape_option(*match.groups())),
+    # What is to be written into a network, as mx.sym.Variable("h", shape=(32, 10)), stays Python.
+    (
+        r"\b(?!shape=)(\w+)=\(((?:[0-9]+|'N')(?:, [0-9]+)*),?\)",
+        lambda match: _shape_option(*match.groups()),
+    ),
     (r"^(costs must be )a Roofline, (.*), a CostTable or", r"\1\2 or"),
     (r"^(costs|reserve|optimizer|cache|repeats|warmup)(?= must be )", r"--\1"),
     (r"\btype_dict\b", "--dtype"),

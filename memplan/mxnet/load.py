@@ -23,7 +23,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import check_names, complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
-from memplan.mxnet.train.arrays.nesting import dtype_name, leaves
+from memplan.mxnet.train.arrays.nesting import dtype_name, leaves, of_semantics
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
 
 # Whole numbers; a letter stands for what is searched for, such as the batch size.
@@ -268,18 +268,21 @@ def _current_folder_first() -> Iterator[None]:
 
 def _composed(source: str, block: Any, loss: Any, names: Sequence[str]) -> mx.sym.Symbol:
     labels = [name for name in names if loss is not None and name.endswith("label")]
-    inputs = [mx.sym.Variable(name) for name in names if name not in labels]
+    inputs = [of_semantics(mx.sym.Variable(name)) for name in names if name not in labels]
     try:
         with mx.autograd.record():  # blocks that ask in which mode they are shall train
             outputs = block(*inputs)
             if loss is not None:
-                variables = [mx.sym.Variable(name) for name in labels]
+                variables = [of_semantics(mx.sym.Variable(name)) for name in labels]
                 outputs = loss(outputs, *(variables if len(variables) < 2 else [tuple(variables)]))
         return mx.sym.Group(list(leaves(outputs)))
     except (Exception, SystemExit) as error:  # the user's code raises whatever it likes
+        advice = ""
+        if loss is not None and not labels:
+            advice = "; if the loss reads a label, name its shape, too: label=(32,)"
         raise ArgumentError(
             f"the block that {source} returned cannot be called with the inputs "
-            f"{', '.join(names)}: {type(error).__name__}: {error}"
+            f"{', '.join(names)}: {type(error).__name__}: {error}{advice}"
         ) from error
 
 

@@ -177,6 +177,7 @@ class _Trial:
             return Outcome(Status.INFEASIBLE), None
         takes_start = "start" in options_of(self.solver)
         if takes_start:
+            self._prepare()
             quick = self.problem.memory.executed(self._start(limit))
             self.problem = dataclasses.replace(self.problem, start=quick)
             if limit is not None and self.problem.memory.is_within(quick, limit):
@@ -212,12 +213,17 @@ class _Trial:
         """Has the clock ended a search?"""
         return self.stop.cut_by_clock or any(outcome.cut_by_clock for outcome in self.outcomes)
 
+    def _prepare(self) -> None:
+        """Compile the search, or load what was compiled before: that is in nobody's time."""
+        begin = time.monotonic()
+        self.problem.space.prepare()
+        self.stop.deadline += time.monotonic() - begin
+
     def _start(self, limit: int | None) -> Schedule:
         """The known schedule, if that fits, else the better one of it and of quick strategies."""
         start = self.problem.start
         if start is not None and limit is not None and self.problem.cheapest([start]) is not None:
             return start
-        self.problem.space.prepare()  # or compiling would be in the time of the quick strategies
         return quick_schedule(self.problem, self.stop.share_for_little(QUICK_SHARE))
 
     def _least(self) -> Schedule | None:

@@ -19,7 +19,7 @@ from memplan.planning.job import Job
 from memplan.planning.known import remember
 from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Plan
-from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib
+from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib, usable
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
@@ -144,7 +144,7 @@ def plan(
         **shapes,
     }
     with noticing() as interrupt:
-        strategy = configured(strategy, gap=gap, seed=seed)
+        strategy = configured(strategy, realisation=usable(realisation), gap=gap, seed=seed)
         return _plan(net, strategy, budget, cache, options, interrupt)
 
 

@@ -41,7 +41,9 @@ class PlanningProcess:
             os.close(request_reader)
             os.close(requests)
             raise
-        self.requests, self.answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+        self.requests = os.fdopen(requests, "wb", closefd=False)
+        self.answers = os.fdopen(answers, "rb", closefd=False)
+        self._pipes = {number: _file_at(number) for number in (requests, answers)}
         self._owner = os.getpid()
         self._timer: threading.Timer | None = None
         try:
@@ -100,19 +102,40 @@ class PlanningProcess:
                     _WAITING.remove(process)
                     assert process._timer is not None
                     process._timer.cancel()
-                    return process
+                    if process._has_its_pipes():
+                        return process
+                    process.end()
         return None
 
     def end(self) -> None:
         """End it, and leave nothing of it."""
         self.popen.kill()
         self.popen.wait()
-        self._close()
+        if self._has_its_pipes():
+            self._close()
+
+    def _has_its_pipes(self) -> bool:
+        """Do they still have their numbers?
+
+        A script may close all numbers, as daemons do, and have other files there by now.
+        """
+        return all(_file_at(number) == file for number, file in self._pipes.items())
 
     def _close(self) -> None:
         for stream in (self.requests, self.answers):
             with suppress(BrokenPipeError):
                 stream.close()
+        for number in self._pipes:
+            os.close(number)
+
+
+def _file_at(number: int) -> tuple[int, int] | None:
+    """What tells the file that is open under this number from others; None if none is."""
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _in_main_thread() -> bool:

@@ -20,7 +20,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -247,6 +247,13 @@ def _here(tasks: Sequence[Task]) -> Answers:
             yield attempt, not interrupt.has_come
 
 
+# What it takes that processes of an executor stay.
+_ADVICE = (
+    ' Where they are spawned, a script needs the guard if __name__ == "__main__": around what it '
+    "runs; else the machine may have had no memory for them: make an executor of fewer"
+)
+
+
 def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
     futures: list[Future[str]] = []
     try:
@@ -259,6 +266,10 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
             try:
                 data = json.loads(future.result())
                 attempt = record.from_json(task.job, data["attempt"])
+            except BrokenExecutor as error:
+                told = PlanningError(f"a process of the executor has ended: {error}{_ADVICE}")
+                told.__cause__ = error
+                yield told, False
             except Exception as error:  # a strategy raises whatever it likes
                 yield error, False
             else:

@@ -20,20 +20,7 @@ from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_op
 from memplan.strategies.spaces import Flags, Sequences, Space
 from memplan.util.numbers import plain, shown
 
-__all__ = [
-    "GROUP",
-    "REALISATIONS",
-    "Outcome",
-    "Problem",
-    "Status",
-    "Strategy",
-    "configured",
-    "create",
-    "name_of",
-    "names",
-    "options_of",
-    "register",
-]
+__all__ = ["Outcome", "Problem", "Status", "Strategy", "create", "names", "register"]
 
 GROUP = "memplan.strategies"
 
@@ -231,12 +218,15 @@ def in_words(options: Iterable[str]) -> list[str]:
     return [option for option in options if option != "start"]
 
 
-def configured(strategy: str | Strategy, **options: Any) -> str | Strategy:
+def configured(
+    strategy: str | Strategy, *, realisation: str | None = None, **options: Any
+) -> str | Strategy:
     """``strategy`` with those of ``options`` that it has and that are not None.
 
-    ArgumentError for a value that an option cannot have, also where ``strategy`` lacks it.
+    ArgumentError for a value that an option cannot have, also where ``strategy`` lacks it, and for
+    what :func:`create` refuses.
     """
-    solver = create(strategy)
+    solver = create(strategy, realisation=realisation)
     for option, value in options.items():
         if value is not None:
             check_option(option, value)

@@ -26,6 +26,7 @@ import os
 import pickle
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from memplan.errors import DependencyError
+from memplan.util.files import STALE_SECONDS
 from memplan.util.interrupts import deferring
 from memplan.util.progress import LOGGER
 
@@ -47,7 +50,15 @@ SUFFIX = ".memplan-compiled"
 
 
 def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
-    """``function``, compiled where it is first called with arguments of these types."""
+    """``function``, compiled where it is first called with arguments of these types.
+
+    Raises DependencyError where numba is told to compile nothing.
+    """
+    if getattr(numba.config, "DISABLE_JIT", 0):
+        raise DependencyError(
+            "NUMBA_DISABLE_JIT is set: numba then compiles nothing, and memplan's search is too "
+            "slow where it is not compiled; unset it"
+        )
     private = function.__name__.startswith("_")
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": private, "_nrt": makes_arrays}
     # Without Python's lock, which another thread may then have: one that proves something.
@@ -78,6 +89,16 @@ def _announce() -> None:
     LOGGER.warning(
         f"memplan compiles its search: about {SECONDS} seconds, once for this processor and numba "
         "(python -m memplan.search.compile does it ahead of time)"
+    )
+
+
+@functools.cache
+def _announce_that_none_is_kept() -> None:
+    """Say, once in a process, why the next one compiles, too."""
+    LOGGER.warning(
+        "what was compiled cannot be kept, and is compiled anew each time: no file can be written "
+        "beside memplan's sources, nor in ~/.cache/memplan; set NUMBA_CACHE_DIR to a folder where "
+        "one can"
     )
 
 
@@ -126,19 +147,28 @@ class _Cache(NullCache):
         name = self._name(sig, data.target_context)
         content = dumps(data._reduce())  # type: ignore[no-untyped-call]
         for folder in self.folders:
-            draft = folder / f"{name}.{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    draft.write_bytes(content)
-                    draft.replace(folder / name)
-                finally:
-                    draft.unlink(missing_ok=True)  # of a full disk
-                self._delete_stale(folder)
+                _write(folder, name, content)
+                with contextlib.suppress(OSError):
+                    self._delete_stale(folder)
                 return
+        _announce_that_none_is_kept()
 
     def _delete_stale(self, folder: Path) -> None:
-        """Delete what was compiled of other sources."""
-        for path in folder.glob(f"{self.function}-*{SUFFIX}"):
-            if not path.name.startswith(self.fresh):
+        """Delete what was compiled of other sources, and drafts of who was killed as it wrote."""
+        for path in folder.glob(f"{self.function}-*{SUFFIX}*"):
+            is_draft = not path.name.endswith(SUFFIX)
+            is_left = is_draft and time.time() - path.stat().st_mtime > STALE_SECONDS
+            if is_left or not path.name.startswith(self.fresh):
                 path.unlink(missing_ok=True)
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    """Write the file, all of it or nothing; OSError if it cannot be."""
+    draft = folder / f"{name}.{secrets.token_hex(8)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        draft.write_bytes(content)
+        draft.replace(folder / name)
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk

@@ -190,6 +190,19 @@ def test_a_step_that_fits_by_its_plan_alone_is_measured(
     assert "equal, bit for bit" not in printed
 
 
+def test_for_which_context_it_plans_is_said_where_none_is_named(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: Any, **options: Any) -> None:
+        raise CostError(f"planned for {options['ctx']}")
+
+    monkeypatch.setattr(memplan, "plan", plan)
+    told = error(6, "check", *NET)
+    assert "This plans for --ctx cpu, by its costs, and counts the workspace of operators" in told
+    assert "planned for cpu(0)" in told
+    assert "This plans" not in error(6, "check", *NET, "--ctx", "cpu")
+
+
 @pytest.mark.parametrize("steps", ["0", "-1"])
 def test_no_steps_are_refused_before_the_search(
     steps: str, error: Any, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,12 @@ def test_functions_give_symbols_and_blocks(result: Any) -> None:
     result("plan", "nets:frozen", *QUICK, "--shape", "data=2,6", *labels)
 
 
+def test_a_block_of_numpy_and_its_loss_are_planned(result: Any) -> None:
+    shapes = ("--shape", "data=2,6", "--shape", "label=2")
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        assert result("plan", "nets:frozen", *QUICK, *shapes)["realisation"] == "packed"
+
+
 def test_a_module_of_the_folder_is_not_taken_for_one_of_python(result: Any) -> None:
     """The process that plans imports what this one has imported already."""
     sys.path[:] = filter(None, sys.path)

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pickle
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Problem, Status
 from memplan.strategies.evict import Evict
+from memplan.strategies.search import Search
+from memplan.strategies.spaces import Flags
 from memplan.util.stop import Stop
 
 pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
@@ -48,6 +51,20 @@ def test_figures_agree_with_each_other_and_with_mxnet(network: Any) -> None:
     assert flagged(plan.symbol) >= {
         plan.schedule.graph.ops[op].name for op in plan.schedule.recomputed
     }
+
+
+def test_a_time_limit_does_not_count_what_compiling_takes(
+    network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hours = time.monotonic, [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 3600.0 * hours[0])
+    monkeypatch.setattr(Flags, "prepare", lambda _: hours.append(hours.pop() + 1))
+    net, shapes = network
+    job = Job.prepare(net, time_limit=600.0, **shapes)
+    attempt = try_strategy(job, Search(rounds=1), job.unplanned.total_nbytes * 3 // 4)
+    assert attempt.plan is not None
+    assert not attempt.cut_by_clock
+    assert hours[0] > 0
 
 
 @pytest.mark.parametrize("budget", ["60%", 0.6, "16MiB", 16 << 20])

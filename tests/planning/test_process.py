@@ -97,6 +97,22 @@ def test_a_fork_takes_none() -> None:
     assert process._WAITING[0].popen.poll() is None
 
 
+def test_numbers_that_a_script_has_closed_and_uses_itself_stay_its_own(tmp_path: Path) -> None:
+    planned()
+    first = number()
+    [waiting] = process._WAITING
+    numbers = [waiting.requests.fileno(), waiting.answers.fileno()]
+    with (tmp_path / "its").open("w+b") as file:
+        for name in numbers:  # as a daemon closes all of them, and opens files of its own
+            os.dup2(file.fileno(), name)
+        assert planned(size=4).schedule.recomputed
+        assert number() not in (None, first)
+        assert is_gone(first or 0)
+        for name in numbers:
+            assert os.fstat(name).st_size == 0
+            os.close(name)
+
+
 @pytest.mark.long
 def test_the_users_strategies_are_not_kept() -> None:
     """Their module may be another one by the next plan."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,21 @@ class Refusing(Executor):
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # type: ignore[override]
         raise AssertionError("submitted")
+
+
+class Broken(Executor):
+    """One of its processes ends, as that of a script without a guard by ``__name__``."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        future.set_exception(BrokenProcessPool("A process was terminated abruptly."))
+        return future
+
+
+def test_a_process_that_ends_is_told_with_what_may_have_ended_it() -> None:
+    told = r"executor has ended: A process was .* guard if __name__ == .__main__.*no memory"
+    with pytest.raises(PlanningError, match=told):
+        compared("mirror", Broken())
 
 
 def test_what_is_in_the_cache_does_not_travel(pool: Executor, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import logging
 import math
+import os
 import pkgutil
 import shutil
 import signal
@@ -16,13 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import pytest
 from numba.core.compiler import CompileResult
 
 from helpers.graphs import unit_chain
 from helpers.replays import replayed
 from helpers.script import printed_by
-from memplan.errors import GraphError
+from memplan.errors import DependencyError, GraphError
 from memplan.memory import offsets
 from memplan.memory.blocks import allocate
 from memplan.search import kernels
@@ -36,7 +39,9 @@ from memplan.search.sequence_search import search
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.util.dispatcher import SUFFIX
+from memplan.util import dispatcher
+from memplan.util.compiled import compiled
+from memplan.util.dispatcher import SUFFIX, dispatcher_of
 from memplan.util.stop import Stop
 
 
@@ -97,6 +102,52 @@ def test_what_lies_beside_the_sources_is_read_where_others_are_written(tmp_path:
     assert run_in(folder, NUMBA_CACHE_DIR=str(folder / "b.py"), HOME="~") == "3 from source"
     assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from source"
     assert run_in(folder, NUMBA_CACHE_DIR=str(other)) == "3 from disk"
+
+
+def test_nothing_is_searched_where_numba_is_told_to_compile_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(DependencyError, match=r"NUMBA_DISABLE_JIT is set.*; unset it"):
+        compiled(lambda number: number)(1)
+
+
+class Compiled:
+    """What numba gives to be kept of a function."""
+
+    def __init__(self) -> None:
+        self.target_context, self.magic_tuple = self, lambda: "a processor"
+        self.codegen = lambda: self
+
+    def _reduce(self) -> str:
+        return "code"
+
+
+def test_drafts_of_who_was_killed_are_swept(tmp_path: Path) -> None:
+    cache = dispatcher._Cache(dispatcher_of)
+    cache.folders = (tmp_path,)
+    drafts = [tmp_path / f"{cache.fresh}-1{SUFFIX}.{name}" for name in ("left", "written")]
+    of_other_sources = tmp_path / f"{cache.function}-0-1{SUFFIX}.left"
+    for draft in (*drafts, of_other_sources):
+        draft.touch()
+    os.utime(drafts[0], (0.0, 0.0))
+    cache.save_overload((), Compiled())
+    entry = tmp_path / cache._name((), Compiled())
+    assert set(tmp_path.iterdir()) == {drafts[1], entry}
+
+
+def test_where_nothing_compiled_can_be_kept_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher._announce_that_none_is_kept.cache_clear()
+    (tmp_path / "file").touch()
+    cache = dispatcher._Cache(dispatcher_of)
+    cache.folders = (tmp_path / "file" / "a", tmp_path / "file" / "b")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            cache.save_overload((), Compiled())
+    [record] = caplog.records
+    assert "set NUMBA_CACHE_DIR to a folder where one can" in record.getMessage()
 
 
 @pytest.mark.parametrize(("package", "least"), [(kernels, 40), (offsets, 15)])

@@ -305,6 +305,13 @@ def test_an_installed_package_brings_its_strategy(monkeypatch: pytest.MonkeyPatc
     assert strategies.create("theirs", factor=2) == Plugin(2)
 
 
+def test_an_unknown_name_is_answered_by_those_of_the_realisation() -> None:
+    net, shapes = residual_net()
+    with pytest.raises(ArgumentError, match="no strategy 'magic'; choose from") as refused:
+        memplan.plan(net, strategy="magic", **shapes)
+    assert str(refused.value).endswith("choose from " + ", ".join(strategies.names("mirror")))
+
+
 def test_an_unknown_name_lists_the_choices_of_the_realisation() -> None:
     with pytest.raises(ArgumentError, match=r"memonger.*checkmate"):
         strategies.create("memnger")

@@ -16,7 +16,7 @@ from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import shape_is_known
-from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.trace.probe import allocated_mib, description_of
 from memplan.mxnet.trace.sizes import check_uninferred
 
 CONTEXT = mx.cpu(0)
@@ -50,24 +50,27 @@ def _stock_description(
 
     requests = dict(grad_req)
     try:
-        executor = symbol.bind(
-            CONTEXT,
-            arrays(arguments),
-            args_grad=arrays([n for n in arguments if requests[n] != "null"]),
-            grad_req=requests,
-            aux_states=arrays(symbol.list_auxiliary_states()),
+        return description_of(
+            lambda: symbol.bind(
+                CONTEXT,
+                arrays(arguments),
+                args_grad=arrays([n for n in arguments if requests[n] != "null"]),
+                grad_req=requests,
+                aux_states=arrays(symbol.list_auxiliary_states()),
+            )
         )
     except MXNetError:
         # Sparse arguments or gradients: only MXNet knows which, and makes (and fills) them itself.
         types = dict(dtypes)
         try:
-            executor = symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=types, **shapes)
+            return description_of(
+                lambda: symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=types, **shapes)
+            )
         except RuntimeError as error:  # what simple_bind makes of an MXNetError
             raise TraceError(
                 f"MXNet cannot bind the network to train it, which it must to tell what that "
                 f"takes.{_hint(symbol)} MXNet says: {error}"
             ) from error
-    return executor.debug_str()
 
 
 def _hint(symbol: mx.sym.Symbol) -> str:
@@ -90,12 +93,12 @@ def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     arrays = {name: mx.nd.empty(shapes[name], CONTEXT, dtypes[name]) for name in names}
     try:
-        return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
+        return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
     except MXNetError:
         # An op that MXNet has for sparse arrays only, as _square_sum.
         for name, stype in storage_types(symbol).items():
             arrays[name] = mx.nd.zeros(shapes[name], CONTEXT, dtypes[name], stype=stype)
-        return bind_as_it_stands(symbol, CONTEXT, arrays, arrays).debug_str()
+        return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
 
 
 def reported_mib(symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = None) -> int:

@@ -27,6 +27,11 @@ def onednn_has_recurrent_layers() -> bool:
     return (os.environ.get("MXNET_USE_MKLDNN_RNN") or "1") != "0"
 
 
+def generators_of_random_numbers() -> int:
+    """How many of them MXNet has on CPUs, of which an op that draws gets the next one in turn."""
+    return int(os.environ.get("MXNET_CPU_PARALLEL_RAND_COPY") or "1")
+
+
 @contextlib.contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
     """Environment variable ``name`` is ``value`` within, and what it was afterwards.

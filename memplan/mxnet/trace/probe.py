@@ -7,13 +7,13 @@ executor's own description. Binding allocates nothing for the tensors in questio
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import mxnet as mx
 from mxnet.base import MXNetError
 
-from memplan.mxnet.trace.environment import match_range
+from memplan.mxnet.trace.environment import generators_of_random_numbers, match_range
 from memplan.mxnet.trace.nnvm import (
     Attrs,
     Entry,
@@ -198,13 +198,27 @@ def counts_as_backward(node: Node) -> bool:
 
 def describe(symbol: mx.sym.Symbol, arrays: dict[str, mx.nd.NDArray]) -> str:
     """MXNet's description of ``symbol`` bound without gradients to ``arrays``."""
-    executor = symbol.bind(
-        CONTEXT,
-        {name: arrays[name] for name in symbol.list_arguments()},
-        grad_req="null",
-        aux_states={name: arrays[name] for name in symbol.list_auxiliary_states()},
+    return description_of(
+        lambda: symbol.bind(
+            CONTEXT,
+            {name: arrays[name] for name in symbol.list_arguments()},
+            grad_req="null",
+            aux_states={name: arrays[name] for name in symbol.list_auxiliary_states()},
+        )
     )
-    return executor.debug_str()
+
+
+def description_of(bind: Callable[[], mx.executor.Executor]) -> str:
+    """MXNet's description of what ``bind`` binds, which changes no random number of the script's.
+
+    A bind asks for the next generator for every op that draws, and so moves MXNet's turn
+    (ResourceParallelRandom::GetNext, src/resource.cc): the same network is bound once for every
+    generator, which leads the turn back to where it was.
+    """
+    description = bind().debug_str()
+    for _ in range(generators_of_random_numbers() - 1):
+        bind()
+    return description
 
 
 def allocated_mib(description: str) -> int:
