@@ -210,7 +210,8 @@ class ShapePlanner:
             attempt = do(try_strategy, solver, limit, start=start, name=name)
         elif nearest is not None and _is_poor(attempt.plan, nearest):
             anew = do(try_strategy, solver, limit, start=attempt.plan.schedule, name=name)
-            attempt = attempt if anew.plan is None else anew
+            if anew.plan is not None and anew.plan.overhead <= attempt.plan.overhead:
+                attempt = anew
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:
             attempt = do(try_strategy, solver, self._kept_nbytes, start=start, name=name)
         if attempt.plan is None:
@@ -233,17 +234,19 @@ def _followed(
     job: Job, solver: Strategy, limit: int, start: Schedule | None, *, name: str
 ) -> Attempt | None:
     """What the strategy finds with little work, from the ``start`` on; None if that never fits."""
-    begin = time.monotonic()
     quick = dataclasses.replace(job, time_limit=SHARE * job.time_limit)
     problem = quick.problem(limit)
+    unplanned = problem.unplanned()
+    if unplanned is None:
+        problem.space.prepare()  # compiling is no part of the time
+    begin = time.monotonic()
     share = SHARE_IN_BLOCKS if problem.memory.match_ranges else SHARE
     stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
     schedule: Schedule | None
-    if (unplanned := problem.unplanned()) is not None:
+    if unplanned is not None:
         schedule = unplanned.schedule
     elif problem.memory.match_ranges:
         # What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
-        problem.space.prepare()
         schedule = problem.space.improve(problem, start, stop, Moves())
         if schedule is None:  # it begins once more, with what fits, however expensive
             stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))

@@ -283,6 +283,8 @@ def _submitted(executor: Executor, *arguments: Any) -> Future[str]:
     """What ``executor`` will answer; UsageError where it was shut down, or has broken before."""
     try:
         return executor.submit(_answer, *arguments)
+    except BrokenExecutor as error:
+        raise PlanningError(f"a process of the executor has ended: {error}{_ADVICE}") from error
     except RuntimeError as error:
         raise UsageError(f"executor takes no more tasks: {error}; make a new one") from error
 

@@ -190,6 +190,24 @@ def test_where_a_plan_is_far_above_its_bound_the_strategy_begins_anew(
     assert plan.overhead <= tried[-1].overhead + 1e-9
 
 
+def test_a_plan_made_anew_that_is_dearer_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "DEARER", -math.inf)
+    try_strategy, found = shapes.try_strategy, []
+
+    def trying(job: Any, solver: Any, limit: Any, **options: Any) -> Attempt:
+        other = Evict(patience=0) if len(found) == 2 else solver  # the third begins anew
+        found.append(try_strategy(job, other, limit, **options))
+        return found[-1]
+
+    monkeypatch.setattr(shapes, "try_strategy", trying)
+    by = planner(strategy="search:effort=0.1", time_limit=1e4)
+    planned(by, 16)
+    plan = planned(by, 18)
+    followed, anew = (attempt.plan.overhead for attempt in found[1:])
+    assert followed < anew
+    assert plan.overhead == followed
+
+
 def test_without_a_budget_others_hold_what_the_largest_does() -> None:
     by = planner(budget=None)
     first, smaller = planned(by, 16), planned(by, 12)

@@ -231,3 +231,15 @@ def test_an_executor_that_was_shut_down_is_said() -> None:
     executor.shutdown()
     with pytest.raises(UsageError, match=r"executor takes no more tasks: .*after shutdown; make a"):
         compared("mirror", executor)
+
+
+class Breaking(Executor):
+    """Breaks between two tasks, as where a worker ends at once."""
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise BrokenProcessPool("a child process terminated abruptly")
+
+
+def test_an_executor_that_breaks_before_all_is_submitted_is_said() -> None:
+    with pytest.raises(PlanningError, match=r"a process of the executor has ended.*__main__"):
+        compared("mirror", Breaking())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import mxnet as mx
@@ -56,6 +57,21 @@ def test_a_loop_catches_them_and_goes_on(hybridized: bool) -> None:
         results.append(found)
     assert results[0] == results[1]
     assert any(first == "stopped" for first, _ in results[0])
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_warning_tells_what_may_differ_then(hybridized: bool) -> None:
+    net = Stopping(is_late=True)
+    net.initialize()
+    if hybridized:
+        net.hybridize()
+    planned(net, strategy="store_all")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with autograd.record(), pytest.raises(Enough):
+            net(X)
+    told = [str(w.message) for w in caught if "may have drawn random numbers" in str(w.message)]
+    assert len(told) == (not hybridized)
 
 
 def test_those_of_a_loss_are_raised_as_they_are() -> None:

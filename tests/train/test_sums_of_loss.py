@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 from helpers.amounts import long_except
 from helpers.blocks import CPU
 from memplan.mxnet.gluon import planned
+from memplan.mxnet.train import first_half
 
 # How often the block reads, how often the loss does; does the loss read before the block's output?
 CALLS = list(itertools.product([1, 2, 3, 4], [1, 2, 3, 5], [False, True]))
@@ -135,3 +136,34 @@ def test_sums_of_a_forward_of_its_own_are_those_of_no_graph() -> None:
     said = [str(w.message) for w in caught if "last bits" in str(w.message)]
     assert bool(said) != np.array_equal(*results)
     assert all("hybrid_forward and no forward of its own" in text for text in said)
+
+
+def penalised(nsteps: int) -> Any:
+    """A step of a planned block after losses with a penalty, of which three at a time are alike."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(3, in_units=3), gluon.nn.Dense(3, in_units=3), gluon.nn.Dense(2))
+    net.initialize(ctx=CPU)
+    net.hybridize()
+    planned(net, strategy="store_all")
+    weights = [p for p in net.collect_params().values() if p.name.endswith("weight")]
+    for number in range(nsteps):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3))).sum()
+            for weight in weights:
+                loss = loss + (weight.data() ** 2).sum() * 0.1
+            for _ in range(number // 3):
+                loss = loss + 1
+        loss.backward()
+    return next(iter(net.planned_step._bound.values()))
+
+
+def test_a_loss_is_looked_at_once() -> None:
+    """Whatever numbers autograd gives to what it reads."""
+    step = penalised(12)
+    assert len(step.losses_seen) == 4
+
+
+def test_only_so_many_losses_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_half, "MOST_LOSSES", 2)
+    step = penalised(12)
+    assert len(step.losses_seen) == 2

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 NDArray = Any
 
+# Of so many losses of one step that differ in what they read it is looked at how MXNet adds up.
+MOST_LOSSES = 64
+
 
 @dataclass(eq=False)
 class FirstHalf:
@@ -136,8 +139,8 @@ class FirstHalf:
         added = bound.gradients.names_added(read) if True in new else []
         names = {item.number: item.name for item in every}
         variables = tuple(names.get(number) for number in read.variables)
-        loss = self.as_graph, variables, tuple(added), tuple(read.order())
-        if loss in bound.losses_seen:
+        loss = hash((self.as_graph, variables, tuple(added), tuple(read.order())))
+        if loss in bound.losses_seen or len(bound.losses_seen) == MOST_LOSSES:
             return
         bound.losses_seen.add(loss)
         items = [item for item in every if item.is_parameter in new]
@@ -217,15 +220,30 @@ class FirstHalf:
         self.writes.end()
 
 
+def _share_parameters(halves: Iterable[FirstHalf]) -> bool:
+    """Do two of them compute gradients of one parameter?"""
+    seen: set[int] = set()
+    for half in halves:
+        own = {id(held.data) for _, held in half.bound.gradients.all_numbered()}
+        if not seen.isdisjoint(own):
+            return True
+        seen |= own
+    return False
+
+
 def warn_of_shared(halves: Iterable[FirstHalf], read: ReadByLoss) -> None:
     """Warn, once, where MXNet adds up gradients that several of the ``halves`` compute otherwise.
 
     A sum of two is one in any order: of the steps of two blocks that MXNet runs as graphs, say, and
     with nothing past them that reads the parameter.
     """
-    reached = [half for half in halves if half.is_read(read)]
+    every = list(halves)
+    if len(every) < 2 or not _share_parameters(every):
+        return
+    reached = [half for half in every if half.is_read(read)]
     if len(reached) < 2 or all(half.bound.is_warned_of_shared for half in reached):
         return
+    past = set(read.variables)
     nblocks: Counter[int] = Counter()
     nterms: Counter[int] = Counter()
     parameters = {}
@@ -236,7 +254,7 @@ def warn_of_shared(halves: Iterable[FirstHalf], read: ReadByLoss) -> None:
                 nterms[key] += held.request == "add"
             parameters[key] = name
             nblocks[key] += 1
-            nterms[key] += half.nterms_of(name) + (number in read.variables)
+            nterms[key] += half.nterms_of(name) + (number in past)
     names = [name for key, name in parameters.items() if nblocks[key] > 1 and nterms[key] > 2]
     if names:
         for half in reached:

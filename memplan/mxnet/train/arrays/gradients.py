@@ -26,14 +26,7 @@ from memplan.mxnet.train.arrays.array_memory import (
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
 from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
-from memplan.mxnet.train.arrays.withheld import (
-    Kind,
-    is_computed,
-    note,
-    shown,
-    was_fresh,
-    withhold,
-)
+from memplan.mxnet.train.arrays.withheld import Kind, is_computed, note, shown, was_fresh, withhold
 
 NDArray = Any
 Parameter = Any
@@ -200,6 +193,7 @@ class Gradients:
         foreign = _marks_of([h for h in self._written if not h.is_ours()])
         self._earlier += [self._lent, self._marks, foreign]
         self._is_lent = True  # Ctrl-C may come within what follows
+        self._note_fresh()
         self._mark([h.to_lend() for h in self._written])
         self._lent = self._marks
         self._numbers_added = [number_of(h.data) for h in self._added]
@@ -258,6 +252,7 @@ class Gradients:
         late = Late([], [])
         if not self._is_lent and not all(h.is_ours() for h in self._written):
             self._earlier += [self._marks, _marks_of(self._written)]
+            self._note_fresh()
             before = self._mark([h.array for h in self._written])
             for held, array in zip(self._written, before, strict=True):
                 note(held.parameter, array)
@@ -288,10 +283,13 @@ class Gradients:
             held.was_fresh = False
             is_computed(held.parameter)
 
-    def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
-        """Let autograd write gradients to these ``arrays``; those that the parameters had."""
+    def _note_fresh(self) -> None:
+        """Note, before autograd forgets it, which gradients a trainer has still to use."""
         for held in self._written:
             held.was_fresh |= bool(held.data._fresh_grad) or was_fresh(held.current)
+
+    def _mark(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
+        """Let autograd write gradients to these ``arrays``; those that the parameters had."""
         before = [held.give(array) for held, array in zip(self._written, arrays, strict=True)]
         data = [held.data for held in self._written]
         if data:

@@ -23,8 +23,8 @@ class ReadByLoss:
         self.is_complete = all(names)
         #: In the order in which MXNet comes to them.
         self.names = dict.fromkeys(name for names_of_head in names for name in names_of_head)
-        self._variables = {name for name in self.names if name.startswith("var")}
-        self.variables = [int(name[3:]) for name in self._variables]
+        self._variables = {n: int(n[3:]) for n in self.names if n.startswith("var")}
+        self.variables = list(self._variables.values())
 
     def order(self) -> list[int]:
         """What its operators read, in their order: of variables the places in ``variables``.

@@ -35,7 +35,11 @@ from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, movin
 from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
-from memplan.mxnet.train.blocks.refused_symbols import cannot_take_symbols, is_scripts_own
+from memplan.mxnet.train.blocks.refused_symbols import (
+    cannot_take_symbols,
+    is_scripts_own,
+    warn_of_own_error,
+)
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
 from memplan.mxnet.train.blocks.symbols_seen import refusing_rows, warn_of_symbols
@@ -226,6 +230,7 @@ def _composed(
         raise
     except Exception as error:  # the user's code raises whatever it likes
         if is_scripts_own(error) and not asked:
+            warn_of_own_error(block, error)
             raise
         raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import types
+import warnings
 from typing import Any
 
 import mxnet as mx
@@ -33,6 +34,18 @@ def is_scripts_own(error: Exception) -> bool:
     module = sys.modules.get(name)
     is_called = name.split(".")[0] in _CALLED_BY_SCRIPTS
     return not is_called and (module is None or is_scripts_module(module))
+
+
+def warn_of_own_error(block: Any, error: Exception) -> None:
+    """Warn that MXNet may have drawn numbers by now, where it runs the operators of ``block``."""
+    if not getattr(block, "_active", False):
+        warnings.warn(
+            f"{block.name!r} has raised {type(error).__name__} while memplan asked it what it "
+            f"computes: MXNet, whose operators run one by one, may have drawn random numbers and "
+            f"initialised parameters by then, and a planned step has not. If the script goes on, "
+            f"these may be others than without a plan",
+            stacklevel=2,
+        )
 
 
 def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> TraceError:
