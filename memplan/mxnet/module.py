@@ -177,6 +177,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._update_within()
 
     def _reset_bind(self) -> None:
+        self._tell_of_update()  # what is bound anew knows of no step
         super()._reset_bind()
         self._updated_by = UpdatedBy()
 
