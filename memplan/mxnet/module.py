@@ -177,6 +177,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._update_within()
 
     def _reset_bind(self) -> None:
+        self._tell_of_update()  # what is bound anew knows of no step
         super()._reset_bind()
         self._updated_by = UpdatedBy()
 
@@ -257,7 +258,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         pairs = zip(group.param_names, group.param_arrays, strict=True)
         weights = [array for name, [array] in pairs if group.grad_req[name] != "null"]
         self._params_dirty = True
-        self._updated_by.begin(self._updater, weights)
+        self._updated_by.begin(self._updater, weights, turned=self._plans.updates.turned)
 
     def init_optimizer(self, *arguments: Any, **options: Any) -> None:
         """Install an optimizer as ``mx.mod.Module`` does; it may have to update behind the step."""

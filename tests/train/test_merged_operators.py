@@ -161,7 +161,7 @@ def test_mxnet_counts_them_once_and_their_copies(ntimes: int, reads_them: bool, 
 
 
 class Passed(gluon.HybridBlock):
-    """Returns its parameter as it is, ``ntimes``, beside a loss operator that reads it."""
+    """Returns its input as it is, ``ntimes``, beside a loss operator."""
 
     def __init__(self, ntimes: int) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Passed(gluon.HybridBlock):
         self.hybridize()
 
     def hybrid_forward(self, F: Any, x: Any, y: Any, w: Any) -> Any:  # noqa: N803
-        return F.sin(w), *[w] * self.ntimes, F.SoftmaxOutput(w, y)
+        return F.sin(w), *[x] * self.ntimes, F.SoftmaxOutput(w, y)
 
 
 @pytest.mark.parametrize("way", ["planned", "kept"])

@@ -130,10 +130,10 @@ def test_what_others_change_is_no_change() -> None:
 def weights_of_two(make: Callable[..., Any], order: tuple[int, int], shared: str) -> Any:
     """Those of two Modules that share what counts; ``order`` is that of their updates.
 
-    Of the ``lr_scheduler`` the second one is ahead by a step.
+    Of the ``lr_scheduler`` the first one is ahead by a step, and turns it in its third one.
     """
     options = {"learning_rate": 0.01, "rescale_grad": 1 / 16}
-    scheduler = mx.lr_scheduler.FactorScheduler(3, 0.1)
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.1)
     optimizer = mx.optimizer.create("adam", **options)
     modules = [make(NET) for _ in range(2)]
     mx.random.seed(3)
@@ -145,8 +145,8 @@ def weights_of_two(make: Callable[..., Any], order: tuple[int, int], shared: str
         else:
             module.init_optimizer(optimizer_params=options | {"lr_scheduler": scheduler})
     if shared == "lr_scheduler":
-        modules[1].forward_backward(batch())
-        modules[1].update()
+        modules[0].forward_backward(batch())
+        modules[0].update()
     for _ in range(2):
         for module in modules:
             module.forward_backward(batch())
@@ -166,3 +166,60 @@ def test_modules_that_share_what_counts_are_updated_in_the_order_of_their_steps(
     assert not differences(stock, ours)
     with pytest.raises(UsageError, match=r"another Module .* in that, or .*='packed'"):
         weights_of_two(planned, (1, 0), shared)
+
+
+SCHEDULES: dict[str, Callable[[], Any]] = {
+    "poly": lambda: mx.lr_scheduler.PolyScheduler(4, base_lr=0.01),
+    "cosine": lambda: mx.lr_scheduler.CosineScheduler(4, base_lr=0.01),
+    "factor": lambda: mx.lr_scheduler.FactorScheduler(9, 0.1, base_lr=0.01),
+}
+
+
+def by_one_schedule(make: Callable[..., Any], scheduler: Any, *rounds: tuple[str, str]) -> Any:
+    """The weights of b, one of the Modules a and b, each with an optimizer of its own.
+
+    Every round says of which Modules a step runs, and for which ``update()`` is called then.
+    """
+    modules = {name: make(NET) for name in "ab"}
+    mx.random.seed(3)
+    for module in modules.values():
+        module.bind([("data", SHAPES["data"])], [("softmax_label", (16,))])
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.01, "lr_scheduler": scheduler})
+    for steps, updates in rounds:
+        for name in steps:
+            modules[name].forward_backward(batch())
+        for name in updates:
+            modules[name].update()
+    return [{name: a.asnumpy() for name, a in modules["b"].get_params()[0].items()}]
+
+
+def updating(net: Any) -> Module:
+    return Module(net, **OPTIONS)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rounds", [[("ab", "ba")] * 3, [("ab", "b"), ("b", "b")]])
+def test_a_schedule_that_no_step_turns_for_another_is_shared_in_any_order(
+    schedule: str, rounds: Any
+) -> None:
+    """Two Modules updated in the other order than their steps, and one whose step is left out."""
+    make = SCHEDULES[schedule]
+    stock, ours = (by_one_schedule(m, make(), *rounds) for m in (mx.mod.Module, updating))
+    assert not differences(stock, ours)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ahead"),
+    [
+        (lambda: mx.lr_scheduler.MultiFactorScheduler([1], 0.1, base_lr=0.01), "a"),
+        # Behind its last update it says what it has said before.
+        (lambda: mx.lr_scheduler.PolyScheduler(2, base_lr=0.01), "bb"),
+    ],
+)
+def test_a_step_left_out_that_turned_the_schedule_of_another_is_told(
+    schedule: Callable[[], Any], ahead: str
+) -> None:
+    rounds = [(name, name) for name in ahead]
+    with pytest.raises(UsageError, match=r"another Module .* in that, or .*='packed'"):
+        by_one_schedule(updating, schedule(), *rounds, ("ab", "b"))

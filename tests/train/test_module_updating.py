@@ -213,12 +213,16 @@ def test_the_updater_is_the_one_that_the_module_has(first: int, kind: str) -> No
     assert made.plan.realisation == ("packed" if kind == "Halved" else "updating")
 
 
+SHAPES_BOUND = [("data", SHAPES["data"])], [("softmax_label", (16,))]
+
+
 @pytest.mark.parametrize(
     "early",
     [
         lambda module: module.forward_backward(batch()),
         lambda module: module.forward(batch(), is_train=False),
         lambda module: module.get_params(),
+        lambda module: module.bind(*SHAPES_BOUND, force_rebind=True),
     ],
 )
 def test_what_comes_before_update_is_told_of_it(early: Callable[[Module], Any]) -> None:

@@ -221,6 +221,18 @@ def test_two_calls_in_one_graph_are_an_error() -> None:
         loss.backward()
 
 
+def test_block_grad_of_an_earlier_output_goes_through_it_and_detach_does_not() -> None:
+    net, (x, y) = started()
+    with autograd.record():
+        earlier = net(x)
+        later = SOFTMAX(net(x * 2), y)
+        blocked = later + mx.nd.BlockGrad(earlier).sum()
+        detached = later + earlier.detach().sum()
+    with pytest.raises(UsageError, match=r"F\.BlockGrad of .* counts as .* detach\(\) does not"):
+        blocked.backward(retain_graph=True)
+    detached.backward()
+
+
 def test_two_backwards_through_one_call_are_an_error() -> None:
     net, (x, y) = started()
     with autograd.record():

@@ -46,9 +46,10 @@ REMEMBERED = 8
 
 _GONE = (
     "backward goes through an earlier call of a planned block, or through one for the second time, "
-    "and what it needs is no longer there; call a planned block once and backward once in every "
-    "step, and call it under autograd.pause(train_mode=True) where nobody wants gradients; or "
-    "train it unplanned"
+    "and what it needs is no longer there (F.BlockGrad of an earlier output counts as going "
+    "through it, detach() does not); call a planned block once and backward once in every step, "
+    "and call it under autograd.pause(train_mode=True) where nobody wants gradients; or train it "
+    "unplanned"
 )
 
 # What a planned block has, and a copy of it has not. The class of the user's block may have

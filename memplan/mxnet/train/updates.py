@@ -142,7 +142,8 @@ def warn_behind(reason: str) -> None:
 class OptimizerUpdates:
     """Updates parameters by ``updater``; ``indices`` are the numbers of the parameters there.
 
-    Both may come later than the step is bound.
+    Both may come later than the step is bound. ``turned`` says whether the last step has changed
+    the schedule of the optimizer.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class OptimizerUpdates:
     ) -> None:
         self.updater, self.indices = updater, indices or {}
         self.in_turn = False
+        self.turned = False
 
     @contextlib.contextmanager
     def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
@@ -175,6 +177,7 @@ class OptimizerUpdates:
                 if index in counts:
                     counts[index] = counts.pop(index)
             _COUNTED[optimizer] = counts_of(optimizer)
+            self.turned = rates is not None and bool(rates.changed)
 
     def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
         """Update one of the weights of the step."""
@@ -227,7 +230,7 @@ class _Rates:
         self._is_one_rate = len({number for _, number in self._groups}) == 1
         self._asked: set[int] = set()
         self._read: set[str] = set()
-        self._changed: set[str] = set()
+        self.changed: set[str] = set()
 
     def __enter__(self) -> None:
         self._optimizer.lr_scheduler = self
@@ -256,7 +259,7 @@ class _Rates:
             for group, number in self._groups:
                 self._rates |= dict.fromkeys(group, self._scheduler(number))
             now = settings(getattr(self._scheduler, "__dict__", {}))
-            self._changed = set(changed(now, before))
+            self.changed = set(changed(now, before))
             self._check_read()
         self._asked.add(self._index)
         return self._rates[self._index]
@@ -271,7 +274,7 @@ class _Rates:
         return getattr(self._scheduler, name)
 
     def _check_read(self) -> None:
-        for name in sorted(self._read & self._changed):
+        for name in sorted(self._read & self.changed):
             self._refuse(
                 f"reads lr_scheduler.{name}, which changes within this step, and may get others in "
                 f"another order; let it ask for the rate before"

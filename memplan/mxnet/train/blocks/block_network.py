@@ -40,6 +40,7 @@ from memplan.mxnet.train.blocks.refused_symbols import (
     is_scripts_own,
     warn_of_own_error,
 )
+from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
 from memplan.mxnet.train.blocks.symbols_seen import refusing_rows, warn_of_symbols
@@ -132,8 +133,7 @@ def compose(
     refuse_read(others, group)
     form = alike(lambda symbol: len(symbol.list_outputs()), nested)
     ops = Ops(group, outputs, noted.calls)
-    refuse_scaled_losses(block, ops, params)
-    refuse_other_modes(block, noted.calls, group)
+    _refuse_others(block, noted, ops, group, params)
     refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
     reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
@@ -158,6 +158,15 @@ def compose(
         ops.user_code(),
         moving_statistics(block, ops, params, sum(leaves(form[0]))),
     )
+
+
+def _refuse_others(
+    block: Any, noted: Calls, ops: Ops, group: mx.sym.Symbol, params: Mapping[str, Parameter]
+) -> None:
+    """Refuse a ``block`` of which a step would compute something else than MXNet does."""
+    refuse_returned_parameters(ops, params)
+    refuse_scaled_losses(block, ops, params)
+    refuse_other_modes(block, noted.calls, group)
 
 
 def _warn_of_gradients(

@@ -166,8 +166,9 @@ class Ops:
     what computes ``outputs`` of a block. ``graphs`` are the ops of each graph that MXNet runs as
     one, ``ends`` what computes the outputs of each, ``blocks`` whose these are, and ``graph_of``
     says in which of them an op is. ``scaled`` are the places of the calls that are marked so.
-    ``merged`` are the ops that equal an earlier one of their graph, with that: MXNet has it in the
-    place of both, here, too, nothing reads the others.
+    ``passed`` are variables that the graph of a block returns, where MXNet takes no gradient of
+    them. ``merged`` are the ops that equal an earlier one of their graph, with that: MXNet has it
+    in the place of both, here, too, nothing reads the others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, outputs: Any, calls: Sequence[Call]) -> None:
@@ -185,6 +186,7 @@ class Ops:
         self.graphs: list[frozenset[int]] = []
         self.ends: list[list[Entry]] = []
         self.blocks: list[Block] = []
+        self.passed: list[tuple[Block, int]] = []
         self.merged: dict[int, int] = {}
         for call in called:
             inputs = next_heads(heads, call.inputs or [])
@@ -202,11 +204,22 @@ class Ops:
         copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
         heads = dict.fromkeys(copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs)
         ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
-        if is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies):
+        is_whole = is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies)
+        read = self._differentiated_by(ops) if is_whole else set()
+        variables = [place for place, _ in heads if self.nodes[place]["op"] == VARIABLE]
+        self.passed += [(block, place) for place in variables if place not in read]
+        if is_whole:
             self.graphs.append(ops - first_of.keys())
             self.ends.append([*heads])
             self.blocks.append(block)
         self.merged |= first_of
+
+    def _differentiated_by(self, ops: Iterable[int]) -> set[int]:
+        """The places of what any of these ``ops`` reads, and has a gradient for."""
+        read = (
+            (place, k, s) for place in ops for k, (s, *_) in enumerate(self.nodes[place]["inputs"])
+        )
+        return {source for place, k, source in read if has_gradient(self.operators[place], k)}
 
     def _merged_in(self, ops: Iterable[int], inputs: Sequence[Entry]) -> dict[int, int]:
         """The ``ops`` of a graph of these ``inputs`` that equal an earlier one, and that one."""

@@ -20,6 +20,12 @@ from memplan.mxnet.train.updates import changed, counts_of, counts_of_steps, inp
 
 NDArray = Any
 
+# What these say depends on the number of updates alone, up to the last for which they have a rate.
+_BY_NUMBER = mx.lr_scheduler.PolyScheduler, mx.lr_scheduler.CosineScheduler
+
+# What these say depends on their attributes, too, and on nothing else, as a schedule of the user's
+# may.
+_KNOWN = (*_BY_NUMBER, mx.lr_scheduler.FactorScheduler, mx.lr_scheduler.MultiFactorScheduler)
 
 _NUMBERS = itertools.count(1)
 #: By the numbers of the last steps of Modules whose ``update()`` is still to be called.
@@ -36,12 +42,19 @@ class UpdatedBy:
         self._before: Mapping[str, Any] = {}
         self._states = _Watched()
         self._parameters = _Watched()
+        self._turned = False
         #: Has a step updated the parameters, and ``update()`` was not called?
         self.is_due = False
 
-    def begin(self, updater: mx.optimizer.Updater, weights: Iterable[NDArray]) -> None:
-        """A step has updated these ``weights`` by ``updater``."""
+    def begin(
+        self, updater: mx.optimizer.Updater, weights: Iterable[NDArray], *, turned: bool
+    ) -> None:
+        """A step has updated these ``weights`` by ``updater``; has it ``turned`` its schedule?
+
+        That is: has it changed what the schedule has.
+        """
         self.end()
+        self._turned = turned
         self._updater, self._before = updater, inputs_of(updater)
         self._states.begin(list(leaves(list(updater.states.values()))))
         self._parameters.begin(list(weights))
@@ -58,9 +71,10 @@ class UpdatedBy:
             )
         if not self._is_in_turn():
             raise UsageError(
-                "another Module with this optimizer, or lr_scheduler, has trained a step before, "
-                "and its update() was not called since: steps have updated the parameters in their "
-                "own order; call update() in that, or take realisation='packed'"
+                "another Module with this optimizer, or whose step changed this lr_scheduler, has "
+                "trained a step before, and its update() was not called since: steps have updated "
+                "the parameters in their own order; call update() in that, or take "
+                "realisation='packed'"
             )
         names = self._changed(updater)
         if names:
@@ -71,14 +85,25 @@ class UpdatedBy:
             )
 
     def _is_in_turn(self) -> bool:
-        """Was ``update()`` called for every step before that counts by the same objects?
+        """Was ``update()`` called for every step before on which this one depends?
 
-        MXNet updates in the order of these calls, steps in their own, and what an optimizer or a
-        schedule says depends on the updates before.
+        MXNet updates in the order of these calls, steps in their own, and what an optimizer says
+        depends on the updates before. So it does on a schedule that one of them has changed.
+        Whether a later step has, :meth:`_changed` sees.
         """
-        own, others = _counting(self._updater), [reference() for reference in _DUE.valuerefs()]
+        others = [reference() for reference in _DUE.valuerefs()]
         earlier = [other for other in others if other and other._number < self._number]
-        return all(own.isdisjoint(_counting(other._updater)) for other in earlier)
+        return not any(map(self._depends_on, earlier))
+
+    def _depends_on(self, other: UpdatedBy) -> bool:
+        """Would MXNet's numbers be others without the step before, of ``other``?"""
+        optimizer, others = self._updater.optimizer, other._updater.optimizer
+        schedule = optimizer.lr_scheduler
+        if optimizer is others or schedule is None or schedule is not others.lr_scheduler:
+            return optimizer is others
+        if type(schedule) in _BY_NUMBER and optimizer.num_update <= schedule.max_update:
+            return False
+        return other._turned or type(schedule) not in _KNOWN
 
     def _changed(self, updater: Any) -> list[str]:
         """The names of what was set or written since, or counted by others than steps."""
@@ -96,12 +121,6 @@ class UpdatedBy:
         self._states.end()
         self._parameters.end()
         self.is_due = False
-
-
-def _counting(updater: mx.optimizer.Updater) -> set[int]:
-    """The objects of ``updater``, by their identities, that others may have and count in."""
-    optimizer = updater.optimizer
-    return {id(each) for each in (optimizer, optimizer.lr_scheduler) if each is not None}
 
 
 class _Watched:
