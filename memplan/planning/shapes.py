@@ -201,15 +201,16 @@ class ShapePlanner:
         solver = create(self.strategy, realisation=job.realisation.name)
         name = name_of(self.strategy)
         attempt, start = None, None
+        within_nbytes = self._largest_nbytes if limit is None else limit
         if nearest is not None:
             start = transferred(nearest.schedule, job.graph)
             if "start" in options_of(solver):
-                within_nbytes = self._largest_nbytes if limit is None else limit
                 attempt = do(_followed, solver, within_nbytes, start, name=name)
         if attempt is None or attempt.plan is None:
             attempt = do(try_strategy, solver, limit, start=start, name=name)
         elif nearest is not None and _is_poor(attempt.plan, nearest):
-            anew = do(try_strategy, solver, limit, start=attempt.plan.schedule, name=name)
+            known = attempt.plan.schedule
+            anew = do(try_strategy, solver, within_nbytes, start=known, name=name)
             if anew.plan is not None and anew.plan.overhead <= attempt.plan.overhead:
                 attempt = anew
         if attempt.plan is None and limit is not None and self._kept_nbytes > limit:

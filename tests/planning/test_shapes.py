@@ -190,6 +190,23 @@ def test_where_a_plan_is_far_above_its_bound_the_strategy_begins_anew(
     assert plan.overhead <= tried[-1].overhead + 1e-9
 
 
+def test_a_plan_made_anew_may_hold_what_the_largest_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget: it is not one of the least memory."""
+    monkeypatch.setattr(shapes, "DEARER", -math.inf)
+    limits: list[int | None] = []
+    try_strategy = shapes.try_strategy
+
+    def trying(job: Any, solver: Any, limit: Any, **options: Any) -> Attempt:
+        limits.append(limit)
+        return try_strategy(job, solver, limit, **options)
+
+    monkeypatch.setattr(shapes, "try_strategy", trying)
+    by = planner(strategy="search:effort=0.1", budget=None, time_limit=1e4)
+    first = planned(by, 18)
+    planned(by, 16)
+    assert limits == [None, first.total_nbytes, first.total_nbytes]
+
+
 def test_a_plan_made_anew_that_is_dearer_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "DEARER", -math.inf)
     try_strategy, found = shapes.try_strategy, []
