@@ -33,8 +33,8 @@ _COPIES_OF_PARAMETERS = 5.3
 # scratchpad forward and one backward, as large as five arrays of gates each, of which a step writes
 # little: four arrays count. The parameters in oneDNN's layouts and their gradients, four pieces by
 # layer, count once more. Set on 15 networks with an LSTM, a GRU or an RNN of 1 to 3 layers, over 6
-# to 14 steps, which take up to 1.08 of their promise now, mostly 0.87 to 1.03. Rows of a multiple
-# of 256 gates are longer (get_good_ld of oneDNN's src/cpu/rnn/rnn_utils.cpp).
+# to 14 steps, which then take 0.78 to 1.08 of their promise, mostly 0.87 to 1.03. Rows of a
+# multiple of 256 gates are longer (get_good_ld of oneDNN's src/cpu/rnn/rnn_utils.cpp).
 _GATES_OF_SCRATCHPAD, _GATES_MOVED, _PIECES_OF_PARAMETERS = 5, 4, 4
 _LONGER_IF_MULTIPLE_OF, _LONGER_BY = 256, 16
 
