@@ -33,7 +33,10 @@ def checked(answer: Any, problem: Problem, name: str) -> Outcome:
             f"the lower bound that strategy {name} returns must be None or a number of seconds, "
             f"got {shown(bound)}"
         )
-    schedule, outcome = answer.schedule, dataclasses.replace(answer, lower_bound_seconds=bound)
+    # Truth values of NumPy, which JSON does not take, become Python's.
+    in_order, cut_by_clock = bool(answer.in_order), bool(answer.cut_by_clock)
+    schedule = answer.schedule
+    outcome = Outcome(answer.status, schedule, bound, in_order, cut_by_clock)
     if schedule is None:
         return outcome
     if not isinstance(schedule, Schedule) or schedule.graph != problem.graph:

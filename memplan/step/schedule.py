@@ -13,7 +13,7 @@ import numpy as np
 from memplan.errors import ScheduleError
 from memplan.step.graph import TrainingGraph
 from memplan.util.files import parse_json
-from memplan.util.numbers import total
+from memplan.util.numbers import plain, shown, total
 from memplan.util.remember import remembered
 
 FORMAT = "memplan.step.schedule/1"
@@ -36,6 +36,9 @@ class Schedule:
     heads: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", _indices(self.ops))
+        object.__setattr__(self, "reads", tuple(map(_indices, self.reads)))
+        object.__setattr__(self, "heads", _indices(self.heads))
         if len(self.reads) != len(self.ops):
             raise ScheduleError(f"{len(self.ops)} steps, but reads for {len(self.reads)}")
         ops_so_far: set[int] = set()
@@ -91,7 +94,7 @@ class Schedule:
     @classmethod
     def sequence(cls, graph: TrainingGraph, ops: Iterable[int]) -> Schedule:
         """The schedule that runs ``ops`` in this order, every step reading the latest execution."""
-        sequence = tuple(ops)
+        sequence = _indices(ops)
         latest: dict[int, int] = {}
         reads = []
         for step, op in enumerate(sequence):
@@ -186,6 +189,23 @@ class Schedule:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f"not a memplan schedule: {error}") from error
+
+
+def _indices(values: Iterable[Any]) -> tuple[int, ...]:
+    """``values`` as ints of Python's, which NumPy's become; ScheduleError for what is no integer.
+
+    JSON, in which plans are kept, takes no others.
+    """
+    indices = tuple(values)
+    if set(map(type, indices)) <= {int}:
+        return indices
+    for index in map(plain, indices):
+        if type(index) is not int:
+            raise ScheduleError(
+                f"not a memplan schedule: ops and steps are named by integers, not by "
+                f"{shown(index)}"
+            )
+    return tuple(map(plain, indices))
 
 
 def without_unread(schedule: Schedule) -> Schedule:

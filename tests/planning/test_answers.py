@@ -125,6 +125,17 @@ def test_what_holds_in_order_says_nothing_of_a_cheaper_schedule(
     assert checked(answer, Problem(graph, 100), "own") == answer
 
 
+def test_truth_values_of_numpy_become_pythons() -> None:
+    """JSON, in which a cache keeps plans, takes no others."""
+    graph = unit_chain(1)
+    flags: Any = {"in_order": np.bool_(True), "cut_by_clock": np.bool_(False)}
+    for schedule in (None, Schedule.unplanned(graph)):
+        status = Status.NO_PLAN_FOUND if schedule is None else Status.FEASIBLE
+        outcome = checked(Outcome(status, schedule, **flags), Problem(graph, 100), "own")
+        assert outcome.in_order is True
+        assert outcome.cut_by_clock is False
+
+
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 1.01, np.float32(1e-9)])
 def test_a_bound_that_holds_is_taken(network: Any, bound: Any) -> None:
     plan = quick(network, strategy=saying(bound), budget=0.9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,29 @@ READS = ((), (), (1,), (2,))
 
 def test_unplanned() -> None:
     assert Schedule.unplanned(GRAPH) == Schedule(GRAPH, OPS, READS, (3,))
+
+
+def test_integers_of_numpy_become_pythons() -> None:
+    """A strategy of the user's may make a schedule from arrays; JSON takes no number of NumPy's."""
+    reads = tuple(map(np.array, ([], [], [1], [2])))
+    unplanned = Schedule.unplanned(GRAPH)
+    for schedule in (
+        Schedule.sequence(GRAPH, np.arange(4)),
+        Schedule(GRAPH, np.arange(4), reads, np.array([3])),  # type: ignore[arg-type]
+    ):
+        assert schedule == unplanned
+        assert schedule.to_json() == unplanned.to_json()
+
+
+@pytest.mark.parametrize("op", ["a", 0.0, True, None])
+def test_ops_and_steps_are_named_by_integers(op: Any) -> None:
+    message = f"^not a memplan schedule: ops and steps are named by integers, not by {op!r}$"
+    with pytest.raises(ScheduleError, match=message):
+        Schedule.sequence(GRAPH, [op, 1, 2, 3])
+    with pytest.raises(ScheduleError, match=message):
+        Schedule(GRAPH, OPS, ((), (), (1,), (op,)), (3,))
+    with pytest.raises(ScheduleError, match=message):
+        Schedule(GRAPH, OPS, READS, (op,))
 
 
 def test_a_sequence_reads_the_latest_execution() -> None:
