@@ -28,11 +28,19 @@ def load_openblas_of_mxnet() -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keep what CBC's linear solver prints, whatever its verbosity, off the standard output."""
+    """Keep what CBC's linear solver prints, whatever its verbosity, off the standard output.
+
+    Where that is closed, as in a daemon, nothing is done.
+    """
     libc = ctypes.CDLL(None)
-    sys.stdout.flush()
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None, or closed
+        sys.stdout.flush()
     libc.fflush(None)
-    stdout_copy = os.dup(1)
+    try:
+        stdout_copy = os.dup(1)
+    except OSError:
+        yield
+        return
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
