@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memplan.errors import ScheduleError
+from memplan.errors import GraphError, ScheduleError
 from memplan.memory.offsets.buffers import Buffers
 from memplan.memory.offsets.placement import MOST_SQUARES, place
 from memplan.step.graph import TrainingGraph
@@ -22,6 +22,10 @@ ALIGNMENT = 256
 
 SEGMENT_NBYTES = 8 * ((1 << 31) - ALIGNMENT)
 """No tensor lies across a multiple of it: an array of MXNet's has fewer than 2^31 elements."""
+
+# At most this may be the bytes of all buffers times their number: compiled code counts up to four
+# times as far (memplan.memory.offsets.quick).
+MOST_KEY = 1 << 60
 
 
 class _Work(NamedTuple):
@@ -158,6 +162,7 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
     search follows, three seconds long at most (:mod:`memplan.memory.offsets.placement`). The
     same schedule is always packed the same way, unless :func:`nbytes_within` has found fewer bytes
     for it. Tensors must not be larger than ``segment_nbytes``, a multiple of :data:`ALIGNMENT`.
+    GraphError if all together have more bytes than compiled code can count (petabytes).
     """
     found = _found(schedule, segment_nbytes)
     for work in (QUICK, LONG):
@@ -198,11 +203,20 @@ def _fewest(found: Mapping[Hashable, Packing]) -> Packing:
 def _searched(
     schedule: Schedule, segment_nbytes: int, work: _Work, capacity_nbytes: int | None = None
 ) -> Packing:
-    """Offsets within the capacity, or in the fewest bytes, as far as a search of so much work."""
+    """Offsets within the capacity, or in the fewest bytes, as far as a search of so much work.
+
+    GraphError if the buffers have more bytes in all than compiled code can count.
+    """
     lifetimes = _Lifetimes(schedule.graph, len(schedule.ops))
     replay(schedule, lifetimes)
-    if not lifetimes.sizes:
+    nbytes, nbuffers = sum(lifetimes.sizes), len(lifetimes.sizes)
+    if not nbuffers:
         return Packing(0, {}, 0)
+    if nbytes * nbuffers > MOST_KEY:
+        raise GraphError(
+            f"the tensors have {nbytes} bytes in all; offsets can be found for {nbuffers} of them "
+            f"with {MOST_KEY // nbuffers} at most. Lower the batch size"
+        )
     sizes, first, last = (
         np.array(values, dtype=np.int64)
         for values in (lifetimes.sizes, lifetimes.first, lifetimes.last)

@@ -10,8 +10,9 @@ from fractions import Fraction
 from memplan.errors import ArgumentError
 from memplan.util.numbers import shown
 
-# All bytes of a step together, and all elements: nine petabytes. Up to here a double is exact, and
-# the compiled kernels, which add up 64-bit integers, cannot overflow however often ops run again.
+# All bytes of a step together, and all elements: nine petabytes. Up to here a double is exact.
+# Compiled code counts in 64-bit integers, the bytes times the steps of a search, or the buffers of
+# a packing: what is too much for these is refused there.
 MAX_NBYTES = 2**53
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

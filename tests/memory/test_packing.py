@@ -19,7 +19,7 @@ from helpers.networks import Network, hinted_resnet, unrolled_lstm
 from helpers.schedules import random_schedule
 from helpers.small_graphs import small_graphs
 from helpers.special_networks import transformer, unet
-from memplan.errors import ScheduleError
+from memplan.errors import GraphError, ScheduleError
 from memplan.memory import packing
 from memplan.memory.memory import Packed
 from memplan.memory.offsets.buffers import Buffers
@@ -224,6 +224,20 @@ def test_a_hand_over_shares_the_offset(alias: bool) -> None:
     assert len(set(offsets(Handover(0, 0, alias), last_reads=1))) == 1
     # Where the input lives on, only its alias may lie there.
     assert len(set(offsets(Handover(0, 0, alias), last_reads=0))) == (1 if alias else 2)
+
+
+def test_more_bytes_than_compiled_code_can_count_are_refused() -> None:
+    """Up to there offsets are those of small tensors, as often as large."""
+
+    def packed(nelements: int) -> Packing:
+        schedule = Schedule.unplanned(unit_chain(150, nelements))
+        return pack(schedule, segment_nbytes=nelements << 12)
+
+    small, large = packed(2**21), packed(2**41)
+    assert large.nbytes == small.nbytes << 20
+    assert large.offsets == {place: offset << 20 for place, offset in small.offsets.items()}
+    with pytest.raises(GraphError, match="bytes in all; offsets can be found for 301 of them"):
+        packed(2**42)
 
 
 def test_nothing_to_place() -> None:
