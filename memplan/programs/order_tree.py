@@ -177,7 +177,8 @@ class OrderTree:
         ranked = sorted(untried, key=lambda t: (-self.gains[t], t))
         given = [t for t in ranked if t in self.options.candidates]
         others = [t for t in ranked if t not in self.options.candidates]
-        return others[:TRIALS] + given[: max(1, GIVEN_SIZE // len(self.graph.ops))]
+        ngiven = max(1, GIVEN_SIZE // max(1, len(self.graph.ops)))
+        return others[:TRIALS] + given[:ngiven]
 
     def _rank(self, gain: float, orders: Sequence[tuple[int, ...]]) -> tuple[float, int]:
         """By which the best moment is chosen: what it gains, and of as much the fewest places."""

@@ -64,7 +64,8 @@ class StageRefinement:
         self._search(frozenset())
         self._refine()
         pairs = len(self.graph.ops) ** 2
-        if self._is_proved() or math.isinf(self.bound) or pairs > self.options.effort * PAIRS:
+        is_large = pairs > self.options.effort * PAIRS
+        if not pairs or is_large or self._is_proved() or math.isinf(self.bound):
             return
         with Program(self.options.solver) as program:
             try:

@@ -69,7 +69,9 @@ class CheckmateLP:
             return outcomes[-1].schedule
 
         schedule = problem.aim_lower(solve, stop, share=0.5)
-        return self._outcome(problem, outcomes[0], schedule, stop)
+        # Nothing is aimed at where the budget is below zero.
+        first = next(iter(outcomes), Outcome(Status.NO_PLAN_FOUND, in_order=True))
+        return self._outcome(problem, first, schedule, stop)
 
     def _outcome(
         self, problem: Problem, first: Outcome, schedule: Schedule | None, stop: Stop

@@ -93,6 +93,14 @@ def test_without_a_budget_a_strategy_saves_what_it_can(name: str, graph: Trainin
     assert verdict.valid, verdict.reason
 
 
+@pytest.mark.parametrize("graph", [unit_chain(2), TrainingGraph((), (), (), 0)])
+@pytest.mark.parametrize("name", names("explicit"))
+def test_nothing_fits_in_less_than_no_bytes(name: str, graph: TrainingGraph) -> None:
+    """As where the arguments alone take more than the budget; a graph may have no ops, too."""
+    outcome = quick(name).solve(Problem(graph, -1))
+    assert outcome.status in (Status.INFEASIBLE, Status.NO_PLAN_FOUND)
+
+
 @pytest.mark.parametrize("realisation", ["mirror", "explicit"])
 def test_the_least_memory_is_that_at_one_more_forward_pass(realisation: str) -> None:
     """Of every strategy, each of which could take less in more time, or finds nothing."""
