@@ -47,6 +47,9 @@ class Roofline:
             value = getattr(self, name)
             if not is_finite(value) or not 0 < value <= 1:
                 raise ArgumentError(f"{name} must be in (0, 1], got {shown(value)}")
+        for what in ("flops", "bytes"):
+            if getattr(self, f"{what}_per_second") * getattr(self, f"{what}_efficiency") == 0:
+                raise ArgumentError(f"{what}_per_second times {what}_efficiency rounds to zero")
         if not is_finite(self.launch_seconds):
             raise ArgumentError(
                 f"launch_seconds must be >= 0 and finite, got {shown(self.launch_seconds)}"
@@ -243,6 +246,6 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
 
 def table_of(costs: Costs | None) -> CostTable | None:
     """The table that ``costs`` are or name."""
-    if isinstance(costs, str | os.PathLike) and os.fspath(costs).endswith(".json"):
-        return CostTable.load(costs)
+    if isinstance(costs, str | os.PathLike) and (path := os.fsdecode(costs)).endswith(".json"):
+        return CostTable.load(path)
     return costs if isinstance(costs, CostTable) else None

@@ -44,11 +44,12 @@ class Tensor:
             value = getattr(self, field)
             if not is_whole(value):
                 raise GraphError(
-                    f"tensor {self.name!r}: {field} must be an integer >= 0, got {value!r}"
+                    f"tensor {self.name!r}: {field} must be an integer >= 0, got {shown(value)}"
                 )
         if (self.nbytes == 0) != (self.nelements == 0):
             raise GraphError(
-                f"tensor {self.name!r} has {self.nbytes} bytes, but {self.nelements} elements"
+                f"tensor {self.name!r} has {shown(self.nbytes)} bytes, but "
+                f"{shown(self.nelements)} elements"
             )
 
 
@@ -101,7 +102,9 @@ class Op:
         of = () if self.differentiates is None else (self.differentiates,)
         indices = (*self.inputs, *self.outputs, *self.after, *of)
         if not all(type(index) is int for index in indices):
-            raise GraphError(f"op {self.name!r}: tensors and ops are named by integers: {indices}")
+            raise GraphError(
+                f"op {self.name!r}: tensors and ops are named by integers: {shown(indices)}"
+            )
         # What is not False counts as true: a "false" of a file in JSON must not.
         if type(self.recomputable) is not bool:
             raise GraphError(
@@ -109,14 +112,16 @@ class Op:
                 f"got {shown(self.recomputable)}"
             )
         for handover in self.handovers:
-            if tuple(map(type, handover)) != (int, int, bool):
+            is_one = isinstance(handover, Handover)
+            if not is_one or tuple(map(type, handover)) != (int, int, bool):
                 raise GraphError(
-                    f"op {self.name!r}: {handover} must be two places and true or false"
+                    f"op {self.name!r}: {shown(handover)} must be a Handover of two places and "
+                    "true or false"
                 )
             if handover.input not in range(len(self.inputs)) or handover.output not in range(
                 len(self.outputs)
             ):
-                raise GraphError(f"op {self.name!r}: {handover} points outside the op")
+                raise GraphError(f"op {self.name!r}: {shown(handover)} points outside the op")
 
     def _check_names(self) -> None:
         for field in ("name", "kind", "signature"):
@@ -164,7 +169,9 @@ class TrainingGraph:
     def __post_init__(self) -> None:
         self._check_sizes()
         if self.nforward > len(self.ops):
-            raise GraphError(f"nforward is {self.nforward}, but there are {len(self.ops)} ops")
+            raise GraphError(
+                f"nforward is {shown(self.nforward)}, but there are {len(self.ops)} ops"
+            )
         self._check_producers()
         self._check_order()
         self._check_handovers()
@@ -180,8 +187,9 @@ class TrainingGraph:
         ):
             if sum(sizes) > MAX_NBYTES:
                 raise GraphError(
-                    f"the step holds {sum(sizes)} {what}, more than {MAX_NBYTES} (2^53), beyond "
-                    f"which memplan cannot count; the largest part is {self._largest(what)}"
+                    f"the step holds {shown(sum(sizes))} {what}, more than {MAX_NBYTES} (2^53), "
+                    f"beyond which memplan cannot count; the largest part is "
+                    f"{self._largest(what)}"
                 )
         if not math.isfinite(self.seconds):
             slowest = max(self.ops, key=lambda op: op.seconds)
@@ -195,15 +203,17 @@ class TrainingGraph:
         field = "nbytes" if what == "bytes" else "nelements"
         largest = max(self.tensors, key=lambda tensor: getattr(tensor, field), default=None)
         if largest is None or (what == "bytes" and self.fixed_nbytes > largest.nbytes):
-            return f"its arguments and gradients (fixed_nbytes), {self.fixed_nbytes}"
-        return f"tensor {largest.name!r}, {getattr(largest, field)}"
+            return f"its arguments and gradients (fixed_nbytes), {shown(self.fixed_nbytes)}"
+        return f"tensor {largest.name!r}, {shown(getattr(largest, field))}"
 
     def _check_producers(self) -> None:
         written_tensors: set[int] = set()
         for op in self.ops:
             for tensor in op.outputs:
                 if not 0 <= tensor < len(self.tensors):
-                    raise GraphError(f"op {op.name!r} writes tensor {tensor}, which does not exist")
+                    raise GraphError(
+                        f"op {op.name!r} writes tensor {shown(tensor)}, which does not exist"
+                    )
                 if tensor in written_tensors:
                     name = self.tensors[tensor].name
                     raise GraphError(f"op {op.name!r} writes tensor {name!r}, as an earlier op did")
@@ -218,17 +228,17 @@ class TrainingGraph:
             for tensor in op.inputs:
                 if tensor not in ready:
                     raise GraphError(
-                        f"op {op.name!r} reads tensor {tensor} before an op has written it"
+                        f"op {op.name!r} reads tensor {shown(tensor)} before an op has written it"
                     )
             for other in (*op.after, *(() if op.differentiates is None else (op.differentiates,))):
                 if not 0 <= other < index:
                     raise GraphError(
-                        f"op {op.name!r} must follow op {other}, which is not before it"
+                        f"op {op.name!r} must follow op {shown(other)}, which is not before it"
                     )
             ready.update(op.outputs)
         for tensor in self.heads:
             if type(tensor) is not int or tensor not in ready:
-                raise GraphError(f"head {tensor} is no tensor of the graph")
+                raise GraphError(f"head {shown(tensor)} is no tensor of the graph")
 
     def _check_handovers(self) -> None:
         for op in self.ops:

@@ -50,7 +50,9 @@ class Schedule:
         for head, step in zip(self.graph.heads, self.heads, strict=True):
             if not 0 <= step < len(self.ops) or self.ops[step] != self.graph.producer[head]:
                 name = self.graph.tensors[head].name
-                raise ScheduleError(f"head {name!r} is said to come from step {step}; it does not")
+                raise ScheduleError(
+                    f"head {name!r} is said to come from step {shown(step)}; it does not"
+                )
         missing_ops = set(range(len(self.graph.ops))) - ops_so_far
         if missing_ops:
             names = [self.graph.ops[op].name for op in sorted(missing_ops)[:5]]
@@ -58,7 +60,7 @@ class Schedule:
 
     def _check_step(self, step: int, op: int, reads: tuple[int, ...], ops_so_far: set[int]) -> None:
         if not 0 <= op < len(self.graph.ops):
-            raise ScheduleError(f"step {step}: there is no op {op}")
+            raise ScheduleError(f"step {step}: there is no op {shown(op)}")
         call = self.graph.ops[op]
         if op in ops_so_far and not call.recomputable:
             raise ScheduleError(f"step {step}: op {call.name!r} must not run twice")
@@ -71,7 +73,7 @@ class Schedule:
                 name = self.graph.tensors[tensor].name
                 raise ScheduleError(
                     f"step {step}: op {call.name!r} reads {name!r}, "
-                    f"which step {source} does not supply"
+                    f"which step {shown(source)} does not supply"
                 )
         for other in call.after:
             if other not in ops_so_far:
@@ -99,7 +101,7 @@ class Schedule:
         reads = []
         for step, op in enumerate(sequence):
             if not 0 <= op < len(graph.ops):
-                raise ScheduleError(f"step {step}: there is no op {op}")
+                raise ScheduleError(f"step {step}: there is no op {shown(op)}")
             reads.append(tuple(latest.get(graph.producer[t], -1) for t in graph.ops[op].inputs))
             latest[op] = step
         heads = tuple(latest.get(graph.producer[t], -1) for t in graph.heads)

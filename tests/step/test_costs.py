@@ -55,6 +55,8 @@ def test_roofline_efficiency(graph: TrainingGraph) -> None:
         {"bytes_efficiency": None},
         {"flops_efficiency": 0},
         {"bytes_efficiency": 1.1},
+        {"flops_per_second": 5e-324, "flops_efficiency": 0.4},
+        {"bytes_per_second": 5e-324, "bytes_efficiency": 0.4},
     ],
 )
 def test_a_roofline_names_its_bad_field(bad: dict[str, Any]) -> None:
@@ -115,6 +117,15 @@ def test_save_and_load(graph: TrainingGraph, tmp_path: Path, as_type: type) -> N
     TABLE.save(path)
     assert CostTable.load(path) == TABLE
     assert with_costs(graph, path) == with_costs(graph, TABLE)
+
+
+def test_a_path_may_be_one_of_bytes(graph: TrainingGraph, tmp_path: Path) -> None:
+    class OfBytes:
+        def __fspath__(self) -> bytes:
+            return bytes(tmp_path / "costs.json")
+
+    TABLE.save(tmp_path / "costs.json")
+    assert with_costs(graph, OfBytes()).seconds == 1.0  # type: ignore[arg-type]
 
 
 def test_saving_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_a_handover_stays_within_its_op(handover: Handover) -> None:
         Op("x", "x", (0,), (1,), handovers=(handover,))
 
 
+@pytest.mark.parametrize("handover", [(0, 0, True), 7, None])
+def test_a_handover_is_one(handover: Any) -> None:
+    with pytest.raises(GraphError, match=r"op 'x': .* must be a Handover of two places and"):
+        Op("x", "x", (0,), (1,), handovers=(handover,))
+
+
 @pytest.mark.parametrize("index", [0.5, True])
 @pytest.mark.parametrize("field", ["inputs", "outputs", "after", "differentiates"])
 def test_an_op_names_others_by_integers(field: str, index: Any) -> None:
@@ -98,12 +104,12 @@ def test_an_op_names_others_by_integers(field: str, index: Any) -> None:
         (
             "handovers",
             [[0, 0, "no"]],
-            r"op 'x': Handover\(.*\) must be two places and true or false",
+            r"op 'x': Handover\(.*\) must be a Handover of two places and true or false",
         ),
         (
             "handovers",
             [[False, 0, True]],
-            r"op 'x': Handover\(.*\) must be two places and true or false",
+            r"op 'x': Handover\(.*\) must be a Handover of two places and true or false",
         ),
     ],
 )

@@ -66,6 +66,11 @@ def test_a_sequence_reads_the_latest_execution() -> None:
     assert schedule.heads == (4,)
 
 
+def test_an_op_too_large_to_be_written_out_is_none() -> None:
+    with pytest.raises(ScheduleError, match="step 1: there is no op an integer of 16610 bits"):
+        Schedule.sequence(GRAPH, [0, 10**5000])
+
+
 def test_recomputation_costs_its_seconds() -> None:
     schedule = Schedule.sequence(GRAPH, [0, 1, 2, 0, 2, 3])
     assert schedule.recomputed == (0, 2)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from helpers.graphs import unit_chain
 from memplan.errors import GraphError
-from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.nbytes import MAX_NBYTES
@@ -31,6 +32,28 @@ def test_what_an_op_costs_is_finite(field: str, value: Any) -> None:
 def test_a_tensor_has_whole_sizes(value: Any) -> None:
     with pytest.raises(GraphError, match="tensor 'x': nbytes must be an integer >= 0"):
         Tensor("x", value, 1)
+
+
+HUGE = 10**5000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tensor("x", -HUGE, 1), "nbytes must be an integer >= 0, got an integer of"),
+        (lambda: Tensor("x", HUGE, 0), "tensor 'x' has an integer of 16610 bits bytes, but 0"),
+        (lambda: dataclasses.replace(CHAIN, fixed_nbytes=HUGE), "holds an integer of 16610 bits"),
+        (lambda: dataclasses.replace(CHAIN, nforward=HUGE), "nforward is an integer of"),
+        (lambda: dataclasses.replace(CHAIN, heads=(HUGE,)), "head an integer of"),
+        (lambda: Op("x", "x", (HUGE, 0.5), ()), "named by integers: a tuple with an integer"),
+        (lambda: Op("x", "x", (), (), handovers=(Handover(HUGE, 0, True),)), "a Handover with"),
+    ],
+)
+def test_an_integer_too_long_to_be_written_out_is_refused(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("field", ["fixed_nbytes", "match_range"])
