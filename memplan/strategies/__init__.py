@@ -24,8 +24,8 @@ __all__ = ["Outcome", "Problem", "Status", "Strategy", "create", "names", "regis
 
 GROUP = "memplan.strategies"
 
-# What people write for Python's constants.
-_PYTHON = {"true": "True", "false": "False", "none": "None"}
+# What people write for Python's constants, and for its infinity.
+_PYTHON = {"true": "True", "false": "False", "none": "None", "inf": "1e999"}
 
 # What Python raises for text that is no value of its own.
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -182,11 +182,16 @@ def _check_switches(name: str, strategy: Strategy) -> None:
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name in ``text``, and the options behind it; one without a value is True."""
+    """The name in ``text``, and the options behind it; one without a value is True.
+
+    ArgumentError for an option that stands there twice.
+    """
     name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
         option, equals, value = part.partition("=")
+        if option in options:
+            raise ArgumentError(f"strategy {text!r}: the option {option!r} stands there twice")
         try:
             options[option] = ast.literal_eval(_PYTHON.get(value, value)) if equals else True
         except _NO_LITERAL:
@@ -223,8 +228,8 @@ def configured(
 ) -> str | Strategy:
     """``strategy`` with those of ``options`` that it has and that are not None.
 
-    ArgumentError for a value that an option cannot have, also where ``strategy`` lacks it, and for
-    what :func:`create` refuses.
+    They replace those that stand behind its name. ArgumentError for a value that an option cannot
+    have, also where ``strategy`` lacks it, and for what :func:`create` refuses.
     """
     solver = create(strategy, realisation=realisation)
     for option, value in options.items():
@@ -233,7 +238,9 @@ def configured(
     fields = options_of(solver)
     values = {k: plain(v) for k, v in options.items() if k in fields and v is not None}
     if isinstance(strategy, str):
-        return ":".join((strategy, *(f"{option}={value!r}" for option, value in values.items())))
+        name, *parts = strategy.split(":")
+        kept = [part for part in parts if part.partition("=")[0] not in values]
+        return ":".join((name, *kept, *(f"{option}={value!r}" for option, value in values.items())))
     return dataclasses.replace(solver, **values) if values else strategy  # type: ignore[type-var]
 
 

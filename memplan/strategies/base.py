@@ -240,8 +240,8 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "program_share": _SHARE,
     "search_share": _SHARE,
     "allowances": (
-        lambda values: isinstance(values, tuple) and all(map(_is_share, values)),
-        "a tuple of shares from 0 to 1",
+        lambda values: isinstance(values, tuple) and values != () and all(map(_is_share, values)),
+        "a tuple of one or more shares from 0 to 1",
     ),
     "solver": (SOLVERS.__contains__, f"one of {list(SOLVERS)}"),
     "start": (lambda value: isinstance(value, Schedule), "a Schedule"),

@@ -209,7 +209,7 @@ def test_brute_force_proves() -> None:
         ("checkmate", "solver", ["GUROBI", None]),
         ("checkmate", "program_share", [-0.1, 1.1, math.nan]),
         ("checkmate_lp", "thresholds", [0, 1.5]),
-        ("checkmate_lp", "allowances", [0.1, (2.0,)]),
+        ("checkmate_lp", "allowances", [0.1, (2.0,), ()]),
         ("evict", "patience", [-1, "x"]),
         ("search", "rounds", [0, 1.5]),
         ("search", "seed", [-1, 1.5, "x", None]),
@@ -334,6 +334,19 @@ def test_options_may_stand_behind_the_name() -> None:
     for wrong in ("chen_greedy:linaer", "chen_greedy:ntrial=many", "chen_greedy:linear=no"):
         with pytest.raises(ArgumentError, match=wrong.partition(":")[2].partition("=")[0]):
             strategies.create(wrong)
+
+
+def test_an_effort_without_end_may_stand_behind_the_name() -> None:
+    assert strategies.create("auto:effort=inf") == Auto(effort=math.inf)
+
+
+def test_an_option_stands_behind_the_name_once() -> None:
+    with pytest.raises(ArgumentError, match="'auto:seed=1:seed=2': the option 'seed' stands"):
+        strategies.create("auto:seed=1:seed=2")
+    # An argument of a plan replaces it.
+    text = strategies.configured("auto:seed=1:effort=2", gap=0.5, seed=3)
+    assert text == "auto:effort=2:gap=0.5:seed=3"
+    assert strategies.create(text) == Auto(effort=2, gap=0.5, seed=3)
 
 
 @pytest.mark.usefixtures("registry")
