@@ -193,5 +193,6 @@ def _fields(job: Job) -> dict[str, Any]:
     """What :class:`memplan.planning.child.ChildJob` is made of."""
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
     del fields["trace"]
-    way = child.Way(job.realisation.name, job.realisation.binds)
+    realisation = job.realisation
+    way = child.Way(realisation.name, realisation.in_one_array, realisation.binds)
     return fields | {"realisation": way, "counted": job.memory}

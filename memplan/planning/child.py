@@ -48,6 +48,7 @@ class Way:
     """What a search asks of a :class:`memplan.planning.realisation.Realisation`."""
 
     name: str
+    in_one_array: bool
     binds: float
 
 

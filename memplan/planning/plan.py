@@ -36,11 +36,12 @@ class Footprint:
     """Bytes of a training step on the device, and its seconds.
 
     ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
-    allocates for activations. ``fixed_nbytes``: arguments, their gradients, auxiliary states.
-    ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
-    NNVM_EXEC_MATCH_RANGE with which MXNet allocates that. ``optimizer_nbytes``: the states of the
-    optimizer, where it was named. ``workspace_nbytes``: what operators take while they run,
-    and copies that executors keep; ``workspace_source`` says how that is known, or that it is not.
+    allocates for activations, or memplan's array takes in packed plans. ``fixed_nbytes``:
+    arguments, their gradients, auxiliary states. ``reserve_nbytes``: the room that the user asked
+    to leave. ``match_range``: the NNVM_EXEC_MATCH_RANGE with which MXNet allocates activations.
+    ``optimizer_nbytes``: the states of the optimizer, where it was named. ``workspace_nbytes``:
+    what operators take while they run, and copies that executors keep; ``workspace_source`` says
+    how that is known, or that it is not.
     """
 
     peak_nbytes: int
@@ -125,7 +126,7 @@ class Plan:
 
     @property
     def allocated_nbytes(self) -> int:
-        """What MXNet allocates for activations."""
+        """What MXNet allocates for activations, or memplan's array takes in packed plans."""
         return self.footprint.allocated_nbytes
 
     @property

@@ -7,11 +7,10 @@ import math
 from memplan.errors import BudgetError
 from memplan.planning.beside import Beside
 from memplan.planning.job import Job, Least
-from memplan.planning.plan import IN_ORDER, Attempt, Footprint
+from memplan.planning.plan import IN_ORDER, Attempt
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import at_peak
-from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Status
@@ -54,7 +53,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     sentences.append(_beside(graph, job.beside))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
-    sentences.append(_reached(least.schedule, least.footprint, max_overhead))
+    sentences.append(_reached(job, least))
     sentences += _how_sure(least)
     sentences += [better] if better else []
     if budget_nbytes is None:
@@ -95,18 +94,20 @@ def _forced(graph: TrainingGraph, floor: Floor, held_nbytes: int) -> str:
     )
 
 
-def _reached(schedule: Schedule, footprint: Footprint, max_overhead: float | None) -> str:
+def _reached(job: Job, least: Least) -> str:
     """What memplan can reach, and what holds the peak then."""
+    schedule, footprint = least.schedule, least.footprint
     size = f"{format_nbytes(footprint.total_nbytes)} ({footprint.total_nbytes} bytes)"
-    if max_overhead is None:
+    if job.max_overhead is None:
         size += f" at no more than {1 + MOST_OVERHEAD:.0f} times the step's time"
     alive = [(tensor.tensor, tensor.nbytes) for tensor in at_peak(schedule)]
     if not alive:
         return f"The lowest that memplan reaches is {size}"
     op = schedule.ops[simulate(schedule).peak_step]
+    holder = "memplan's array takes" if job.realisation.in_one_array else "MXNet allocates"
     return (
         f"The lowest that memplan reaches is {size}: while {_op(schedule.graph, op)} runs, "
-        f"{format_nbytes(footprint.peak_nbytes)} are alive, {_listed(alive)}; MXNet allocates "
+        f"{format_nbytes(footprint.peak_nbytes)} are alive, {_listed(alive)}; {holder} "
         f"{format_nbytes(footprint.allocated_nbytes)} for them"
     )
 

@@ -320,7 +320,7 @@ class StageProgram:
                 if (t, a) in self._carried:
                     values[self._carried[t, a]] = 1.0
         # In the stages without decisions the program recomputes elsewhere than the schedule.
-        runs, _ = self.schedule(values).matrices()
+        runs = self.schedule(values).computed()
         for (t, i), number in self._run.items():
             values[number] = float(runs[t, i])
         for number, compute in self._derived:

@@ -148,22 +148,29 @@ class Schedule:
         unplanned = self.graph.seconds
         return (self.seconds - unplanned) / unplanned if unplanned else 0.0
 
-    def matrices(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Checkmate's R and S (Jain et al. 2020, section 4.2).
+    def computed(self) -> np.ndarray[Any, Any]:
+        """Checkmate's R (Jain et al. 2020, section 4.2).
 
-        ``R[t, i]``: op i runs in stage t (see :attr:`stage`);
-        ``S[t, i]``: an output of op i computed before stage t is read in stage t or later.
+        ``R[t, i]``: op i runs in stage t (see :attr:`stage`).
         """
         nops, stage = len(self.graph.ops), self.stage
         runs = np.zeros((nops, nops), dtype=bool)
+        runs[list(stage), list(self.ops)] = True
+        return runs
+
+    def matrices(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Checkmate's R (:meth:`computed`) and S (Jain et al. 2020, section 4.2).
+
+        ``S[t, i]``: an output of op i computed before stage t is read in stage t or later.
+        """
+        nops, stage = len(self.graph.ops), self.stage
         survivals = np.zeros((nops, nops), dtype=bool)
-        for step, op in enumerate(self.ops):
-            runs[stage[step], op] = True
-            for source in self.reads[step]:
+        for step, reads in enumerate(self.reads):
+            for source in reads:
                 survivals[stage[source] + 1 : stage[step] + 1, self.ops[source]] = True
         for source in self.heads:
             survivals[stage[source] + 1 :, self.ops[source]] = True
-        return runs, survivals
+        return self.computed(), survivals
 
     def __str__(self) -> str:
         lines = []

@@ -20,13 +20,17 @@ from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
 from memplan.planning import job as planning_job
+from memplan.planning.apart import _fields
 from memplan.planning.attempt import budget_error, try_strategy
+from memplan.planning.child import ChildJob
 from memplan.planning.plan import Attempt
+from memplan.planning.without_budget import solvers_of_least
 from memplan.programs.moments import Moments
 from memplan.step.graph import reached
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
+from memplan.strategies import create
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, Status
 from memplan.strategies.search import Search
@@ -161,6 +165,31 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
     assert str(lowest) in str(caught.value)
     assert "At that lowest strategy='auto' plans" in str(caught.value)
     assert quick(network, strategy="auto:effort=0.05", budget=lowest).total_nbytes <= lowest
+
+
+@pytest.mark.parametrize(
+    ("realisation", "holder"),
+    [
+        ("packed", "memplan's array takes"),
+        ("updating", "memplan's array takes"),
+        ("explicit", "MXNet allocates"),
+        ("mirror", "MXNet allocates"),
+    ],
+)
+def test_who_holds_the_lowest_is_named(realisation: str, holder: str) -> None:
+    """By the process that plans, which knows of a realisation what a search asks of it."""
+    net, shapes = residual_net(units=1)
+    prepared = planning_job.Job.prepare(net, realisation=realisation, **shapes)
+    unplanned = Schedule.unplanned(prepared.graph)
+    footprint = planning_job.realise(prepared, unplanned).footprint
+    job = ChildJob(trace=prepared.trace, **_fields(prepared))
+    job._leasts[solvers_of_least(create("store_all"))] = planning_job.Least(
+        unplanned, footprint, unplanned, create("store_all"), cut_by_clock=False
+    )
+    missed = Attempt("store_all", 1, Status.NO_PLAN_FOUND, None, 0.0)
+    text = str(budget_error(job, missed, "store_all"))
+    allocated = format_nbytes(footprint.allocated_nbytes)
+    assert f"more; {holder} {allocated} for them. " in text
 
 
 def test_the_lowest_that_is_named_can_be_reached() -> None:

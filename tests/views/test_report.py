@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -37,7 +38,7 @@ from memplan.strategies import Status
 from memplan.views.explain import Reasons, peak, why
 from memplan.views.layout import forward_layout
 from memplan.views.notebook import notebook_html
-from memplan.views.pictures import PICTURES, overhead_against_memory, plot
+from memplan.views.pictures import PICTURES, _matrix_cells, overhead_against_memory, plot
 from memplan.views.report import report_html, save_report
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">&'\u2028"
@@ -55,6 +56,30 @@ def test_no_edge_of_the_layout_runs_through_another_op(
         taken["between"] += bool(between)
         assert layout.lanes[source] not in between
     assert set(layout.lanes) == set(range(layout.nlanes))
+
+
+def test_a_cell_of_the_matrix_says_what_a_stage_does_with_an_op() -> None:
+    schedule = Schedule.sequence(unit_chain(2), [0, 1, 2, 3, 0, 4])
+    assert _matrix_cells(schedule).tolist() == [
+        [2, 0, 0, 0, 0],
+        [1, 2, 0, 0, 0],
+        [0, 1, 2, 0, 0],
+        [0, 1, 1, 2, 0],
+        [3, 0, 0, 1, 2],
+    ]
+
+
+def test_a_cell_of_the_matrix_takes_a_byte() -> None:
+    """There are 100 million of them where there are 10,000 ops."""
+    schedule = Schedule.unplanned(unit_chain(500))
+    tracemalloc.start()
+    try:
+        cells = _matrix_cells(schedule)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert cells.nbytes == cells.size
+    assert peak < 3 * cells.size
 
 
 @pytest.mark.parametrize("picture", list(PICTURES))
