@@ -10,6 +10,7 @@ from memplan.errors import ScheduleError
 from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
 from memplan.step.graph import UPDATE, Handover, Op, Tensor, TrainingGraph
+from memplan.step.liveness import readers
 from memplan.step.schedule import Schedule, without_unread
 from memplan.util.remember import remembered
 
@@ -162,12 +163,10 @@ def _anchored(schedule: Schedule, must_be_read: Collection[int]) -> Iterator[int
     So it must where the unplanned step reads it, and of the ops in ``must_be_read``.
     """
     graph, heads = schedule.graph, set(schedule.graph.heads)
-    reads = set(zip(schedule.heads, graph.heads, strict=True))
-    for op, sources in zip(schedule.ops, schedule.reads, strict=True):
-        reads.update(zip(sources, graph.ops[op].inputs, strict=True))
+    read_at = readers(schedule)
     for step, op in enumerate(schedule.ops):
         first = graph.ops[op].outputs[0]
-        if (step, first) in reads:
+        if (step, first) in read_at:
             continue
         if op in must_be_read or graph.readers[first] or first in heads:
             yield step

@@ -74,7 +74,7 @@ class Packing:
     @property
     def rows(self) -> list[list[int]]:
         """A step, a tensor and its offset each: what a file has of it."""
-        return [[*place, offset] for place, offset in self.offsets.items()]
+        return [[*key, offset] for key, offset in self.offsets.items()]
 
 
 def check_packing(schedule: Schedule, packing: Packing) -> None:
@@ -97,14 +97,14 @@ def check_packing(schedule: Schedule, packing: Packing) -> None:
         is_birth, number = divmod(int(event), len(buffers))
         begin = places[buffers[number]]
         end = begin + sizes[buffers[number]]
-        place = bisect_left(alive, (begin, end))
+        rank = bisect_left(alive, (begin, end))
         if not is_birth:
-            del alive[place]
+            del alive[rank]
             continue
-        beside = alive[max(0, place - 1) : place + 1]
+        beside = alive[max(0, rank - 1) : rank + 1]
         if any(one < end and begin < other for one, other in beside):
             raise ScheduleError(f"the packing has two tensors at {begin} in step {steps[event]}")
-        alive.insert(place, (begin, end))
+        alive.insert(rank, (begin, end))
 
 
 def _is_cut(begin: int, end: int) -> bool:
@@ -147,10 +147,10 @@ class _Placed(_Lifetimes):
         self.ntensors = 0
 
     def share(self, buffer: int, step: int, tensor: int) -> None:
-        place = self.offsets.get((step, tensor), -1)
+        offset = self.offsets.get((step, tensor), -1)
         if buffer == len(self.places):
-            self.places.append(place)
-        if place < 0 or place != self.places[buffer]:
+            self.places.append(offset)
+        if offset < 0 or offset != self.places[buffer]:
             raise ScheduleError("the packing is that of another schedule")
         self.ntensors += 1
 

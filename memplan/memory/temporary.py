@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memplan.step.liveness import readers
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
 from memplan.util.remember import remembered
@@ -62,14 +63,8 @@ def _of_unread(schedule: Schedule, nbytes: Sequence[int]) -> int:
     """The most that a run takes whose first output nobody reads."""
     if not any(nbytes):
         return 0
-    graph = schedule.graph
-    read = set(zip(schedule.heads, graph.heads, strict=True))
-    for op, sources in zip(schedule.ops, schedule.reads, strict=True):
-        read.update(zip(sources, graph.ops[op].inputs, strict=True))
-    runs = enumerate(schedule.ops)
-    return max(
-        (nbytes[op] for s, op in runs if (s, graph.ops[op].outputs[0]) not in read), default=0
-    )
+    ops, read_at, runs = schedule.graph.ops, readers(schedule), enumerate(schedule.ops)
+    return max((nbytes[op] for s, op in runs if (s, ops[op].outputs[0]) not in read_at), default=0)
 
 
 class _Overwritten(Arena):

@@ -15,6 +15,7 @@ from memplan.step.simulate import simulate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Status
 from memplan.util.nbytes import format_nbytes
+from memplan.util.words import first_of
 
 # Tensors that are named; of the others only the number is said.
 NAMED = 3
@@ -133,8 +134,5 @@ def _op(graph: TrainingGraph, op: int) -> str:
 
 def _listed(tensors: list[tuple[str, int]]) -> str:
     """The first tensors by name and size, the number of the others."""
-    sized = [(name, nbytes) for name, nbytes in tensors if nbytes]
-    texts = [f"{name!r} {format_nbytes(nbytes)}" for name, nbytes in sized[:NAMED]]
-    if len(sized) > NAMED:
-        texts.append(f"and {len(sized) - NAMED} more")
-    return "with " + ", ".join(texts)
+    sized = [f"{name!r} {format_nbytes(nbytes)}" for name, nbytes in tensors if nbytes]
+    return f"with {first_of(sized, NAMED)}"

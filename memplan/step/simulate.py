@@ -48,12 +48,12 @@ def _reads(schedule: Schedule, first: Sequence[int]) -> tuple[list[list[int]], l
         [first[step] + position[a] for step, a in zip(reads, ops[op].inputs, strict=True)]
         for op, reads in zip(schedule.ops, schedule.reads, strict=True)
     ]
-    unread = [0] * first[-1]
+    nreads = [0] * first[-1]
     for source in chain.from_iterable(sources):
-        unread[source] += 1
+        nreads[source] += 1
     for step, tensor in zip(schedule.heads, graph.heads, strict=True):
-        unread[first[step] + position[tensor]] += 1
-    return sources, unread
+        nreads[first[step] + position[tensor]] += 1
+    return sources, nreads
 
 
 def replay(schedule: Schedule, arena: Arena) -> None:
@@ -67,7 +67,7 @@ def replay(schedule: Schedule, arena: Arena) -> None:
     graph = schedule.graph
     ops, tensors, placements = graph.ops, graph.tensors, graph.placements
     first = [0, *accumulate(len(ops[op].outputs) for op in schedule.ops)]
-    sources, unread = _reads(schedule, first)
+    sources, nreads = _reads(schedule, first)
     buffer_of = [-1] * first[-1]
     users: dict[int, int] = {}
     for step, index in enumerate(schedule.ops):
@@ -80,20 +80,20 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                 if (
                     buffer >= 0
                     and buffer_of[output] < 0
-                    and unread[output]
+                    and nreads[output]
                     and source_place not in source_places
                     and (alias or users[buffer] == 1)
                     and tensors[op.outputs[place]].nelements
                 ):
                     source_places.add(source_place)
                     buffer_of[output] = buffer
-                    users[buffer] += unread[output]
+                    users[buffer] += nreads[output]
                     arena.share(buffer, step, op.outputs[place])
         for place in placements[index]:
             if buffer_of[base + place] < 0:
                 buffer = arena.request(step, op.outputs[place])
                 buffer_of[base + place] = buffer
-                users[buffer] = unread[base + place]
+                users[buffer] = nreads[base + place]
         arena.end_of_requests(step)
         for source in sources_of_step:
             buffer = buffer_of[source]
@@ -102,7 +102,7 @@ def replay(schedule: Schedule, arena: Arena) -> None:
                 if users[buffer] == 0:
                     arena.release(buffer, step)
         for output in range(base, first[step + 1]):
-            if not unread[output] and buffer_of[output] >= 0:
+            if not nreads[output] and buffer_of[output] >= 0:
                 arena.release(buffer_of[output], step)
 
 

@@ -20,12 +20,8 @@ from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
 from memplan.strategies.memonger import Memonger
-from memplan.strategies.spaces import Sequences
+from memplan.strategies.spaces import LARGE, Sequences
 from memplan.util.stop import Stop
-
-# On graphs with more ops than this most are not quick: greedy eviction, slices and memonger's cuts
-# are.
-LARGE = 3000
 
 # Part of little time for these schedules, where no other is known.
 QUICK_SHARE = 0.1

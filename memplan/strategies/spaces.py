@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 # takes seconds, and drops are chosen for fewer budgets. Set on a recurrent network and a GAN,
 # unrolled to 4,800 ops, and on memonger's ResNet of 10,300.
 LARGE = 3000
-# Part of the work for schedules to begin with that each of their greedy schedules in blocks gets.
-# Set on residual networks of 5,141 and 10,281 ops.
-GREEDY_WORK = 0.1
 ALONE_OF_LARGE, SIZE_OF_LARGE = 3, 10_000
 
-# Of these, so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
+# Part of the work for schedules to begin with that each greedy schedule of a large graph in blocks
+# gets. Set on residual networks of 5,141 and 10,281 ops.
+GREEDY_WORK = 0.1
+# Of a large graph so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
 COMPILED_CUTS, CUTS = 48, 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.

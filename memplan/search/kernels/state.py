@@ -24,7 +24,7 @@ INSERTED, REMOVED, MOVED = range(3)
 # The excess must stay below 2^63, while it is changed, too.
 MOST_EXCESS = 1 << 62
 
-# A random move makes fewer changes, and an op has fewer hand-overs or tensors, than this.
+# A random move makes fewer changes than this.
 MOST_CHANGES = 64
 
 
