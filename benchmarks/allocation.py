@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 from typing import Any
 
 import memplan
@@ -59,14 +60,14 @@ def row(name: str, realisation: str, time_limit: float) -> list[str]:
         cells.append("-")
     else:
         cells.append(f"{(least.total_nbytes - memonger.fixed_nbytes) / own:.2f}")
-    ratios = [math.log(p.allocated_nbytes / p.peak_nbytes) for p in plans if p is not None]
-    cells.append(f"{math.exp(sum(ratios) / len(ratios)):.2f}")
+    ratios = [p.allocated_nbytes / p.peak_nbytes for p in plans if p is not None]
+    cells.append(f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-")
     return cells
 
 
 def main() -> None:
     """Print the table, a row per network."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*")
     parser.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     parser.add_argument("--time-limit", type=float, default=60.0)

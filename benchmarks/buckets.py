@@ -11,9 +11,7 @@ shapes were the first. Costs are those of a V100's roofline.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import mxnet as mx
@@ -22,6 +20,7 @@ from mxnet.gluon.model_zoo import vision
 from memplan.planning.plan import Plan
 from memplan.planning.process import PlanningProcess
 from memplan.planning.shapes import ShapePlanner
+from this_process import processor_seconds
 
 Symbol: TypeAlias = Any  # MXNet has no types
 Network = Callable[[int], tuple[Symbol, dict[str, tuple[int, ...]]]]
@@ -116,19 +115,9 @@ def _planned(planner: ShapePlanner, network: Network, size: int) -> tuple[Plan, 
     """The plan at this size, and the seconds of the processor that it took."""
     with mx.name.NameManager():
         net, shapes = network(size)
-    begin = _processor_seconds()
+    begin = processor_seconds()
     plan = planner.plan(net, shapes=shapes)
-    return plan, _processor_seconds() - begin
-
-
-def _processor_seconds() -> float:
-    """Of this process and of its children, those that it has waited for and those that run."""
-    number = os.getpid()
-    total = sum(os.times()[:4])
-    for running in Path(f"/proc/{number}/task/{number}/children").read_text().split():
-        fields = Path(f"/proc/{running}/stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return plan, processor_seconds() - begin
 
 
 def _end_the_process() -> None:

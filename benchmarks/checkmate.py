@@ -52,7 +52,7 @@ def cases(names: list[str]) -> Iterator[tuple[str, TrainingGraph, int]]:
 
 def main() -> None:
     """Print a line per case and strategy."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--solver", default="HIGHS")
     parser.add_argument("--time-limit", type=float, default=120.0)

@@ -84,7 +84,7 @@ def measure(name: str) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", help=", ".join(MEMONGER_MB))
     names = parser.parse_args().networks or list(MEMONGER_MB)
     print("| " + " | ".join(HEADER) + " |")

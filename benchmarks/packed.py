@@ -35,6 +35,7 @@ from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from networks import network
+from this_process import memory_nbytes
 
 WAYS = ("explicit", "packed")
 STEPS = 3
@@ -56,13 +57,13 @@ def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     nbytes = pack(lowering).nbytes if traced.form.name == "packed" else blocks.nbytes
     args, states = random_arrays(traced, mx.cpu(0))
     mx.nd.waitall()
-    before = _resident("VmRSS")
+    before = memory_nbytes("VmRSS")
     executor = TrainExecutor(
         traced, schedule, args=args, aux_states=states, match_range=blocks.match_range
     )
     executor.forward(is_train=True)
     mx.nd.waitall()
-    grown = _resident("VmHWM") - before
+    grown = memory_nbytes("VmHWM") - before
     seconds: list[float] = []
     arrays: dict[str, Any] = {}
     for number in range(STEPS):
@@ -76,13 +77,11 @@ def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
             args[name] -= 0.001 * gradient
         mx.nd.waitall()
     np.savez(path, **arrays)
-    return {"MiB": nbytes / 2**20, "grown MiB": grown, "seconds": statistics.median(seconds)}
-
-
-def _resident(field: str) -> float:
-    """MiB, by the kernel: VmRSS now, VmHWM at most."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{field}:")[1].split()[0]) / 1024
+    return {
+        "MiB": nbytes / 2**20,
+        "grown MiB": grown / 2**20,
+        "seconds": statistics.median(seconds),
+    }
 
 
 def planned(options: argparse.Namespace) -> Schedule:
@@ -114,7 +113,7 @@ def in_a_process(options: argparse.Namespace, way: str, schedule: str, path: str
 
 def main() -> None:
     """Print both ways' figures, and what differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("network")
     parser.add_argument("batch", type=int)
     parser.add_argument("size", type=int)

@@ -153,7 +153,7 @@ def compile_all() -> None:
 
 def main() -> None:
     """Print a row for every file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv")
     parser.add_argument(
         *("--placements", "-n"), type=int, default=2_000_000, help="of the search, for a size"

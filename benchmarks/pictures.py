@@ -1,6 +1,6 @@
 """Draws the pictures in docs/images: those of a plan for ResNet-50, and a screenshot of its report.
 
-    python benchmarks/pictures.py [folder]
+    python benchmarks/pictures.py [FOLDER]
 
 About two minutes. The screenshot, of the page with the mouse over the first picture, needs
 Chromium.
@@ -8,13 +8,12 @@ Chromium.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
 import memplan
+from chromium import opened
 from memplan.views.pictures import PICTURES, overhead_against_memory, plot
 from memplan.views.report import report_html
 from networks import SHAPE, network
@@ -23,11 +22,6 @@ NAME = "resnet50_v1"
 STRATEGIES = ("memonger", "chen_sqrt", "chen_greedy", "checkmate")
 BUDGETS = (0.8, 0.65, 0.5, 0.4, None)
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
-    "--disable-sync --disable-background-networking --disable-component-update --hide-scrollbars "
-    "--window-size=1280,1640"
-)
 HOVER = """<script>{
 const canvas = document.getElementById('timeline'), box = canvas.getBoundingClientRect();
 canvas.dispatchEvent(new PointerEvent('pointermove', {
@@ -36,7 +30,9 @@ canvas.dispatchEvent(new PointerEvent('pointermove', {
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default="docs/images", metavar="FOLDER")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     net = network(NAME)
     comparison = memplan.compare(
@@ -53,15 +49,11 @@ def main() -> None:
 
 
 def _screenshot(page: str, target: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        raise SystemExit("there is no Chromium here: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         path.write_text(page, encoding="utf-8")
-        command = [browser, *FLAGS.split(), f"--user-data-dir={folder}/user"]
-        command += [f"--screenshot={target.resolve()}", path.as_uri()]
-        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        flags = ("--hide-scrollbars", "--window-size=1280,1640", f"--screenshot={target.resolve()}")
+        opened(path, Path(folder) / "user", *flags)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import mxnet as mx
 
 from networks import SHAPE, network_and_shapes
 from process_networks import NETWORKS
+from this_process import memory_nbytes
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def left_behind(options: argparse.Namespace) -> tuple[int, int]:
     mx.nd.ones((1,)).asnumpy()
     mx.nd.waitall()
     ctypes.CDLL(None).malloc_trim(0)
-    before = resident_nbytes()
+    before = memory_nbytes("VmRSS")
     import memplan
     from memplan.planning import apart
 
@@ -73,12 +72,7 @@ def left_behind(options: argparse.Namespace) -> tuple[int, int]:
         time_limit=options.time_limit,
         **shapes,
     )
-    return len(plan.schedule.graph.ops), resident_nbytes() - before
-
-
-def resident_nbytes() -> int:
-    """The bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return len(plan.schedule.graph.ops), memory_nbytes("VmRSS") - before
 
 
 if __name__ == "__main__":

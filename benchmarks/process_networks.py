@@ -94,10 +94,10 @@ def _exchanged(branches: list[Symbol], place: int, widths: tuple[int, ...]) -> S
 def depthwise() -> tuple[Symbol, Shapes]:
     """Depthwise separable convolutions, after Howard et al. 2017."""
     out = conv(mx.sym.Variable("data"), 32, 3, 2)
+    before = 32
     for width, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):
-        channels = {64: 32, 128: 128 if stride == 1 else 64, 256: 256 if stride == 1 else 128}
-        groups = channels[width]
-        out = conv(conv(out, groups, 3, stride, groups=groups), width, 1)
+        out = conv(conv(out, before, 3, stride, groups=before), width, 1)
+        before = width
     return classified(out), {"data": (8, 3, 160, 160)}
 
 

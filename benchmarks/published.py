@@ -3,8 +3,8 @@
     python benchmarks/published.py [--time-limit SECONDS] [--seed SEED] [GRAPH ...]
 
 Graphs are those of ../shared/graphs, any op may run again, the order may change. The budget is a
-percentage of the peak of the given order. `auto` counts live bytes here, and takes all of its time,
-on one core, unless it proves an optimum.
+percentage of the peak of the given order. `auto` counts live bytes here, and takes all of its time
+unless it proves an optimum: on one core, and on a second one, where there is one, for the bound.
 Printed as Markdown: the extra cost in percent, whether it is proved to be optimal (for any order)
 or how far the proved bound is, the time taken, and in brackets the reference and who has it.
 """
@@ -72,7 +72,7 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
 
 def main() -> None:
     """Print a row per graph."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("graphs", nargs="*", metavar="GRAPH", help=", ".join(REFERENCES))
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """The HTML report of a large network: its size, and how long a browser takes to open it.
 
-    python benchmarks/report.py [network]
+    python benchmarks/report.py [NETWORK]
 
 For each of three runs: seconds from the start of the navigation to the last picture drawn, as the
 page itself measures them in headless Chromium, and the whole command, the browser's start included.
@@ -8,26 +8,22 @@ page itself measures them in headless Chromium, and the whole command, the brows
 
 from __future__ import annotations
 
+import argparse
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import memplan
+from chromium import opened
 from memplan.views.report import save_report
 from networks import SHAPE, network
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
-    "--disable-sync --disable-background-networking --disable-component-update --dump-dom"
-)
-
 
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "resnet152_v2"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("network", nargs="?", default="resnet152_v2", metavar="NETWORK")
+    name = parser.parse_args().network
     plan = memplan.plan(network(name), strategy="chen_greedy", data=SHAPE)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -36,29 +32,20 @@ def main() -> None:
         print("| network | ops | steps | report, MB | written in, s | opened in, s | command, s |")
         print("|---|---|---|---|---|---|---|")
         for run in range(3):
-            opened, whole = _open(page, Path(folder) / f"user{run}")
+            drawn, whole = drawing_seconds(page, Path(folder) / f"user{run}")
             print(
                 f"| {name} | {len(plan.schedule.graph.ops)} | {len(plan.schedule.ops)} "
-                f"| {page.stat().st_size / 1e6:.2f} | {seconds:.2f} | {opened:.2f} | {whole:.2f} |",
+                f"| {page.stat().st_size / 1e6:.2f} | {seconds:.2f} | {drawn:.2f} | {whole:.2f} |",
                 flush=True,
             )
 
 
-def _open(page: Path, user: Path) -> tuple[float, float]:
+def drawing_seconds(page: Path, user: Path) -> tuple[float, float]:
     """Seconds until all is drawn, and of the whole command."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        raise SystemExit("there is no Chromium here: apt-get install chromium")
     begin = time.perf_counter()
-    process = subprocess.run(
-        [browser, *FLAGS.split(), f"--user-data-dir={user}", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    printed = opened(page, user, "--dump-dom")
     whole = time.perf_counter() - begin
-    ready = re.search(r'data-ready-ms="(\d+)"', process.stdout)
+    ready = re.search(r'data-ready-ms="(\d+)"', printed)
     if ready is None:
         raise SystemExit("the report was not drawn")
     return int(ready[1]) / 1e3, whole

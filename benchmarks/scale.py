@@ -93,7 +93,7 @@ def plot(rows: list[dict[str, float]], path: str) -> None:
 
 def main() -> None:
     """Print a row per size; draw them if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("depths", nargs="*", type=int)
     parser.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     parser.add_argument("--time-limit", type=float, default=240.0)

@@ -5,7 +5,7 @@
 
 The loops are those of tests/scripts, each run as it is and planned, in a process of its own. A row
 has: the lines that change; whether losses, weights and states are equal to the last bit; the MiB of
-the step, parameters and gradients included, unplanned and planned; by how many MB the process
+the step, parameters and gradients included, unplanned and planned; by how many MiB the process
 grows, planning included.
 GluonCV and GluonNLP must be installed, as `make test-all` does.
 """
@@ -16,12 +16,13 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from this_process import memory_nbytes
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 MODULES = ("test_mxnet", "test_examples", "test_gluoncv", "test_gluonnlp")
@@ -38,7 +39,8 @@ def main() -> None:
     if options.run:
         print(json.dumps(figures(options.run, options.size, plan=options.planned)))
         return
-    columns = ("loop", "lines", "bits", "step", "planned", "process grows by", "planned")
+    columns = ["loop", "lines changed", "bits", "step, MiB", "planned step, MiB"]
+    columns += ["process grows by, MiB", "planned, MiB"]
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
     for name in options.only.split(",") if options.only else loops():
@@ -77,14 +79,14 @@ def output(command: list[str]) -> Any:
 
 
 def figures(name: str, size: int, *, plan: bool) -> dict[str, Any]:
-    """Of one run: digests of all values, megabytes of growth, and those of the plan."""
+    """Of one run: digests of all values, MiB of growth, and those of the plan."""
     module, make = loops()[name]
     from helpers.scripts import trained
 
     if hasattr(module, "SIZE") and "R-CNN" not in name:  # its regions are counted for small ones
         module.SIZE = size
     script = make()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    before = memory_nbytes("VmRSS")
     values, net = trained(script, plan=plan)
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     result: dict[str, Any] = {

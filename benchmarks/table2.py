@@ -46,7 +46,7 @@ STRATEGIES = (
 )
 
 # What all bounds hold for, where a strategy has the choice.
-KIND = {"memory": "live", "reorder": False, "recompute_backward": False}
+KIND = {"reorder": False, "recompute_backward": False}
 
 # Seconds for each plan: the relaxation of ResNet-50 alone takes about 20.
 LIMIT = 10.0

@@ -1,6 +1,6 @@
 """How long tracing takes, and how the simulated peak compares with what MXNet allocates.
 
-    python benchmarks/trace.py
+    python benchmarks/trace.py [NETWORK ...]
 
 Unplanned steps of Gluon's vision networks, batch 32. The peak of live bytes is what no placement
 can go below; MXNet hands out whole blocks, which neither split nor merge, and its total depends on
@@ -9,6 +9,7 @@ NNVM_EXEC_MATCH_RANGE: the best of 1, 2, 4, 8, 16 is taken.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import time
 
@@ -28,10 +29,13 @@ NETWORKS = sorted(
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=NETWORKS, metavar="NETWORK")
+    names = parser.parse_args().networks
     print("| network | ops | trace, s | peak, MB | MXNet at the best range, MB | peak / MXNet |")
     print("|---|---|---|---|---|---|")
     close = 0
-    for name in NETWORKS:
+    for name in names:
         net = network(name)
         size = 299 if "inception" in name else 224
         begin = time.perf_counter()
@@ -46,7 +50,7 @@ def main() -> None:
             f"| {peak / best:.3f} |",
             flush=True,
         )
-    print(f"\nwithin 5%: {close} of {len(NETWORKS)}")
+    print(f"\nwithin 5%: {close} of {len(names)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Explicit training steps on this machine's CPU, and the curves of overhead against memory.
+"""Explicit and packed training steps on this machine's CPU: is what a plan promises measured?
 
     python benchmarks/training.py unplanned     # without recomputation: as fast as MXNet's own?
     python benchmarks/training.py planned       # is the promised overhead the measured one?
-    python benchmarks/training.py curve         # overhead against allocated MB, by realisation
 
 Steps of two executors run in turn, and the median of the ratios of neighbours counts: what else
 runs on the machine slows both. It disturbs all the same; the load average is printed.
@@ -13,37 +12,26 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mxnet as mx
 
 import memplan
-from memplan.errors import DependencyError
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.train.random_run import bind, random_arrays
-from memplan.planning.plan import Attempt, Footprint, Plan
+from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
-from networks import MEMONGER_MB, SHAPE, network, network_and_shapes
+from networks import network_and_shapes
 from process_networks import NETWORKS, SMALL
 from profiled_step import step_seconds
 
 Shape = tuple[int, ...]
 
 DEFAULTS = ("resnet50_v1", "densenet121", "mobilenet1_0")
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
-ROOFLINE = "roofline:v100"
-
-# Percent of overhead up to which curves are drawn: who pays more wants another batch size.
-HIGHEST = 50
-
-
-# Steps ----------------------------------------------------------------------------------------
 
 
 def paired_ratio(first: Callable[[], float], second: Callable[[], float], pairs: int) -> float:
@@ -140,69 +128,6 @@ def beside(unplanned: Footprint) -> int:
     return unplanned.total_nbytes - unplanned.allocated_nbytes
 
 
-def load() -> str:
-    """The load average of the last minute, of how many cores."""
-    return f"{os.getloadavg()[0]:.1f} of {os.cpu_count()}"
-
-
-# Curves ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One network: what MXNet allocates and what it costs, MB and percent, by several plans."""
-
-    name: str
-    unplanned_mb: float
-    memonger: tuple[float, float]
-    curves: dict[str, list[tuple[float, float]]]
-
-
-def panel(
-    name: str,
-    strategies: Mapping[str, Sequence[str]],
-    shares: Sequence[float],
-    time_limit: float,
-) -> Panel:
-    """Plans by the ``strategies`` of every realisation, by the roofline of a V100.
-
-    Their activations get ``shares`` of what MXNet allocates unplanned; by mirroring, which cannot
-    go so low, also the least.
-    """
-    net = network(name)
-    memonger = memplan.plan(net, strategy="memonger", costs=ROOFLINE, data=SHAPE)
-    whole = memonger.unplanned
-    budgets: list[int | None] = [total_nbytes(whole, share) for share in shares]
-    curves = {}
-    for realisation, names in strategies.items():
-        plans = memplan.compare(
-            net,
-            strategies=names,
-            budgets=[*budgets, None] if realisation == "mirror" else budgets,
-            realisation=realisation,
-            costs=ROOFLINE,
-            time_limit=time_limit,
-            data=SHAPE,
-        )
-        curves[f"{realisation} ({', '.join(names)})"] = undominated(plans.rows)
-    return Panel(
-        name,
-        whole.allocated_nbytes / 2**20,
-        (float(MEMONGER_MB[name]), 100.0 * memonger.overhead),
-        curves,
-    )
-
-
-def undominated(rows: Iterable[Attempt]) -> list[tuple[float, float]]:
-    """Activation MB and percent of overhead of the plans that no other one beats."""
-    plans = [row.plan for row in rows if row.plan is not None]
-    best: list[tuple[float, float]] = []
-    for nbytes, overhead in sorted((activations(plan), plan.overhead) for plan in plans):
-        if not best or 100.0 * overhead < best[-1][1]:
-            best.append((nbytes / 2**20, 100.0 * overhead))
-    return best
-
-
 def activations(plan: Plan) -> int:
     """What is allocated beside arguments, gradients and states.
 
@@ -212,63 +137,14 @@ def activations(plan: Plan) -> int:
     return plan.total_nbytes - beside(plan.unplanned)
 
 
-def print_panel(panel: Panel) -> None:
-    """A line per plan."""
-    points = [(label, point) for label, curve in panel.curves.items() for point in curve]
-    for label, (mb, overhead) in [("memonger's own code", panel.memonger), *points]:
-        print(
-            f"| {panel.name} | {label} | {mb:.0f} of {panel.unplanned_mb:.0f} | {overhead:.1f}% |",
-            flush=True,
-        )
-
-
-def draw(panels: Sequence[Panel], path: Path) -> None:
-    """A picture of the panels, side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DependencyError(
-            "the picture needs matplotlib; pip install 'memplan[plot]'"
-        ) from error
-    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
-    for place, panel in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), place + 1)
-        for marker, (label, curve) in zip("so^v", panel.curves.items(), strict=False):
-            axes.plot(*zip(*curve, strict=True), marker=marker, markersize=4, label=label)
-        axes.plot(*panel.memonger, "kx", label="memonger's own code")
-        axes.plot(panel.unplanned_mb, 0.0, "kD", markersize=4, label="unplanned")
-        axes.set_title(panel.name)
-        axes.set_xlabel("activations as MXNet allocates them, MB")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, HIGHEST)
-        axes.grid(alpha=0.3)
-        if not place:
-            axes.set_ylabel("overhead, % of the unplanned step")
-            axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-
-
-# Command line ---------------------------------------------------------------------------------
+def load() -> str:
+    """The load average of the last minute, of how many cores."""
+    return f"{os.getloadavg()[0]:.1f} of {os.cpu_count()}"
 
 
 def main() -> None:
     options = parse()
     names = options.networks or DEFAULTS
-    if options.what == "curve":
-        print("| network | plans | allocated MB | overhead |")
-        print("|---|---|---|---|", flush=True)
-        strategies = {
-            "mirror": options.mirror,
-            "explicit": options.explicit,
-            "packed": options.packed,
-        }
-        panels = []
-        for name in names:
-            panels.append(panel(name, strategies, options.shares, options.time_limit))
-            print_panel(panels[-1])
-        draw(panels, options.picture)
-        return
     shape = (options.batch, 3, options.size, options.size)
     print(f"data {shape}, {options.pairs} pairs of steps, on {device_name(mx.cpu())}\n")
     if options.what == "unplanned":
@@ -302,21 +178,12 @@ def parse() -> argparse.Namespace:
     steps.add_argument("--size", type=int, default=224, help="height and width of a picture")
     steps.add_argument("--realisation", choices=["explicit", "packed"], default="explicit")
     steps.add_argument("--pairs", type=int, default=25, help="steps of each kind, in turn")
-    plans = argparse.ArgumentParser(add_help=False)
-    plans.add_argument("--time-limit", type=float, default=15.0, help="seconds for each plan")
     unplanned = kinds.add_parser("unplanned", parents=[steps])
-    planned = kinds.add_parser("planned", parents=[steps, plans])
+    planned = kinds.add_parser("planned", parents=[steps])
     planned.add_argument("--strategy", default="auto")
     planned.add_argument("--shares", type=float, nargs="+", default=[0.7, 0.5])
-    curve = kinds.add_parser("curve", parents=[plans])
-    curve.add_argument("--mirror", nargs="+", default=["checkmate"], help="strategies")
-    curve.add_argument("--explicit", nargs="+", default=["auto"], help="strategies")
-    curve.add_argument("--packed", nargs="+", default=["auto"], help="strategies")
-    curve.add_argument(
-        "--shares", type=float, nargs="+", default=[0.9, 0.75, 0.6, 0.5, 0.4, 0.34, 0.29, 0.25]
-    )
-    curve.add_argument("--picture", type=Path, default=PICTURES / "overhead_and_memory.png")
-    for kind in (unplanned, planned, curve):
+    planned.add_argument("--time-limit", type=float, default=15.0, help="seconds for each plan")
+    for kind in (unplanned, planned):
         kind.add_argument(
             "networks", nargs="*", help=f"of the zoo, or of {', '.join(NETWORKS | SMALL)}"
         )

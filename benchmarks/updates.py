@@ -27,6 +27,8 @@ from mxnet.gluon.model_zoo import vision
 
 import memplan
 from memplan.errors import BudgetError
+from memplan.planning.job import Job
+from this_process import memory_nbytes
 
 Network = tuple[mx.sym.Symbol, dict[str, Any]]  # and shapes
 BUDGETS = (0.5, None)
@@ -77,7 +79,8 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 def row(name: str, time_limit: float) -> str:
     """Of one network: bytes and overhead at each budget, without and with updates within."""
     symbol, shapes = NETWORKS[name]()
-    cells = []
+    unplanned = Job.prepare(symbol, **shapes).unplanned
+    cells = [f"{(unplanned.total_nbytes - unplanned.workspace_nbytes) / 1e6:.0f}"]
     for budget in BUDGETS:
         for realisation in ("packed", "updating"):
             try:
@@ -91,17 +94,9 @@ def row(name: str, time_limit: float) -> str:
                 )
                 nbytes = plan.total_nbytes - plan.workspace_nbytes
                 cells.append(f"{nbytes / 1e6:.0f} at {plan.overhead:+.1%}")
-                unplanned = plan.unplanned.total_nbytes - plan.unplanned.workspace_nbytes
             except BudgetError as error:
                 cells.append(f"no plan (least {(error.lowest_nbytes or 0) / 1e6:.0f})")
-    return " | ".join(["", name, f"{unplanned / 1e6:.0f}", *cells, ""]).strip()
-
-
-def status(field: str) -> int:
-    """Bytes of this process by a field of /proc/self/status."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        [line] = [line for line in file if line.startswith(f"{field}:")]
-    return int(line.split()[1]) * 1024
+    return " | ".join(["", name, *cells, ""]).strip()
 
 
 def growth(way: str) -> tuple[int, int]:
@@ -125,7 +120,7 @@ def growth(way: str) -> tuple[int, int]:
         step.plan(x, x)
     for parameter in net.collect_params().values():
         parameter.grad_req = "null"  # the gradients of the start are part of the growth
-    before = status("VmRSS")
+    before = memory_nbytes("VmRSS")
     for parameter in net.collect_params().values():
         parameter.grad_req = "write"
     nbytes = sum(p.data().size * 4 for p in net.collect_params().values())
@@ -137,14 +132,14 @@ def growth(way: str) -> tuple[int, int]:
             losses.backward()
             trainer.step(32)
         mx.nd.waitall()
-        return 0, status("VmRSS") - before
+        return 0, memory_nbytes("VmRSS") - before
     for _ in range(3):
         step(x, x)
         if way == "packed":
             trainer.step(32)
     mx.nd.waitall()
     [plan] = step.plans.values()
-    return plan.total_nbytes - nbytes, status("VmRSS") - before
+    return plan.total_nbytes - nbytes, memory_nbytes("VmRSS") - before
 
 
 def arrays(optimizer: str, number: int, within: bool) -> float:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import memplan
-from helpers.command_line import MIRROR, NET, QUICK, SHAPE, flagged
+from helpers.command_line import MIRROR, NET, QUICK, SHAPE
 from helpers.networks import residual_net
+from helpers.planning import flagged
 from memplan.cli import main as cli
 from memplan.cli.output import Exit
 from memplan.mxnet.load import load_network

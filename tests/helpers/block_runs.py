@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon
 
 from helpers.blocks import CPU, SOFTMAX, Case, conv_net, images
+from helpers.training_runs import Values, differences
 from memplan.mxnet.gluon import TrainStep, planned
 
-Values = dict[str, np.ndarray]
 STEPS = 3
 
 
@@ -115,18 +114,6 @@ def by_plan(case: Case, made: list[TrainStep]) -> Callable[[Any, Any, list[mx.Co
 def train_step(net: Any, loss: Any = SOFTMAX, **options: Any) -> TrainStep:
     """One that is planned quickly, for the least memory."""
     return TrainStep(net, loss, **({"strategy": "chen_sqrt"} | options))
-
-
-def differences(one: list[Values], other: list[Values]) -> list[str]:
-    found = []
-    for step, (a, b) in enumerate(zip(one, other, strict=True)):
-        assert a.keys() == b.keys()
-        found += [
-            f"step {step}: {name} by {np.abs(a[name].astype('f8') - b[name]).max():.3g}"
-            for name in a
-            if not np.array_equal(a[name], b[name])
-        ]
-    return found
 
 
 def assert_identical_to_autograd(

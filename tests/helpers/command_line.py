@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import mxnet as mx
-
 from helpers.paths import ROOT
 
 SHAPE = ("--shape", "data=2,3,8,8")
@@ -69,8 +67,3 @@ def process_of(*arguments: str, **environment: str) -> subprocess.CompletedProce
         timeout=600,
         check=False,
     )
-
-
-def flagged(symbol: mx.sym.Symbol) -> set[str]:
-    found = symbol.attr_dict().items()
-    return {name for name, attrs in found if "__force_mirroring__" in attrs}

@@ -11,6 +11,7 @@ import numpy as np
 import memplan
 import memplan.mxnet
 from helpers.networks import Network, residual_net
+from helpers.training_runs import differences
 
 Make = Callable[..., Any]
 Result = dict[str, np.ndarray]
@@ -70,8 +71,7 @@ def state(module: mx.mod.Module) -> Result:
 
 
 def differing(one: Result, other: Result) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if not np.array_equal(one[name], other[name])]
+    return differences([one], [other])
 
 
 def fit(make: Make, network: Network, *sizes: int, **options: Any) -> tuple[Any, Result]:

@@ -190,7 +190,7 @@ ON_IMAGES: dict[str, Call] = {
     "round_ste": lambda x: CONTRIB.round_ste(3 * x),
     "sign_ste": lambda x: CONTRIB.sign_ste(x),
     "arange_like": lambda x: S.broadcast_mul(x, CONTRIB.arange_like(x, axis=3)),
-    # More than one output, not in traits._SEVERAL_OUTPUTS_SAFE: kept, and so are their neighbours.
+    # More than one output, not in operators._SEVERAL_OUTPUTS_SAFE: kept, and so are neighbours.
     "split_v2": lambda x: product(S.split_v2(x, 2, axis=1)),
     "moments": lambda x: product(S.moments(x, axes=(2, 3))),
     "topk, both": lambda x: S.topk(x, k=2, ret_typ="both")[0] * 1.0,

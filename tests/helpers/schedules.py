@@ -11,10 +11,6 @@ from memplan.step.schedule import Schedule
 def random_order(graph: TrainingGraph, rng: random.Random) -> list[int]:
     """Every op once, in a random order that respects all dependencies."""
     missing = [len(set(needed)) for needed in graph.dependencies]
-    followers: list[list[int]] = [[] for _ in graph.ops]
-    for op, needed in enumerate(graph.dependencies):
-        for other in set(needed):
-            followers[other].append(op)
     ready = [op for op, count in enumerate(missing) if not count]
     order = []
     while ready:
@@ -22,7 +18,7 @@ def random_order(graph: TrainingGraph, rng: random.Random) -> list[int]:
         place = len(ready) - 1 if rng.random() < 0.6 else rng.randrange(len(ready))
         op = ready.pop(place)
         order.append(op)
-        for other in followers[op]:
+        for other in graph.followers[op]:
             missing[other] -= 1
             if not missing[other]:
                 ready.append(other)

@@ -10,7 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from helpers.block_runs import Values, differences, leaves
+from helpers.block_runs import leaves
+from helpers.training_runs import Values, differences
 from memplan.mxnet.gluon import planned
 
 STEPS = 3

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import runpy
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,13 +16,26 @@ from typing import Any
 
 import pytest
 
+import memplan
 from helpers.graphs import unit_chain
+from helpers.networks import residual_net
 from helpers.paths import ROOT
 from helpers.planning import NEVER_SECONDS
 from helpers.script import printed_by
+from memplan.errors import BudgetError
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies import Outcome, Status
+from memplan.strategies import Outcome, Status, create
+
+MODULES = (
+    *("allocation", "curves", "memonger_examples", "table2", "this_process", "training"),
+    "updates",
+)
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "benchmarks").glob("*.py"))
+    if "__main__" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +43,95 @@ def scripts() -> Iterator[SimpleNamespace]:
     """Modules of benchmarks/."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        yield SimpleNamespace(**{name: import_module(name) for name in ("training", "table2")})
+        yield SimpleNamespace(**{name: import_module(name) for name in MODULES})
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_help_says_what_a_script_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert not ended.value.code
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    first_line = (ast.get_docstring(tree) or "").splitlines()[0]
+    assert " ".join(first_line.split()) in " ".join(capsys.readouterr().out.split())
+
+
+BUSY = "import time\nwhile time.process_time() < {}: pass\n"
+
+
+def test_seconds_of_the_processor_are_those_of_all_that_a_process_has_started(
+    scripts: SimpleNamespace,
+) -> None:
+    """A child that runs, one that has ended, and the child of a child."""
+    busy = BUSY.format(0.1)
+    code = f"""{busy}
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {busy!r}], check=True)
+print(flush=True)
+sys.stdin.read()
+"""
+
+    def of_others() -> float:
+        return float(scripts.this_process.processor_seconds() - time.process_time())
+
+    before = of_others()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        running = of_others()
+    assert running - before > 0.15
+    assert of_others() - before > 0.15
+
+
+def test_the_child_that_plans_counts_in_memongers_examples(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def search_plan(cost: int) -> int:
+        subprocess.run([sys.executable, "-c", BUSY.format(0.55)], check=True)
+        return cost
+
+    program = tmp_path / "example.py"
+    program.write_text("import memonger\nold_cost = 2\nnew_cost = memonger.search_plan(1)\n")
+    monkeypatch.setattr(memplan, "search_plan", search_plan)
+    monkeypatch.setitem(sys.modules, "memonger", None)
+    *costs, planning, whole = scripts.memonger_examples.row(program)
+    assert costs == ["example.py", "2", "1"]
+    assert int(planning) >= 1
+    assert int(whole) >= 1
+
+
+def test_a_network_without_any_plan_has_a_row(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unplanned = SimpleNamespace(allocated_nbytes=100 << 20)
+    memonger = SimpleNamespace(unplanned=unplanned, fixed_nbytes=0, overhead=0.25)
+    refused = SimpleNamespace(rows=[SimpleNamespace(plan=None)] * 4)
+    planner = SimpleNamespace(plan=lambda *_, **__: memonger, compare=lambda *_, **__: refused)
+    monkeypatch.setattr(scripts.allocation, "memplan", planner)
+    monkeypatch.setattr(scripts.allocation.networks, "network", lambda _: None)
+    cells = scripts.allocation.row("vgg16", "packed", NEVER_SECONDS)
+    assert cells == ["vgg16", "100", "1868", "25.0%", *["-"] * 11]
+
+
+def test_the_unplanned_step_is_told_where_every_budget_is_refused(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BudgetError("no plan fits", proved=False, lowest_nbytes=3_000_000)
+
+    monkeypatch.setitem(scripts.updates.NETWORKS, "small", residual_net)
+    monkeypatch.setattr(scripts.updates, "memplan", SimpleNamespace(plan=refuse))
+    refused = r"no plan \(least 3\)"
+    row = scripts.updates.row("small", NEVER_SECONDS)
+    assert re.fullmatch(rf"\| small \| \d+( \| {refused}){{4}} \|", row)
 
 
 def test_the_ratio_is_that_of_neighbouring_steps(scripts: SimpleNamespace) -> None:
@@ -56,14 +159,14 @@ def test_the_curve_is_of_plans_that_no_other_one_beats(scripts: SimpleNamespace)
         return SimpleNamespace(plan=plan)
 
     rows = [row(9, 0.1), row(7, 0.2), row(8, 0.3), row(9, 0.4), SimpleNamespace(plan=None)]
-    assert scripts.training.undominated(rows) == [(7.0, 20.0), (9.0, 10.0)]
+    assert scripts.curves.undominated(rows) == [(7.0, 20.0), (9.0, 10.0)]
 
 
 def test_the_picture_is_drawn(scripts: SimpleNamespace, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs memplan[plot]")
     curves = {"mirror (a)": [(7.0, 20.0), (9.0, 10.0)], "explicit (b)": []}
-    panel = scripts.training.Panel("net", 12.0, (8.0, 30.0), curves)
-    scripts.training.draw([panel, panel], tmp_path / "made" / "picture.png")
+    panel = scripts.curves.Panel("net", 12.0, (8.0, 30.0), curves)
+    scripts.curves.draw([panel, panel], tmp_path / "made" / "picture.png")
     assert (tmp_path / "made" / "picture.png").read_bytes()[1:4] == b"PNG"
 
 
@@ -71,8 +174,8 @@ def test_without_matplotlib_the_extra_is_named(
     scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(scripts.training.DependencyError, match=r"memplan\[plot\]"):
-        scripts.training.draw([], tmp_path / "picture.png")
+    with pytest.raises(scripts.curves.DependencyError, match=r"memplan\[plot\]"):
+        scripts.curves.draw([], tmp_path / "picture.png")
 
 
 @pytest.mark.long
@@ -100,6 +203,13 @@ def test_explicit_steps_are_timed() -> None:
 def test_the_geometric_mean(scripts: SimpleNamespace) -> None:
     assert scripts.table2.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert scripts.table2.geometric_mean([3.0]) == pytest.approx(3.0)
+
+
+def test_every_option_is_one_that_a_strategy_has(scripts: SimpleNamespace) -> None:
+    table2: ModuleType = scripts.table2
+    names = {name.split(",")[0] for name in table2.STRATEGIES}
+    strategies = [create(name, realisation="explicit") for name in names]
+    assert all(any(hasattr(strategy, key) for strategy in strategies) for key in table2.KIND)
 
 
 def test_a_strategy_is_compared_with_the_optimum(scripts: SimpleNamespace) -> None:

@@ -23,6 +23,7 @@ from helpers.networks import (
     unrolled_lstm,
 )
 from helpers.operator_runs import Flags, Symbol, by_name, random_flags
+from helpers.planning import flagged
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.measure import executor_description
 from memplan.mxnet.realise.mirror import Mirror, annotate
@@ -110,17 +111,13 @@ def attributes(symbol: Symbol) -> dict[str, dict[str, str]]:
     return {node["name"]: node.get("attrs", {}) for node in json.loads(symbol.tojson())["nodes"]}
 
 
-def flagged_names(symbol: Symbol) -> set[str]:
-    return {name for name, attrs in attributes(symbol).items() if "__force_mirroring__" in attrs}
-
-
 def test_the_users_symbol_is_untouched() -> None:
     symbol, shapes = hinted_resnet()
     before = symbol.tojson()
     traced = trace(symbol, shapes=shapes)
     plain = traced.symbol.tojson()
     planned = annotate(traced, by_name(traced, "last_bn", "last_leaky"))
-    assert flagged_names(planned) == {"last_bn", "last_leaky"}
+    assert flagged(planned) == {"last_bn", "last_leaky"}
     assert symbol.tojson() == before
     assert traced.symbol.tojson() == plain
 
@@ -137,7 +134,7 @@ def test_flags_of_the_user_give_way_to_the_plan() -> None:
     symbol, shapes = dropout_net()
     symbol.get_internals()["relu0_output"]._set_attr(force_mirroring="True")
     traced = trace(symbol, shapes=shapes)
-    assert flagged_names(annotate(traced, by_name(traced, "relu1"))) == {"relu1"}
+    assert flagged(annotate(traced, by_name(traced, "relu1"))) == {"relu1"}
 
 
 def test_merged_ops_are_flagged_alike() -> None:
@@ -147,7 +144,7 @@ def test_merged_ops_are_flagged_alike() -> None:
     (merged,) = [op for op in range(traced.graph.nforward) if traced.nodes[op].op == "sin"]
     assert len(traced.sources[merged]) == 2
     planned = annotate(traced, frozenset({merged}))
-    assert len(flagged_names(planned)) == 2
+    assert len(flagged(planned)) == 2
     executed_ops = [op for op, _ in ops(executor_description(planned, traced))]
     assert executed_ops.count("exp") == 1
     assert executed_ops.count("sin") == 2  # the op and its copy

@@ -12,8 +12,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.estimator import Estimator
 
-from helpers.block_runs import differences
 from helpers.scripts import BATCHES, Script, differing
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import planned
 
 pytestmark = pytest.mark.long

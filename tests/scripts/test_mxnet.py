@@ -11,8 +11,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences
 from helpers.scripts import BATCHES, STEPS, Script, differing
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from helpers.block_runs import differences
+from helpers.training_runs import differences
 from memplan.mxnet import Module
 
 pytestmark = pytest.mark.long

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.graphs import UNIT, forged, schedules, tensors, training_graphs, unit_chain
+from helpers.graphs import UNIT, schedules, tensors, training_graphs, unit_chain
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.mirroring import flaggable, mirror
 from memplan.step.schedule import Schedule
@@ -180,12 +180,12 @@ RIGHT = ((0, 1, 2, 3), ((), (), (1,), (2,)), (3,))
 def test_why_not(
     ops: tuple[int, ...], reads: tuple[tuple[int, ...], ...], heads: tuple[int, ...], reason: str
 ) -> None:
-    verdict = validate(forged(small_graph(), ops, reads, heads))
+    verdict = validate(Schedule.trusted(small_graph(), ops, reads, heads))
     assert (verdict.valid, verdict.peak_nbytes, verdict.reason) == (False, 0, reason)
 
 
 def test_what_the_forger_started_from_is_valid() -> None:
-    assert validate(forged(small_graph(), *RIGHT)).valid
+    assert validate(Schedule.trusted(small_graph(), *RIGHT)).valid
 
 
 @given(st.data())

@@ -13,8 +13,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.schedules import random_schedule
+from helpers.training_runs import differences
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.profile import profile

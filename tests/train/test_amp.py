@@ -14,6 +14,7 @@ import mxnet as mx
 from mxnet.contrib import amp
 amp.init("float16")
 from helpers import block_runs, blocks
+from helpers.training_runs import differences
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -70,7 +71,7 @@ for way in (by_plan, by_halves):
     other = run(way)
     (plan,) = next(iter(steps.values())).plans.values()
     assert "amp_multicast" in {op.kind for op in plan.schedule.graph.ops}
-    assert not block_runs.differences(one, other), block_runs.differences(one, other)
+    assert not differences(one, other), differences(one, other)
 """
 
 

@@ -10,8 +10,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import Values, assert_equal, gradients
+from helpers.block_runs import assert_equal, gradients
 from helpers.blocks import CPU
+from helpers.training_runs import Values
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.block_runs import by_autograd, by_plan, train, train_step
 from helpers.blocks import CPU, SOFTMAX, Case, accumulate, vectors
 from helpers.halves import by_halves
 from helpers.odd_blocks import (
@@ -23,6 +23,7 @@ from helpers.odd_blocks import (
     UnevenCond,
     words,
 )
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet import Module
 from memplan.mxnet.plan_file import plan_text

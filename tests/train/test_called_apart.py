@@ -10,8 +10,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train.blocks import block_network
 from memplan.planning.shapes import ShapePlanner

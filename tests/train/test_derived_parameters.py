@@ -11,10 +11,11 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import by_autograd, by_plan, differences, train
+from helpers.block_runs import by_autograd, by_plan, train
 from helpers.blocks import SOFTMAX, Case, accumulate, vectors
 from helpers.halves import by_halves, by_planned
 from helpers.interrupted import Interrupted
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.realise import step_scope
 

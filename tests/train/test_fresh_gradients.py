@@ -11,7 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 

@@ -14,13 +14,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from helpers.block_runs import (
-    Values,
     assert_equal,
     assert_identical_to_autograd,
     autograd_gradients,
     by_autograd,
     by_plan,
-    differences,
     gradients,
     leaves,
     train,
@@ -40,6 +38,7 @@ from helpers.blocks import (
     two_losses,
 )
 from helpers.strategies import Counting
+from helpers.training_runs import Values, differences
 
 
 def normal(*shape: int) -> Any:

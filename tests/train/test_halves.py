@@ -15,13 +15,13 @@ from helpers.block_runs import (
     assert_identical_to_autograd,
     autograd_gradients,
     by_autograd,
-    differences,
     gradients,
     train,
     train_step,
 )
 from helpers.blocks import CASES, CPU, SOFTMAX, Case, conv_net, images
 from helpers.halves import by_halves
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.trace.nnvm import depth_first

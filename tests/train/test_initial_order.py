@@ -12,8 +12,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences
 from helpers.blocks import CPU, SOFTMAX, vectors
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep, planned
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}

@@ -14,19 +14,12 @@ from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 
 from helpers.amounts import long_unless
-from helpers.block_runs import (
-    by_autograd,
-    by_plan,
-    differences,
-    gradients,
-    leaves,
-    train,
-    train_step,
-)
+from helpers.block_runs import by_autograd, by_plan, gradients, leaves, train, train_step
 from helpers.blocks import CASES as LEGACY_CASES
 from helpers.blocks import images as legacy_images
 from helpers.layouts import without_copies
 from helpers.numpy_blocks import CASES, images, resnet, total, vectors
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep, planned

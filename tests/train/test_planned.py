@@ -13,9 +13,10 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import by_autograd, differences, gradients, train
+from helpers.block_runs import by_autograd, gradients, train
 from helpers.blocks import CASES, CPU, SOFTMAX, conv_net, dropout_net, images
 from helpers.halves import by_planned
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError, TraceError, UsageError
 from memplan.mxnet.gluon import planned
 from memplan.mxnet.train.first_half import FirstHalf

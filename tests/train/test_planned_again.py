@@ -11,8 +11,9 @@ import mxnet as mx
 import pytest
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError
 from memplan.mxnet.gluon import planned
 

@@ -10,8 +10,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.contrib import autograd as old_autograd
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU, conv_net, images
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 

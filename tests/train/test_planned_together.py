@@ -11,8 +11,9 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU, SOFTMAX
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
-from helpers.block_runs import differences
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep
 from memplan.mxnet.gluon import planned as by_plan
 from memplan.mxnet.trace.op_gradient import _gradient

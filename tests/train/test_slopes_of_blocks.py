@@ -9,8 +9,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU, vectors
+from helpers.training_runs import differences
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
 

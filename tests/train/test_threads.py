@@ -17,9 +17,10 @@ import pytest
 from mxnet import autograd, gluon
 
 from helpers.amounts import long_except
-from helpers.block_runs import differences, gradients, train_step
+from helpers.block_runs import gradients, train_step
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from helpers.other_threads import amid_weak_dictionaries
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.realise.wrapped_functions import wrap

@@ -8,8 +8,9 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU
+from helpers.training_runs import differences
 from memplan.mxnet.gluon import planned
 
 

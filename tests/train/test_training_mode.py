@@ -13,9 +13,10 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import by_autograd, by_plan, differences, train, train_step
+from helpers.block_runs import by_autograd, by_plan, train, train_step
 from helpers.blocks import CPU, SOFTMAX, Case, images
 from helpers.layouts import without_copies
+from helpers.training_runs import differences
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.load import load_network

@@ -12,8 +12,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
 from helpers.blocks import CPU, SOFTMAX, vectors
+from helpers.training_runs import differences
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.train import train_step

@@ -15,7 +15,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import differences, gradients
+from helpers.block_runs import gradients
+from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
