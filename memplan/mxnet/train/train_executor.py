@@ -16,6 +16,7 @@ from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.explicit import training_symbol
+from memplan.mxnet.realise.generators import Generators, draws
 from memplan.mxnet.realise.halves import ExecutorHalves
 from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.kept_operators import KeptOperators
@@ -27,7 +28,6 @@ from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
-from memplan.mxnet.trace.operators import is_random
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays, Gradients
 from memplan.mxnet.train.arrays.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
@@ -116,8 +116,9 @@ class TrainExecutor(BoundArrays):
             else self._in_blocks(pool, match_range)
         )
         hidden = [] if trace.form.in_one_array else self.aux_arrays
-        draws = any(map(is_random, trace.nodes)) and not trace.form.in_one_array
-        self._generators_of = threading.current_thread() if draws else None
+        self._generators = Generators(draws(trace.nodes), are_kept=not is_packed)
+        #: The thread whose random numbers MXNet's executor would draw; None: that which runs it.
+        self.binding = threading.current_thread() if keeps_operators else None
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
         wait_at_exit(self, self._training.outputs)
@@ -231,13 +232,8 @@ class TrainExecutor(BoundArrays):
         return dict(zip(self.trace.symbol.list_outputs(), self.outputs, strict=True))
 
     def draws_here(self) -> bool:
-        """Are the random numbers that it draws, if any, those of this thread?
-
-        MXNet has generators for every thread, which :func:`mxnet.random.seed` seeds for the one
-        that calls it. An executor keeps those of the thread that has bound it; a packed step, as a
-        hybridized block, takes those of the thread that runs it.
-        """
-        return self._generators_of in (None, threading.current_thread())
+        """Are the random numbers that a step draws, if any, those of this thread?"""
+        return self._generators.are_of(threading.current_thread())
 
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""
@@ -245,6 +241,7 @@ class TrainExecutor(BoundArrays):
         if self._operators is not None:
             self._operators.wait_for(self.outputs)
         if is_train:
+            self._check(self._generators)
             self._begin()
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
             self._finish()
@@ -254,9 +251,17 @@ class TrainExecutor(BoundArrays):
                 self._inference = bind_inference(
                     self.trace.symbol, self.ctx, *arrays, operators=self._operators
                 )
+                is_random = draws(self.trace.nodes, in_training=False)
+                self._inferring = Generators(is_random, are_kept=True)
                 self._watch_inference()
+            self._check(self._inferring)
             self.outputs = self._inference.forward(is_train=False)
         return self.outputs
+
+    def _check(self, generators: Generators) -> None:
+        """Warn where MXNet's executor would draw of others than these."""
+        if self.binding is not None:
+            generators.check(self.binding)
 
     def forward_half(self, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run the first half of a step; the outputs.

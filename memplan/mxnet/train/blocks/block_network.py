@@ -68,8 +68,9 @@ class BlockNetwork:
     parameters: first those of the block. Those that are ``unread``, with their shapes, are among
     them: parameters of which the block computes what nothing uses. ``losses`` are, for every output
     of a step in halves, the loss operators by which MXNet trains where a loss reads the output.
-    ``user_code`` are the graphs that have Custom ops (:meth:`Ops.user_code`); equal networks of
-    other blocks have others. ``statistics`` says what moves where that depends on the loss.
+    ``user_code`` are the graphs that have Custom ops (:meth:`Ops.user_code`), ``drawing`` the
+    blocks whose graphs draw random numbers; equal networks of other blocks have others.
+    ``statistics`` says what moves where that depends on the loss.
     """
 
     symbol: mx.sym.Symbol
@@ -80,6 +81,7 @@ class BlockNetwork:
     unread: Mapping[str, tuple[int, ...]]
     losses: tuple[frozenset[LossOperator], ...]
     user_code: list[tuple[mx.gluon.Block, list[int]]]
+    drawing: list[mx.gluon.Block]
     statistics: MovingStatistics | None
 
 
@@ -110,8 +112,7 @@ def compose(
     Raises TraceError for blocks that take no Symbols, ArgumentError for variables of no ``params``.
     """
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
-    given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
-    asked: list[str] = []
+    given, blocks, asked = list(leaves((inputs, labels))), trained_blocks(block, loss), list[str]()
     # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (
@@ -139,7 +140,7 @@ def compose(
     apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
     structure = json.dumps([reached, sorted(of_any), ops.as_called(params), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
-        return replace(known, form=form, user_code=ops.user_code())
+        return replace(known, form=form, user_code=ops.user_code(), drawing=ops.drawing())
     warn_of_symbols(blocks, loss, asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
@@ -156,6 +157,7 @@ def compose(
         unread,
         by_output,
         ops.user_code(),
+        ops.drawing(),
         moving_statistics(block, ops, params, sum(leaves(form[0]))),
     )
 

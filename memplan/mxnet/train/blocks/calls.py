@@ -16,6 +16,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import MXNetError
 
+from memplan.mxnet.realise.generators import draws
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.losses import has_gradient, is_loss
@@ -272,6 +273,11 @@ class Ops:
         customs = [place for place in range(self.nknown) if self.nodes[place]["op"] == CUSTOM]
         numbers = [[n for n, k in enumerate(customs) if k in graph] for graph in self.graphs]
         return [pair for pair in zip(self.blocks, numbers, strict=True) if pair[1]]
+
+    def drawing(self) -> list[Block]:
+        """Whose the graphs are that draw random numbers."""
+        pairs = zip(self.blocks, self.graphs, strict=True)
+        return [block for block, graph in pairs if draws(self.operators[k] for k in graph)]
 
     def losses(self) -> list[int]:
         """The places of loss operators."""

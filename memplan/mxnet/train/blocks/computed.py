@@ -34,6 +34,7 @@ class Computed:
         gone = [key for key in keys if not self._is_network(networks[key], *key[:2])]
         for key in networks.keys() - gone:
             networks[key].user_code[:] = self.networks[key[0]].user_code
+            networks[key].drawing[:] = self.networks[key[0]].drawing
         return gone
 
     def _is_network(self, network: BlockNetwork, kind: Any, state: Any) -> bool:

@@ -6,6 +6,10 @@ A graph of ``hybridize(static_alloc=True, static_shape=True)`` writes gradients 
 their gradients, into which such a graph of theirs would write none. So before it is recorded it is
 made anew, without static arrays. Weights and statistics stay where they are.
 
+It keeps generators of random numbers, too, but for ops that read its inputs or compute its outputs:
+those of the thread in which it was last made ready. A step takes those of the thread that runs it,
+as other graphs do, and a warning tells of a second thread.
+
 Such a graph keeps the objects of Custom ops, too, where others make one for every call: as long as
 it is called with inputs of the same shapes, and is recorded or not as before (``StaticInitExec``
 makes new ones). So does a step that stands for calls of it.
@@ -14,6 +18,8 @@ makes new ones). So does a step that stands for calls of it.
 from __future__ import annotations
 
 import functools
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +125,12 @@ class _Ran:
 _RAN_LAST: WeakKeyDictionary[Block, dict[mx.Context, _Ran]] = WeakKeyDictionary()
 
 
+#: In which thread the first step ran that drew in the place of a static graph, by context; None:
+#: a warning has told that others do.
+_DREW_FIRST: WeakKeyDictionary[Block, dict[mx.Context, threading.Thread | None]]
+_DREW_FIRST = WeakKeyDictionary()
+
+
 class StaticObjects:
     """The objects of Custom ops in packed steps of ``trace``, of a ``network``, if it has some."""
 
@@ -135,6 +147,7 @@ class StaticObjects:
 
         Each call of a graph in it has objects of its own. Inference uses those of the first call.
         """
+        self._warn_of_threads()
         if self.operators is None:
             return
         self._kept.clear()
@@ -152,6 +165,25 @@ class StaticObjects:
                 has_inferred = before is not None and before.has_inferred
             if are_new[block] or has_inferred:
                 self.operators.forget(ops)
+
+    def _warn_of_threads(self) -> None:
+        """A warning where static graphs may draw the random numbers of another thread."""
+        here = threading.current_thread()
+        for block in filter(_is_static, self._network.drawing):
+            threads = _DREW_FIRST.setdefault(block, {})
+            first = threads.setdefault(self._ctx, here)
+            if first is None or first is here:
+                continue
+            threads[self._ctx] = None
+            warnings.warn(
+                f"block {block.name!r} is hybridized with static_shape=True: MXNet's graph of it "
+                f"draws the random numbers of the thread in which it was last made ready, as in "
+                f"the first call, and a planned step those of the thread that runs it, which is "
+                f"{here.name!r} and was {first.name!r}: masks of Dropout, and whatever else is "
+                f"drawn, may be others. Let one thread train it, or hybridize it without "
+                f"static_shape",
+                stacklevel=3,
+            )
 
 
 def _are_same(one: _Ran, other: _Ran) -> bool:

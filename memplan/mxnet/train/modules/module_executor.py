@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,12 +14,14 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.generators import Generators
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.monitor import check_monitor
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays
 from memplan.mxnet.train.arrays.input_memory import InputMemory, view
 from memplan.mxnet.train.modules.module_gradients import Key, ModuleGradients, key_of
+from memplan.mxnet.train.modules.other_parameters import check_shared, check_unchanged
 from memplan.mxnet.train.modules.plans import Plans, Request
 from memplan.mxnet.train.pool import Need, Pool, release, training_need
 from memplan.mxnet.train.train_executor import TrainExecutor
@@ -80,6 +83,10 @@ class Executor(BoundArrays):
     is ``lent``, where that is large enough. It is bound to train, and to infer, when first needed.
     """
 
+    #: The thread whose random numbers MXNet's executor would draw: that which binds, or reshapes.
+    _binding: threading.Thread
+    _inferring: Generators
+
     def __init__(
         self,
         net: mx.sym.Symbol,
@@ -95,12 +102,13 @@ class Executor(BoundArrays):
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
         self._trained, self._lacks_backward = -1, False
+        self._binding = threading.current_thread()
         #: For the Custom ops, in training and inference, however often these are bound.
         self.operators = KeptOperators()
         shapes, dtypes = infer_arguments(net, request.shapes, request.dtypes)
         shareable = {*shared_names, *net.list_auxiliary_states()}
         if shared:
-            _check_shared(shareable - shared.arg_dict.keys() - shared.aux_dict.keys())
+            check_shared(shareable - shared.arg_dict.keys() - shared.aux_dict.keys())
         # As MXNet's executor has them: an optimizer updates a sparse weight in another way.
         stypes = storage_types(net)
 
@@ -204,7 +212,10 @@ class Executor(BoundArrays):
         return dict(zip(self._symbol.list_outputs(), self.outputs, strict=True))
 
     def train(self) -> TrainExecutor:
-        """Its training executor, bound to the plan when it is first needed."""
+        """Its training executor, bound to the plan when first needed, or for another thread."""
+        binding, here = self._binding, threading.current_thread()
+        if self._training and binding is here and not self._training.draws_here():
+            self._training = None  # its random numbers are another thread's; plan and memory stay
         if self._training is None:
             plan = self._plans.find(self._request)
             need, pool = training_need(plan), self.device.pool
@@ -231,6 +242,7 @@ class Executor(BoundArrays):
             self._outputs = self._outputs or self._training.outputs
             self._plans.nbound += 1
             self._watch()
+        self._training.binding = binding
         return self._training
 
     def clear_device(self) -> None:
@@ -248,6 +260,9 @@ class Executor(BoundArrays):
 
     def infer(self) -> mx.executor.Executor:
         """Its executor for inference, bound when it is first needed."""
+        binding, here = self._binding, threading.current_thread()
+        if self._inference and binding is here and not self._inferring.are_of(here):
+            self._inference = None  # as with a step
         if self._inference is None:
             ctx, pool = self._request.ctx, self.device.pool
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
@@ -255,8 +270,10 @@ class Executor(BoundArrays):
             self._inference = bind_inference(
                 self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators
             )
+            self._inferring = Generators(self._plans.draws_in_inference, are_kept=True)
             pool.add(need, self._inference)
             self._watch()
+        self._inferring.check(binding)
         return self._inference
 
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
@@ -324,7 +341,7 @@ class Executor(BoundArrays):
         if is_another and request.key not in self._reshaped:
             changed = self._changed(request)
             if not partial_shaping:
-                _check_unchanged(changed, shapes)
+                check_unchanged(changed, shapes)
             unchanged = [name for name in self.arg_dict if name not in changed]
             lent = Lent(request.shapes, dict(self.arg_dict))
             executor = Executor(self._symbol, self._plans, request, self, unchanged, lent)
@@ -332,7 +349,9 @@ class Executor(BoundArrays):
             self._reshaped[request.key] = executor
         for executor in (self, *self._reshaped.values()):
             executor._renew_operators()
-        return self._reshaped[request.key] if is_another else self
+        result = self._reshaped[request.key] if is_another else self
+        result._binding = threading.current_thread()
+        return result
 
     def _renew_operators(self) -> None:
         """Let user code, if any, forget what it kept: MXNet binds at every reshape."""
@@ -377,24 +396,3 @@ class Executor(BoundArrays):
             # Module reads the first line when it binds, which is no reason to run inference.
             return "Total 0 MB allocated\nTotal 0 TempSpace resource requested\n"
         return (self._training or self.infer()).debug_str()
-
-
-def _check_shared(missing: Collection[str]) -> None:
-    """ArgumentError where parameters or states are ``missing`` in what shares them, as in MXNet."""
-    if missing:
-        names = ", ".join(map(repr, sorted(missing)))
-        raise ArgumentError(
-            f"the network has {names}, which the network lacks that it shares parameters with: "
-            f"that of the default bucket, or of shared_module, must have all of them"
-        )
-
-
-def _check_unchanged(changed: Mapping[str, str], inputs: Mapping[str, tuple[int, ...]]) -> None:
-    """ArgumentError if something else than ``inputs`` is ``changed``."""
-    for name, shapes in changed.items():
-        if name not in inputs:
-            raise ArgumentError(
-                f"for inputs of the shapes {dict(inputs)} the shape of {name!r} would be {shapes}: "
-                f"the network cannot take them with the parameters that it has; resize the inputs, "
-                f"or bind another module to them"
-            )

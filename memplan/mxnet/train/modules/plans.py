@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError, TraceError
+from memplan.mxnet.realise.generators import draws
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
 from memplan.mxnet.trace.build import Trace, without_flags
+from memplan.mxnet.trace.nnvm import from_json
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.mxnet.train.updates import OptimizerUpdates, warn_behind
 from memplan.planning.plan import Plan
@@ -141,6 +144,12 @@ class Plans:
             self.plans = plans
 
         return bring_back
+
+    @cached_property
+    def draws_in_inference(self) -> bool:
+        """Does inference draw random numbers?"""
+        nodes, _ = from_json(symbol_json.parse(self._net))
+        return draws(nodes, in_training=False)
 
     def found(self) -> None:
         """An executor is to be bound, by a plan that was found if it trains at once."""
