@@ -317,8 +317,10 @@ class TrainExecutor(BoundArrays):
         """Nothing: ``forward(is_train=True)`` has left the gradients in ``grad_dict``.
 
         Raises ArgumentError for ``out_grads``, which come too late: set ``head_grads`` before.
+        Where all outputs are losses, and there are none, they are ignored, as in MXNet.
         """
-        if out_grads is not None and (not isinstance(out_grads, list | tuple | dict) or out_grads):
+        is_empty = isinstance(out_grads, list | tuple | dict) and not out_grads
+        if self.head_grads and out_grads is not None and not is_empty:
             raise ArgumentError(
                 "the gradients are computed in forward(is_train=True): put the gradients of the "
                 "outputs into head_grads before it, not into backward()"

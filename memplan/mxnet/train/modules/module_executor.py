@@ -285,12 +285,12 @@ class Executor(BoundArrays):
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        """Nothing: forward has computed the gradients. ArgumentError for ``out_grads``."""
+        """Nothing: losses ignore ``out_grads``. ArgumentError for some before a training step."""
         self._lacks_backward = False
-        if out_grads:
+        if self.plan is None and out_grads is not None and len(out_grads):
             raise ArgumentError(
-                "backward takes no out_grads: the gradients were computed within forward, and all "
-                "outputs are losses. Use mx.mod.Module to train on gradients from elsewhere"
+                "backward takes no out_grads before forward(is_train=True), whose losses ignore "
+                "them; to train on gradients from elsewhere use mx.mod.Module"
             )
 
     def check_gradients(self) -> None:
