@@ -21,7 +21,7 @@ from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.late_sums import gradients_added_late
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.monitor import without_copies
+from memplan.mxnet.realise.monitor import without_copies, without_readers
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
@@ -252,7 +252,7 @@ class TrainExecutor(BoundArrays):
             if self._inference is None:
                 arrays = self.arg_dict, self.aux_dict
                 self._inference = bind_inference(
-                    self.trace.symbol, self.ctx, *arrays, operators=self._operators
+                    self.trace.symbol, self.ctx, *arrays, None, self._operators, self.trace
                 )
                 self._watch_inference()
             self.outputs = self._inference.forward(is_train=False)
@@ -341,7 +341,8 @@ class TrainExecutor(BoundArrays):
 
     def _watch_inference(self) -> None:
         if self._monitor is not None and self._inference is not None:
-            self._inference.set_monitor_callback(*self._monitor)
+            callback, monitor_all = self._monitor
+            self._inference.set_monitor_callback(without_readers(callback), monitor_all)
 
     def debug_str(self) -> str:
         """MXNet's description of the training step: its ops in order, and what it allocates."""
