@@ -46,8 +46,9 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     of other shapes share its memory; where that would exceed the budget, they are bound in turn.
 
     ``forward(is_train=True)`` computes the gradients too, so the outputs must be losses or behind
-    BlockGrad, and ``backward`` takes no ``out_grads``. Inference runs as MXNet does it, in the
-    memory of the training step: it overwrites gradients that ``update`` has not used yet.
+    BlockGrad, and ``backward`` ignores ``out_grads``, as MXNet does there. Inference runs as MXNet
+    does it, in the memory of the training step: it overwrites gradients that ``update`` has not
+    used yet.
 
     With "updating" every training step updates the parameters, as soon as their gradients are
     complete, and :meth:`update` only notes that; there are no gradients to look at. Where that

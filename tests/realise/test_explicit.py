@@ -17,7 +17,7 @@ import memplan
 from helpers.cases import CASES
 from helpers.executors import ops
 from helpers.explicit import explicit, identical, op, repeated_before
-from helpers.networks import Network, dropout_net, residual_net, unrolled_lstm, var
+from helpers.networks import Network, dropout_net, residual_net, two_headed_net, unrolled_lstm, var
 from helpers.schedules import random_schedule
 from helpers.sparse import sparse_dot, sparse_embedding
 from helpers.special_networks import group_norm_net, layer_norm_net
@@ -182,6 +182,14 @@ def test_gradients_go_into_the_arrays_given() -> None:
     )
 
 
+def test_gradients_of_outputs_without_a_loss_are_given_before_the_step() -> None:
+    traced = explicit(two_headed_net())
+    executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    with pytest.raises(ArgumentError, match="put the gradients of the outputs into head_grads"):
+        executor.backward([mx.nd.zeros(1)])
+    executor.backward([])
+
+
 def test_errors_of_the_executor() -> None:
     traced = explicit(residual_net())
     schedule = Schedule.unplanned(traced.graph)
@@ -192,8 +200,6 @@ def test_errors_of_the_executor() -> None:
     ):
         TrainExecutor(traced, schedule, args={"data": mx.nd.zeros(1)})
     executor = TrainExecutor(traced, schedule)
-    with pytest.raises(ArgumentError, match="put the gradients of the outputs into head_grads"):
-        executor.backward([mx.nd.zeros(1)])
     with pytest.raises(ArgumentError, match="'dta' is no argument"):
         executor.forward(dta=1)
     one = executor.arg_dict["data"][:1]

@@ -7,7 +7,7 @@ import warnings
 import mxnet as mx
 import pytest
 
-from helpers.fitting import CLASSES, NETWORKS, batches, planned
+from helpers.fitting import NETWORKS, batches, planned
 from helpers.networks import two_headed_net
 from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
 from memplan.mxnet import Module
@@ -42,14 +42,6 @@ def test_what_is_refused() -> None:
     module = planned(network[0], group2ctxs={"one": mx.cpu(0)})
     with pytest.raises(ArgumentError, match="group2ctxs"):
         module.bind(data.provide_data, data.provide_label)
-
-    module = planned(network[0])
-    module.bind(data.provide_data, data.provide_label)
-    module.init_params()
-    batch = data.next()
-    module.forward(batch, is_train=True)
-    with pytest.raises(ArgumentError, match="out_grads"):
-        module.backward([mx.nd.ones((8, CLASSES))])
 
 
 def test_a_training_step_without_backward() -> None:

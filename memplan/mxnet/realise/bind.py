@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.realise.in_place import kept_in_training
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import CUSTOM, runs_user_code
 
@@ -22,6 +26,9 @@ Arrays = Mapping[str, NDArray]
 # Says where an op runs: MXNet aborts if it must find out for an op that counts as a backward op,
 # but has no control dependencies.
 PLACED = {"__ctx_group__": "memplan"}
+
+# The names of ops that inference has beside those of the network begin so.
+READER = "memplan_reads_"
 
 
 def bind_as_it_stands(
@@ -70,18 +77,44 @@ def bind_inference(
     aux_states: Arrays,
     pool: mx.executor.Executor | None = None,
     operators: KeptOperators | None = None,
+    traced: Trace | None = None,
 ) -> mx.executor.Executor:
     """Bind a network for inference as it runs in an executor that is bound to train.
 
-    ``pool`` and ``operators`` are those of :func:`bind_as_it_stands`.
+    ``pool`` and ``operators`` are those of :func:`bind_as_it_stands`. With oneDNN the last bits are
+    those of that executor only where ``traced`` tells how it trains.
     """
     data = symbol_json.parse(symbol)
+    if traced is not None and ctx.device_type == "cpu" and onednn_is_enabled():
+        _keep_as_in_training(data, traced)
     _read_means(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
     symbol = symbol_json.load(data)
     return bind_as_it_stands(symbol, ctx, args, aux_states, pool, operators=operators)
+
+
+def _keep_as_in_training(data: JSON, traced: Trace) -> None:
+    """Have ops write over nothing that they leave as it is in training.
+
+    There the backward pass reads it. Here an op reads it that runs right after them: before the
+    next op, of those that MXNet merges with no earlier one.
+    """
+    nodes, graph = data["nodes"], traced.graph
+    first = [next(iter(sources), None) for sources in traced.sources]
+    places = sorted(place for place in first if place is not None)
+    kept = kept_in_training(graph, traced.nodes, traced.stock_order)
+    for op, tensor in ((op, tensor) for op, tensors in kept.items() for tensor in sorted(tensors)):
+        producer = graph.producer[tensor]
+        place, source = first[op], first[producer]
+        later = places[bisect_right(places, place) :] if place is not None else []
+        if source is None or not later:
+            continue
+        output = tensor - graph.ops[producer].outputs[0]
+        reader = {"op": "shape_array", "name": f"{READER}{tensor}", "inputs": [[source, output, 0]]}
+        nodes.append(reader | {"attrs": {"__reader__": str(tensor)}, "control_deps": [place]})
+        nodes[later[0]].setdefault("control_deps", []).append(len(nodes) - 1)
 
 
 def _read_means(data: JSON) -> None:
@@ -94,13 +127,13 @@ def _read_means(data: JSON) -> None:
     read = {(source, k) for node in nodes for source, k, *_ in node["inputs"]}
     read.update((source, k) for source, k, *_ in heads)
     readers = [
-        {"op": "shape_array", "name": f"{node['name']}_reader", "inputs": [[place, 0, 0]]}
+        {"op": "shape_array", "name": f"{READER}{node['name']}", "inputs": [[place, 0, 0]]}
         for place, node in enumerate(nodes)
         if node["op"] == "moments" and (place, 0) not in read
     ]
     if readers:
         places = range(len(nodes), len(nodes) + len(readers))
-        copy = {"op": "_copy", "name": "first_output", "inputs": [heads[0]]}
+        copy = {"op": "_copy", "name": f"{READER}first_output", "inputs": [heads[0]]}
         nodes.extend([*readers, copy | {"control_deps": list(places)}])
         heads[0] = [len(nodes) - 1, 0, 0]
 

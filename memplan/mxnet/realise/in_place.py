@@ -52,6 +52,27 @@ def _gradients(graph: TrainingGraph) -> set[int]:
     return used_up | {tensor for tensor in graph.heads if graph.producer[tensor] >= graph.nforward}
 
 
+def kept_in_training(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> dict[int, set[int]]:
+    """For each forward op over whose inputs inference must not write: which of them these are.
+
+    They are read last by an op that leaves its output in the layout of its place, and that the
+    unplanned step does not write over.
+    """
+    source_of, kept = overwritten(graph, nodes, stock_order), {}
+    forward = graph.ops[: graph.nforward]
+    last_reader = {tensor: index for index, op in enumerate(forward) for tensor in op.inputs}
+    for index, (op, node) in enumerate(zip(forward, nodes, strict=False)):
+        if node.op == SUM or writes_in_layout_of_place(node):
+            taken = {source_of.get(tensor) for tensor in op.outputs}
+            sizes = {graph.tensors[tensor].nelements for tensor in op.outputs}
+            dying = {tensor for tensor in op.inputs if last_reader[tensor] == index}
+            if apart := {t for t in dying - taken if graph.tensors[t].nelements in sizes}:
+                kept[index] = apart
+    return kept
+
+
 class _Overwritten(Arena):
     """Notes which tensor lies where another one is written."""
 

@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from memplan.errors import UsageError
+from memplan.mxnet.realise.bind import READER
 from memplan.mxnet.realise.explicit import step_nodes
 from memplan.mxnet.realise.imperative import wait_to_write
 from memplan.mxnet.realise.lowering import lower
@@ -78,7 +79,16 @@ def without_copies(
     """``callback`` but for the ops that a plan adds: it is called as without a plan."""
     names = {node.name for node in trace.nodes}
     steps = step_nodes(lower(trace, schedule))
-    extra = tuple(f"{node.name}_" for node in steps if node.name not in names)
+    return _without(callback, tuple(f"{node.name}_" for node in steps if node.name not in names))
+
+
+def without_readers(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """``callback`` but for the ops that inference has beside those of the network."""
+    return _without(callback, (READER,))
+
+
+def _without(callback: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
+    """``callback`` but for arrays whose names begin with one of ``extra``."""
 
     def call(name: bytes, handle: Any) -> None:
         if extra and name.decode().startswith(extra):

@@ -13,6 +13,7 @@ import mxnet as mx
 
 from memplan.memory.blocks import allocate
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
+from memplan.mxnet.realise.in_place import kept_in_training
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
@@ -175,16 +176,22 @@ def inference_need(trace: Trace, device_type: str) -> Need:
     What its operators take is known on a CPU: an estimate, as that of steps is.
     """
     graph = trace.graph
-    ops = graph.ops[: graph.nforward]
+    ops = [*graph.ops[: graph.nforward]]
+    is_by_onednn = device_type == "cpu" and onednn_is_enabled()
+    if is_by_onednn:
+        kept = kept_in_training(graph, trace.nodes, trace.stock_order)
+        for index, tensors in kept.items():
+            left = [h for h in ops[index].handovers if ops[index].inputs[h.input] not in tensors]
+            ops[index] = dataclasses.replace(ops[index], handovers=tuple(left))
     ntensors = sum(len(op.outputs) for op in ops)
     forward = dataclasses.replace(
         graph,
-        ops=ops,
+        ops=tuple(ops),
         tensors=graph.tensors[:ntensors],
         heads=graph.heads[: len(trace.symbol.list_outputs())],
     )
     beside = 0
-    if device_type == "cpu" and onednn_is_enabled():
+    if is_by_onednn:
         nodes = trace.nodes[: graph.nforward]
         beside, *_ = executor_nbytes(forward, nodes, leaves_holes=False)
     return Need(allocate(Schedule.unplanned(forward)).blocks, of_inference_nbytes=beside)

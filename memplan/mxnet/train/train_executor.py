@@ -22,7 +22,7 @@ from memplan.mxnet.realise.imperative import Updates, address_of
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.late_sums import gradients_added_late
 from memplan.mxnet.realise.lowering import lower
-from memplan.mxnet.realise.monitor import without_copies
+from memplan.mxnet.realise.monitor import without_copies, without_readers
 from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.arguments import wanted
@@ -249,7 +249,7 @@ class TrainExecutor(BoundArrays):
             if self._inference is None:
                 arrays = self.arg_dict, self.aux_dict
                 self._inference = bind_inference(
-                    self.trace.symbol, self.ctx, *arrays, operators=self._operators
+                    self.trace.symbol, self.ctx, *arrays, None, self._operators, self.trace
                 )
                 is_random = draws(self.trace.nodes, in_training=False)
                 self._inferring = Generators(is_random, are_kept=True)
@@ -322,8 +322,10 @@ class TrainExecutor(BoundArrays):
         """Nothing: ``forward(is_train=True)`` has left the gradients in ``grad_dict``.
 
         Raises ArgumentError for ``out_grads``, which come too late: set ``head_grads`` before.
+        Where all outputs are losses, and there are none, they are ignored, as in MXNet.
         """
-        if out_grads is not None and (not isinstance(out_grads, list | tuple | dict) or out_grads):
+        is_empty = isinstance(out_grads, list | tuple | dict) and not out_grads
+        if self.head_grads and out_grads is not None and not is_empty:
             raise ArgumentError(
                 "the gradients are computed in forward(is_train=True): put the gradients of the "
                 "outputs into head_grads before it, not into backward()"
@@ -344,7 +346,8 @@ class TrainExecutor(BoundArrays):
 
     def _watch_inference(self) -> None:
         if self._monitor is not None and self._inference is not None:
-            self._inference.set_monitor_callback(*self._monitor)
+            callback, monitor_all = self._monitor
+            self._inference.set_monitor_callback(without_readers(callback), monitor_all)
 
     def debug_str(self) -> str:
         """MXNet's description of the training step: its ops in order, and what it allocates."""

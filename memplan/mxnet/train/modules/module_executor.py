@@ -16,7 +16,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.realise.bind import bind_inference
 from memplan.mxnet.realise.generators import Generators
 from memplan.mxnet.realise.kept_operators import KeptOperators
-from memplan.mxnet.realise.monitor import check_monitor
+from memplan.mxnet.realise.monitor import check_monitor, without_readers
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays
 from memplan.mxnet.train.arrays.input_memory import InputMemory, view
@@ -137,8 +137,7 @@ class Executor(BoundArrays):
         self.aux_dict = {name: array(name, held) for name in net.list_auxiliary_states()}
         names = [name for name in self._arguments if request.grad_req[name] == "add"]
         summed = shared._added if isinstance(shared, Executor) else shared and shared.grad_dict
-        stock = self.device.gradients
-        self._added: Arrays = {name: gradient(name, summed or {}, stock) for name in names}
+        self._added: Arrays = {n: gradient(n, summed or {}, self.device.gradients) for n in names}
         self._written: Arrays = {}
         self._gradients: list[NDArray | None] | None = None
         self._training: TrainExecutor | None = None
@@ -267,8 +266,9 @@ class Executor(BoundArrays):
             ctx, pool = self._request.ctx, self.device.pool
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
             self.device.make_room(need, ctx)
+            step = self._plans.trace_of(self._request)
             self._inference = bind_inference(
-                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators
+                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators, step
             )
             self._inferring = Generators(self._plans.draws_in_inference, are_kept=True)
             pool.add(need, self._inference)
@@ -302,12 +302,12 @@ class Executor(BoundArrays):
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        """Nothing: forward has computed the gradients. ArgumentError for ``out_grads``."""
+        """Nothing: losses ignore ``out_grads``. ArgumentError for some before a training step."""
         self._lacks_backward = False
-        if out_grads:
+        if self.plan is None and out_grads is not None and len(out_grads):
             raise ArgumentError(
-                "backward takes no out_grads: the gradients were computed within forward, and all "
-                "outputs are losses. Use mx.mod.Module to train on gradients from elsewhere"
+                "backward takes no out_grads before forward(is_train=True), whose losses ignore "
+                "them; to train on gradients from elsewhere use mx.mod.Module"
             )
 
     def check_gradients(self) -> None:
@@ -388,7 +388,7 @@ class Executor(BoundArrays):
         if self._training is not None:
             self._training.set_monitor_callback(callback, monitor_all)
         if self._inference is not None:
-            self._inference.set_monitor_callback(callback, monitor_all)
+            self._inference.set_monitor_callback(without_readers(callback), monitor_all)
 
     def debug_str(self) -> str:
         """MXNet's description of what it runs; where it is bound later, nothing as yet."""

@@ -250,6 +250,15 @@ class Plans:
         )
         return traced
 
+    def trace_of(self, request: Request) -> Trace | None:
+        """The step of ``request``, planned or not; None where it cannot be traced."""
+        if request.key in self.plans:
+            return self.plans[request.key].trace
+        try:
+            return self._traced(self.realisation, request)
+        except TraceError:
+            return None
+
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""
         if request.key not in self._inference:

@@ -1,0 +1,91 @@
+"""What a Module infers: with oneDNN, too, the bits of MXNet's own that is bound to train."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from helpers.fitting import Make, Result, differing, planned, seed
+from helpers.networks import Network
+from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.trace.probe import allocated_mib
+from memplan.mxnet.train.pool import inference_need
+from memplan.planning.realisation import trace
+
+
+def gated_net(batch: int = 4, size: int = 8) -> Network:
+    """Squeeze-and-excitation: a product by gates, and a sum, before a BatchNorm."""
+    body = mx.sym.Variable("data")
+    for name in ("first", "second"):
+        shortcut = mx.sym.Convolution(body, num_filter=8, kernel=(1, 1), name=f"{name}_shortcut")
+        body = mx.sym.Convolution(body, num_filter=8, kernel=(3, 3), pad=(1, 1), name=name)
+        gates = mx.sym.Pooling(body, pool_type="avg", global_pool=True)
+        gates = mx.sym.FullyConnected(gates, num_hidden=8, name=f"{name}_gates")
+        gates = mx.sym.reshape(mx.sym.sigmoid(gates), (-1, 8, 1, 1))
+        body = mx.sym.broadcast_mul(body, gates) + shortcut
+        body = mx.sym.BatchNorm(body, fix_gamma=False, name=f"{name}_bn")
+        body = mx.sym.BatchNorm(mx.sym.sin(body), fix_gamma=False, name=f"{name}_last")
+    scores = mx.sym.FullyConnected(body, num_hidden=10, name="scores")
+    loss = mx.sym.SoftmaxOutput(scores, name="softmax")
+    return mx.sym.Group([loss, mx.sym.BlockGrad(body)]), {"data": (batch, 3, size, size)}
+
+
+def inferred(make: Make, network: Network, batch: int, **options: object) -> Result:
+    """What a module infers of batches of this size between training steps."""
+    net, shapes = network
+    seed()
+    module = make(net, **options)
+    module.bind(list(shapes.items()), [("softmax_label", (4,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer()
+    result = {}
+    for step in range(4):
+        data = mx.nd.random.normal(shape=(4, 3, 8, 8))
+        module.forward(mx.io.DataBatch([data], [mx.nd.arange(4)]), is_train=True)
+        module.backward()
+        module.update()
+        mx.nd.waitall()
+        data = mx.nd.random.normal(shape=(batch, 3, 8, 8))
+        module.forward(mx.io.DataBatch([data], [mx.nd.arange(batch)]), is_train=False)
+        result[f"{step}"] = module.get_outputs()[1].asnumpy()
+    return result
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+@pytest.mark.parametrize("batch", [4, 2])
+def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(
+    batch: int, realisation: str
+) -> None:
+    """For a batch size that was not trained, too."""
+    network = gated_net()
+    expected = inferred(mx.mod.Module, network, batch)
+    mine = inferred(planned, network, batch, realisation=realisation)
+    assert not differing(expected, mine)
+
+
+def test_a_monitor_sees_what_it_sees_in_mxnet() -> None:
+    net, shapes = gated_net()
+    seen = []
+    for make in (mx.mod.Module, planned):
+        module, monitor = make(net), mx.mon.Monitor(1, sort=True)
+        module.bind(list(shapes.items()), [("softmax_label", (4,))])
+        module.init_params()
+        module.install_monitor(monitor)
+        monitor.tic()
+        data = mx.io.DataBatch([mx.nd.ones(shapes["data"])], [mx.nd.ones(4)])
+        module.forward(data, is_train=False)
+        seen.append([name for _, name, _ in monitor.toc()])
+    assert seen[0] == seen[1]
+
+
+def test_what_inference_must_not_write_over_counts() -> None:
+    body = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=16, kernel=(1, 1), name="first")
+    branch = mx.sym.Convolution(body, num_filter=16, kernel=(1, 1), name="second")
+    branch = mx.sym.LeakyReLU(branch, act_type="prelu", name="slopes")
+    net = mx.sym.MakeLoss(mx.sym.BatchNorm(body + branch, name="bn"))
+    traced = trace(net, shapes={"data": (64, 16, 32, 32)}, realisation="packed")
+    arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
+    bound = bind_inference(net, mx.cpu(0), arrays, arrays, traced=traced)
+    nmib = allocated_mib(bound.debug_str())
+    assert sum(inference_need(traced, "cpu").blocks) >> 20 == nmib
+    assert nmib > allocated_mib(bind_inference(net, mx.cpu(0), arrays, arrays).debug_str())

@@ -1,0 +1,94 @@
+"""Gradients of outputs that a script hands to ``backward``, where all outputs are losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mxnet as mx
+import pytest
+
+from helpers.fitting import TWO, Make, Result, differing, planned, seed, state
+from memplan.errors import ArgumentError
+from memplan.mxnet.executor import TrainExecutor
+from memplan.planning.planner import plan
+
+DATA, LABELS = [("data", (4, 5))], [("classes", (4,)), ("values", (4, 3))]
+NAMES = {"label_names": ["classes", "values"]}
+
+# Their shapes; MXNet looks at none but the first dimension, and at no more than there are outputs.
+LISTS = {
+    "too few": [(4, 3)],
+    "one for each output": [(4, 3)] * 6 + [(12,), (4, 3), (4, 3)],
+    "too many": [(4, 3)] * 6 + [(12,), (4, 3), (4, 3), (7,)],
+    "of another shape": [(9, 2)],
+}
+
+
+def net_of_losses() -> mx.sym.Symbol:
+    """One of each kind, one behind a Reshape, and what is not trained."""
+    classes, values = mx.sym.Variable("classes"), mx.sym.Variable("values")
+    scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="scores")
+    losses = [
+        mx.sym.LinearRegressionOutput(scores, values, grad_scale=0.5),
+        mx.sym.MAERegressionOutput(scores, values),
+        mx.sym.LogisticRegressionOutput(scores, values),
+        mx.sym.MakeLoss(mx.sym.square(scores - values), grad_scale=2),
+        mx.sym.make_loss(mx.sym.square(scores + values)),
+        mx.sym.SVMOutput(scores, classes),
+        mx.sym.Reshape(mx.sym.SoftmaxOutput(scores, classes, name="softmax"), shape=(-1,)),
+    ]
+    return mx.sym.Group([*losses, mx.sym.BlockGrad(scores), mx.sym.sin(mx.sym.BlockGrad(scores))])
+
+
+def trained(
+    make: Make, net: mx.sym.Symbol, out_grads: Sequence[mx.nd.NDArray], **options: object
+) -> Result:
+    """The parameters after two steps."""
+    seed()
+    module = make(net, **NAMES, **options)
+    module.bind(DATA, LABELS)
+    module.init_params(mx.init.Uniform(1))
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    for _ in range(2):
+        batch = mx.io.DataBatch(
+            [mx.nd.random.normal(shape=(4, 5))], [mx.nd.ones(4), mx.nd.ones((4, 3))]
+        )
+        module.forward(batch, is_train=True)
+        module.backward(out_grads=out_grads)
+        module.update()
+    return state(module)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+@pytest.mark.parametrize("which", LISTS)
+def test_losses_ignore_gradients_from_elsewhere_as_in_mxnet(which: str, realisation: str) -> None:
+    net, out_grads = net_of_losses(), [7 * mx.nd.ones(shape) for shape in LISTS[which]]
+    expected = trained(mx.mod.Module, net, out_grads)
+    assert not differing(expected, trained(mx.mod.Module, net, []))
+    assert not differing(expected, trained(planned, net, out_grads, realisation=realisation))
+
+
+def test_those_that_two_devices_share_are_ignored_too() -> None:
+    net, out_grads = net_of_losses(), [7 * mx.nd.ones((4, 3))]
+    expected = trained(mx.mod.Module, net, out_grads, context=TWO)
+    assert not differing(expected, trained(planned, net, out_grads, context=TWO))
+
+
+def test_an_executor_of_losses_ignores_them() -> None:
+    made = plan(net_of_losses(), strategy="store_all", realisation="explicit", data=(4, 5))
+    executor = TrainExecutor(made.trace, made.schedule)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.ones((4, 3))])
+    executor.backward(mx.nd.ones((4, 3)))
+
+
+def test_gradients_from_elsewhere_are_refused_before_a_training_step() -> None:
+    module = planned(net_of_losses(), **NAMES)
+    module.bind(DATA, LABELS)
+    module.init_params()
+    half = mx.io.DataBatch([mx.nd.ones((2, 5))], [mx.nd.ones(2), mx.nd.ones((2, 3))])
+    module.forward(half, is_train=False)
+    with pytest.raises(ArgumentError, match=r"before forward.*use mx\.mod\.Module"):
+        module.backward(out_grads=[mx.nd.ones((2, 3))])
+    module.forward(half, is_train=True)
+    module.backward(out_grads=[mx.nd.ones((2, 3))])
