@@ -269,7 +269,7 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
 def _is_sparse(node: Node) -> bool:
     return (
         has_sparse_gradient(node)
-        or node.op == "cast_storage"
+        or (node.op == "cast_storage" and node.attrs["stype"] != "default")
         or any(_is_sparse_variable(source) for source, _ in node.inputs)
     )
 
