@@ -158,7 +158,7 @@ def test_a_step_that_updates_takes_the_rates_of_a_scheduler_with_such_a_dict() -
 
 
 VALUES: list[Any] = [
-    *(kind(a=1, b=kind(c=2.0)) for kind in KINDS.values()),
+    *(kind(a=1, b=kind(c=2.0), items=2, values=3) for kind in KINDS.values()),
     OrderedDict(a=1, b=[2, (3,)]),
     defaultdict(list, a=[1]),
     Counter("aab"),
@@ -188,11 +188,17 @@ def test_a_copy_of_a_setting_stays_as_it_was_when_that_changes_deep_within() -> 
         kept = found["value"]["a"]
         assert not are_set(now, found)
         assert (kept[0] if isinstance(kept, Pair) else kept)["b"] == 1
+
+
+def test_a_copy_of_a_setting_has_attributes_as_it_had() -> None:
     own = settings({"own": Own(a=Own(b=1))})["own"]
     assert own.a is own["a"]
     assert own.a.b == 1
-    made = settings({"made": defaultdict(list, a=[1])})["made"]
-    assert made["missing"] == []
+    whole = Keys(part=Keys(b=1))
+    object.__setattr__(whole.part, "whole", whole)
+    kept = settings({"whole": whole})["whole"]
+    assert object.__getattribute__(kept.part, "whole") is kept
+    assert settings({"made": defaultdict(list, a=[1])})["made"]["missing"] == []
 
 
 def test_order_counts_where_the_class_says_so() -> None:

@@ -14,7 +14,7 @@ _ATOMS = frozenset({bool, int, float, str, type(None)})
 
 def settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``attributes`` that are settings, as they are now."""
-    return {name: _copied(value) for name, value in attributes.items() if is_setting(value)}
+    return {name: _copied(value, {}) for name, value in attributes.items() if is_setting(value)}
 
 
 def are_set(attributes: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
@@ -54,33 +54,37 @@ def _are_settings(values: Collection[Any]) -> bool:
     return _ATOMS.issuperset(map(type, values)) or all(map(is_setting, values))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
     """A copy of a setting, of its class, which no code of that class makes.
 
     deepcopy asks a dict whose keys are attributes for a method, too, and gets what is under that
-    key, or an error.
+    key, or an error. ``copies`` are those made before, by the ids of what was copied, for an
+    attribute of a part may be the whole.
     """
+    if type(value) in _ATOMS or not isinstance(value, dict | list | tuple):
+        return value  # it never changes
+    if id(value) in copies:
+        return copies[id(value)]
     copied: Any
     if isinstance(value, dict):
         base = next(kind for kind in (OrderedDict, defaultdict, dict) if isinstance(value, kind))
-        copied = base.__new__(type(value))
+        copied = copies[id(value)] = base.__new__(type(value))
         if isinstance(value, defaultdict):
             copied.default_factory = value.default_factory
         for key, part in base.items(value):
-            base.__setitem__(copied, key, _copied(part))
+            base.__setitem__(copied, key, _copied(part, copies))
     elif isinstance(value, list):
-        copied = list.__new__(type(value))
-        list.extend(copied, map(_copied, value))
-    elif isinstance(value, tuple):
-        parts = [*map(_copied, value)]
+        copied = copies[id(value)] = list.__new__(type(value))
+        list.extend(copied, [_copied(part, copies) for part in value])
+    else:
+        parts = [_copied(part, copies) for part in value]
         if all(map(operator.is_, parts, value)):
             return value
-        copied = tuple.__new__(type(value), parts)
-    else:
-        return value  # it never changes
+        copied = copies[id(value)] = tuple.__new__(type(value), parts)
     if type(value).__dictoffset__:
         own = object.__getattribute__(value, "__dict__")
-        # A dict may be that of its own attributes.
-        attributes = copied if own is value else own | settings(own)
+        attributes = copied  # a dict may be that of its own attributes
+        if own is not value:
+            attributes = {n: _copied(v, copies) if is_setting(v) else v for n, v in own.items()}
         object.__setattr__(copied, "__dict__", attributes)
     return copied
