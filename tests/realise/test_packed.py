@@ -61,6 +61,16 @@ def test_sparse_arrays_are_refused(network: Callable[[], Network]) -> None:
         trace(symbol, shapes=shapes, realisation="packed")
 
 
+def test_a_dense_array_may_be_cast_to_one() -> None:
+    weight = mx.sym.cast_storage(var("weight", shape=(8, 6)), stype="default")
+    body = mx.sym.tanh(mx.sym.dot(mx.sym.cast_storage(mx.sym.relu(var()), "default"), weight))
+    symbol, shapes = loss(body), {"data": (4, 8)}
+    traced = trace(symbol, shapes=shapes, realisation="packed")
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
 @pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float64", "float16")])
 def test_several_dtypes_for_amp_multicast_are_refused(
     dtypes: tuple[str, str], monkeypatch: pytest.MonkeyPatch

@@ -158,6 +158,26 @@ def test_inputs_may_be_scalars(realisation: str) -> None:
         assert loss.item() == total(net(x, np.array(factor)), y).item()
 
 
+class WithNoRows(gluon.HybridBlock):
+    """A layer of all rows, behind the first ones, which are none."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="rows_")
+        with self.name_scope():
+            self.body, self.scores = nn.Dense(4), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        rows = self.body(x)
+        none = F.np.nan_to_num(F.np.tanh(F.np.split(rows, [0], axis=0)[0]))
+        return self.scores(F.np.concatenate([none, rows], axis=0))
+
+
+def test_an_operator_that_must_not_write_over_what_it_reads_may_have_no_elements() -> None:
+    case = dataclasses.replace(CASES["scalars"], block=WithNoRows, loss=total, batch=vectors)
+    case = dataclasses.replace(case, options={"realisation": "packed", "strategy": "store_all"})
+    assert not differences(train(case, by_autograd(case)), train(case, by_plan(case, [])))
+
+
 class Branches(gluon.HybridBlock):
     """Two layers, and what each of them computes."""
 

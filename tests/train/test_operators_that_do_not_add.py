@@ -42,6 +42,19 @@ READERS: dict[str, tuple[Callable[[], mx.sym.Symbol], tuple[str, ...]]] = {
         ),
         ("data", "offset"),
     ),
+    "lengths": (
+        lambda: S.softmax(
+            V("scores", shape=(2, 5)),
+            length=V("lengths", shape=(2,), dtype="int32"),
+            use_length=True,
+            axis=1,
+        ),
+        ("scores", "lengths"),
+    ),
+    "indices": (
+        lambda: S.take(V("rows", shape=(4, 3)), V("indices", shape=(2,), dtype="int32")),
+        ("rows", "indices"),
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from helpers.blocks import CPU, SOFTMAX, Computing, trained, vectors
+from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
@@ -45,6 +46,41 @@ def test_an_attribute_that_a_loss_may_read(kind: str) -> None:
     net.initialize(ctx=CPU)
     with pytest.warns(UserWarning, match=rf"block 'net_?' keeps what it has computed \({kind}\)"):
         trained(planned(net, **OPTIONS), *vectors())
+
+
+class Returning(Keeping):
+    """It returns what all its calls have computed, unless it ``begins`` anew."""
+
+    def __init__(self, begins: bool) -> None:
+        super().__init__("nothing")
+        self.begins = begins
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        self.everything = [] if self.begins else self.everything
+        self.everything.append(super().hybrid_forward(F, x))
+        return self.everything
+
+
+def test_what_earlier_calls_have_computed_is_no_part_of_a_later_step() -> None:
+    losses: list[Any] = []
+
+    def total(outputs: Any, labels: Any) -> Any:
+        return sum(SOFTMAX(output, labels) for output in outputs)
+
+    def growing(outputs: Any, labels: Any) -> Any:
+        losses.append(total(outputs, labels))
+        return sum(losses)
+
+    for begins, loss in ((True, total), (False, total), (True, growing)):
+        net = Returning(begins)
+        net.initialize(ctx=CPU)
+        step = TrainStep(net, loss, **OPTIONS)
+        step(*vectors())
+        if begins and loss is total:
+            step(*vectors())
+            continue
+        with pytest.raises(TraceError, match=r"an earlier call has.* in everything of 'net_?'"):
+            step(*vectors())
 
 
 def test_a_hook_of_a_layer() -> None:

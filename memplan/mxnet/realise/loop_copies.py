@@ -42,12 +42,13 @@ DO_NOT_ADD = frozenset(
     _split_v2 amp_cast amp_multicast clip mean moments reverse""".split()
 )
 
-# Those that do not add the gradient of one of their inputs, and which: of a gamma that is fixed, of
-# an array that is read for its shape, of indices.
-_DO_NOT_ADD_ONE = {
+#: Those that do not add the gradient of one of their inputs, and which: of a gamma that is fixed,
+#: of an array that is read for its shape, of lengths, of indices.
+DO_NOT_ADD_ONE = {
     "BatchNorm": 1,
     "_contrib_BatchNormWithReLU": 1,
     "_contrib_BilinearResize2D": 1,
+    "softmax": 1,
     "take": 1,
 }
 
@@ -105,7 +106,7 @@ def _reading_copies(graph: Json, added_up: set[int]) -> Json:
     variables = set(graph["arg_nodes"])
 
     def reads_copy(op: str, place: int, source: int) -> bool:
-        does_not_add = op in _READ_COPIES or _DO_NOT_ADD_ONE.get(op) == place
+        does_not_add = op in _READ_COPIES or DO_NOT_ADD_ONE.get(op) == place
         return source in (variables if op in _HAND_ON else added_up if does_not_add else ())
 
     graph = graph | {"nodes": [_copying_gradient(node, variables) for node in graph["nodes"]]}

@@ -176,8 +176,10 @@ class Calls:
         for k, (tensor, info) in enumerate(self._outputs(step)):
             if (step, k) in self.outside or is_left_out(graph, tensor, info):
                 continue
-            offset = self.offsets[step, tensor] if info.nelements else 0
-            place = _Place(offset, info.shape, info.dtype)
+            if not info.nelements:  # each is an array of its own, wherever that may be
+                self._places[step, k] = _Place(tensor, info.shape, info.dtype)
+                continue
+            place = _Place(self.offsets[step, tensor], info.shape, info.dtype)
             taken, sources = in_place.get((op, k)), read.intersection((place, place.other))
             for source in sources:
                 keeps_layout = not writes_in_layout_of_place(node)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
-from memplan.mxnet.realise.loop_copies import DO_NOT_ADD
+from memplan.mxnet.realise.loop_copies import DO_NOT_ADD, DO_NOT_ADD_ONE
 from memplan.mxnet.realise.loops import check_gradients, check_loop, check_shapes_within
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.einsum import is_optimized
@@ -186,7 +186,9 @@ def _does_not_add(backward: Node, output: int) -> bool:
     forward = backward.forward
     if forward is None or output >= _ADDED_FROM.get(forward.op, backward.noutputs):
         return False
-    return is_optimized(forward) if forward.op == "_npi_einsum" else forward.op in DO_NOT_ADD
+    if forward.op == "_npi_einsum":
+        return is_optimized(forward)
+    return forward.op in DO_NOT_ADD or DO_NOT_ADD_ONE.get(forward.op) == output
 
 
 def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
@@ -267,7 +269,7 @@ def _tensors_of_forward(backward: Node) -> list[Entry]:
 def _is_sparse(node: Node) -> bool:
     return (
         has_sparse_gradient(node)
-        or node.op == "cast_storage"
+        or (node.op == "cast_storage" and node.attrs["stype"] != "default")
         or any(_is_sparse_variable(source) for source, _ in node.inputs)
     )
 

@@ -43,7 +43,7 @@ from memplan.mxnet.train.blocks.refused_symbols import (
 from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
-from memplan.mxnet.train.blocks.symbols_seen import refusing_rows, warn_of_symbols
+from memplan.mxnet.train.blocks.symbols_seen import kept_by, refusing_rows, warn_of_symbols
 from memplan.mxnet.train.blocks.unread_losses import (
     LossOperator,
     losses_by_output,
@@ -144,6 +144,7 @@ def compose(
     warn_of_symbols(blocks, loss, asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
     names, inputs = [variable.name for variable in given], symbol.list_inputs()
+    _check_one_call(blocks, inputs)
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
@@ -264,6 +265,22 @@ def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss:
             f"block{' or the loss' if has_loss else ''}; register the blocks that it calls, by "
             f"register_child() or as its attributes: those in a list, tuple or dict are not"
             + ("; if the loss has parameters, give it as a Block, not as a function" * has_loss)
+        )
+
+
+def _check_one_call(blocks: Sequence[Any], inputs: Sequence[str]) -> None:
+    """TraceError where a network of these ``inputs`` has some of an earlier call of ``blocks``.
+
+    These are other variables of the same names.
+    """
+    given = [name for name in inputs if name.startswith((INPUT, LABEL))]
+    if len(given) != len({*given}):
+        kept = ", ".join(kept_by(blocks))
+        raise TraceError(
+            f"block {blocks[0].name!r}, or its loss, returns or reads what an earlier call has "
+            f"computed, as in a list that grows from call to call, and a planned step has that no "
+            f"more; empty it where hybrid_forward, or the loss, begins"
+            f"{f' (what is computed is kept in {kept})' if kept else ''}"
         )
 
 

@@ -119,6 +119,12 @@ def _asks(function: Any, owner: Any, kind: type, seen: set[Any]) -> bool:
     return any(_asks(other, owner, kind, seen) for other in functions)
 
 
+def kept_by(blocks: Iterable[Block]) -> list[str]:
+    """The attributes of ``blocks`` and of those within that hold Symbols, as messages name them."""
+    parts = dict.fromkeys(_called(blocks))
+    return [f"{name} of {part.name!r}" for part in parts for name in _kept(part)]
+
+
 def _kept(block: Block) -> list[str]:
     """The attributes of a block of the script's that hold Symbols, if MXNet has no graph of it."""
     if is_graph(block) or type(block).__module__.split(".")[0] == "mxnet":
