@@ -94,6 +94,36 @@ def test_data_is_brought_into_the_layout_of_the_gradient_of_whole_pictures(
     assert _of_backward("Convolution", traced) == without
 
 
+# All of oneDNN's have the layout of the gradient that they read. A sum of two terms of which one is
+# in the usual layout copies the other, and a BatchNorm brings its gradient back.
+@pytest.mark.parametrize("by_executor", [True, False])
+@pytest.mark.parametrize("kind", ["relu", "tanh", "sigmoid", "softrelu", "leaky", "gelu"])
+def test_the_gradient_of_an_activation_behind_one_in_the_usual_layout_is_in_that(
+    kind: str, by_executor: bool
+) -> None:
+    def op(data: Symbol) -> Symbol:
+        if kind in ("leaky", "gelu"):
+            return mx.sym.LeakyReLU(data, act_type=kind)
+        return mx.sym.Activation(data, act_type=kind)
+
+    block = op(mx.sym.BatchNorm(convolved(pictures())))
+    net = convolved(op(block + mx.sym.BatchNorm(convolved(block))), 3)
+    _, activation, norm, convolution, total, first, last, *_ = _backward(net, by_executor)
+    name = "LeakyReLU" if kind in ("leaky", "gelu") else "Activation"
+    assert (activation, norm) == ((name, 0, 1), ("BatchNorm", 0, 1))
+    assert convolution == ("Convolution", 0, OF_WEIGHT)
+    assert (total, first, last) == (("add_n", 0, 1), (name, 0, 1), ("BatchNorm", 0, 1))
+
+
+@pytest.mark.parametrize(("kind", "ncopies"), [("relu", 0), ("tanh", 1)])
+def test_an_output_that_onednn_does_not_read_is_not_brought_into_a_layout(
+    kind: str, ncopies: int
+) -> None:
+    """The Flatten behind turns the output into the usual layout, but not what a tanh has read."""
+    traced = _traced(mx.sym.Activation(convolved(pictures()), act_type=kind))
+    assert _of_backward("Activation", traced) == (0, ncopies * N)
+
+
 def test_blocks_of_channels_are_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = _traced(_of_whole_pictures(activated(convolved(pictures(), 64))))
     for has_avx512, copied in ((True, 4 * N), (False, 0)):

@@ -218,14 +218,13 @@ def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
         traced = trace(net, shapes={"data": (2, 16, 32, 32)}, realisation="packed")
         estimates[name] = packed_nbytes(traced.graph, traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
-    # An activation's gradient brings the one that it reads into oneDNN's layout, and is computed
-    # beside that; half of what the convolution copies counts again. relu copies what it reads and
-    # writes, its backward op one of what it reads. The convolution's backward op brings the data
-    # and the gradients of output and weight into that layout.
+    # The gradient of either is in the usual layout: the convolution's backward op brings the data
+    # and the gradients of output and weight into oneDNN's, and half of these copies count again.
+    # relu copies what it reads and writes, its backward op one of what it reads.
     picture = 16 * N
     space = 2 * picture + WEIGHT
     other = space + (2 + 1) * picture + picture * 3 // 4
-    onednn = 2 * picture + (picture + WEIGHT) // 2
+    onednn = space + space // 2
     assert estimates == {"onednn": onednn, "other": other}
 
 

@@ -37,9 +37,10 @@ SUM = "elemwise_add"
 _FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
 
 
-# Gradients for which the data is brought into the layout of the other gradient that they read, and
-# which have that (MKLDNNActivationBackward of MXNet's src/operator/nn/mkldnn/mkldnn_act.cc). That
-# of a BatchNorm, too, has the layout of the other gradient, and takes the data in any of oneDNN's.
+# Gradients that have the layout of the other gradient that they read, be it the usual one, into
+# which the data is brought, or for it the output of a relu (MKLDNNActivationBackward of MXNet's
+# src/operator/nn/mkldnn/mkldnn_act.cc). That of a BatchNorm is in a layout of oneDNN's if either
+# array is, into which the other one is brought; it takes two such layouts as they are.
 _BRING_DATA = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
 
 
@@ -140,7 +141,7 @@ def _rule(node: Node) -> Rule:
         return Rule(OWN if is_own else USUAL)
     if _takes_parts(node) or node.op not in KEEPS_LAYOUT or _falls_back(node):
         return Rule(USUAL)
-    if _follows(node):
+    if _follows(node) or node.op in _BRING_DATA:
         leader, _ = _leader_and_other(node)
         place = _place_of_tensor(node, leader)
         return Rule(USUAL) if place is None else Rule(INPUT, place)
@@ -163,9 +164,13 @@ def _follows(node: Node) -> bool:
 
 
 def _leader_and_other(node: Node) -> tuple[int, int]:
-    """The places of that array, and of the other one."""
-    data = next((n for n, entry in enumerate(node.inputs) if entry == node.call.inputs[0]), 0)
-    return (0, data) if node.op == "_backward_LRN" else (data, 0)
+    """The places of that array, and of the other one.
+
+    Where the gradient of an activation does not read the data, it reads the output in its place.
+    """
+    brings = node.op in _BRING_DATA
+    data = next((n for n, e in enumerate(node.inputs) if e == node.call.inputs[0]), int(brings))
+    return (0, data) if brings or node.op == "_backward_LRN" else (data, 0)
 
 
 def _place_of_tensor(node: Node, place: int) -> int | None:
@@ -259,6 +264,9 @@ class _Layouts:
             # An LRN's own layout is that of the gradient, and its data is brought into the usual.
             is_own = node.op != "_backward_LRN" and layouts[leader] is not None
             return _sizes(node)[other] * _ncopies(layouts[other], is_own=is_own)
+        if node.op in _BRING_DATA:
+            wanted, of_data = (self.read_by(index)[place] for place in _leader_and_other(node))
+            return self._size(op.outputs[0]) * _nbrought(of_data, wanted)
         if node.op not in KEEPS_LAYOUT or _falls_back(node):
             return self._nbytes(own)
         if node.op in (SUM, "add_n") and not leaves_own:
@@ -268,10 +276,6 @@ class _Layouts:
             return 2 * self._size(op.outputs[0])
         own_sizes = {self._size(tensor) for tensor in own}
         unlike = [t for t in op.inputs if t not in own and self._size(t) in own_sizes]
-        if node.op in _BRING_DATA and any(_differ(self.own[t], self.own[own[0]]) for t in own):
-            # One array of its size is brought into its layout, if need be by the usual one.
-            is_reshaped = any(isinstance(self.own[t], Reshaped) for t in own)
-            unlike += [own[0]] * (1 + is_reshaped)
         return 0 if node.forward is None else self._nbytes(unlike)
 
     def _convolve(self, index: int, call: Node) -> int:
@@ -359,9 +363,19 @@ def _ncopies(layout: Hashable, *, is_own: bool) -> int:
     return int((layout is None) == is_own or isinstance(layout, Turned))
 
 
-def _differ(first: Hashable, second: Hashable) -> bool:
-    """Are these two layouts of oneDNN's unlike? It has one for a shape, but for these kinds."""
-    return any(isinstance(first, kind) != isinstance(second, kind) for kind in (Turned, Reshaped))
+def _nbrought(layout: Hashable, wanted: Hashable) -> int:
+    """How many copies bring an array into the layout of another one, of the same shape?
+
+    Of oneDNN's there is one for a shape, but for these kinds.
+    """
+    if layout is None or wanted is None:
+        return int(layout is not wanted)
+    turned, reshaped = (
+        [isinstance(each, kind) for each in (layout, wanted)] for kind in (Turned, Reshaped)
+    )
+    if turned[0] == turned[1] and reshaped[0] == reshaped[1]:
+        return 0
+    return 1 + any(reshaped)  # between two shapes by way of the usual layout
 
 
 def _sizes(node: Node) -> list[int]:
