@@ -190,6 +190,47 @@ def test_a_copy_of_a_setting_stays_as_it_was_when_that_changes_deep_within() -> 
         assert (kept[0] if isinstance(kept, Pair) else kept)["b"] == 1
 
 
+class Rate(float):
+    """A number with more beside it."""
+
+
+class Slotted(dict):
+    __slots__ = ("factor",)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slotted) and self.factor == other.factor
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Named(tuple):
+    """Numbers with more beside them."""
+
+
+def slotted() -> Slotted:
+    made = Slotted(a=1)
+    made.factor = [2.0]
+    return made
+
+
+def test_what_a_copy_of_a_setting_has_beside_its_parts_stays_as_it_was() -> None:
+    record = np.zeros((), dtype=[("scale", "f4")])[()]
+    rate, named = Rate(0.5), Named((1, 2))
+    rate.more, named.more = [1], [1]  # type: ignore[attr-defined]
+    now = {"record": record, "rate": [rate], "named": (named,), "slotted": [slotted()]}
+    found = settings(now)
+    assert are_set(now, found)
+    record["scale"] = 2.0
+    rate.more.append(2)  # type: ignore[attr-defined]
+    named.more.append(2)  # type: ignore[attr-defined]
+    now["slotted"][0].factor.append(3.0)
+    assert found["record"]["scale"] == 0.0
+    assert found["rate"][0].more == [1]
+    assert found["named"][0].more == [1]
+    assert found["slotted"][0].factor == [2.0]
+    assert not are_set(now, found)
+
+
 def test_a_copy_of_a_setting_has_attributes_as_it_had() -> None:
     own = settings({"own": Own(a=Own(b=1))})["own"]
     assert own.a is own["a"]

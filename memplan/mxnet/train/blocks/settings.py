@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import operator
+import contextlib
+import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 _ATOMS = frozenset({bool, int, float, str, type(None)})
+_PARTS = frozenset({dict, list, tuple})
 
 
 def settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,14 +57,41 @@ def _are_settings(values: Collection[Any]) -> bool:
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a setting, of its class, which no code of that class makes.
+    """A copy of a setting, of its class.
 
     deepcopy asks a dict whose keys are attributes for a method, too, and gets what is under that
-    key, or an error. ``copies`` are those made before, by the ids of what was copied, for an
-    attribute of a part may be the whole.
+    key, one that is made for it, or an error. So no code of such a class copies it.
     """
-    if type(value) in _ATOMS or not isinstance(value, dict | list | tuple):
-        return value  # it never changes
+    if type(value) in _ATOMS or isinstance(value, np.number):
+        return value
+    if type(value) not in _PARTS and not _answers(value):
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # a class of the script's may take no items, or no copies
+            pass
+    return _rebuilt(value, copies)
+
+
+def _answers(value: Any) -> bool:
+    """Does a setting, or a part of it, say itself what attributes it has, or is it these?"""
+    if hasattr(type(value), "__getattr__") or _attributes(value) is value:
+        return True
+    if isinstance(value, dict):
+        return any(map(_answers, dict.values(value)))
+    return isinstance(value, list | tuple) and any(map(_answers, value))
+
+
+def _attributes(value: Any) -> Any:
+    """The attributes of an object; None if it has none."""
+    return object.__getattribute__(value, "__dict__") if type(value).__dictoffset__ else None
+
+
+def _rebuilt(value: Any, copies: dict[int, Any]) -> Any:
+    """A dict, list or tuple made of copies of its parts, by Python's own code; else the value.
+
+    ``copies`` are those made before, by the ids of what was copied, for an attribute of a part may
+    be the whole.
+    """
     if id(value) in copies:
         return copies[id(value)]
     copied: Any
@@ -75,16 +104,18 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
             base.__setitem__(copied, key, _copied(part, copies))
     elif isinstance(value, list):
         copied = copies[id(value)] = list.__new__(type(value))
-        list.extend(copied, [_copied(part, copies) for part in value])
-    else:
-        parts = [_copied(part, copies) for part in value]
-        if all(map(operator.is_, parts, value)):
-            return value
+        list.extend(copied, [_copied(part, copies) for part in list.__iter__(value)])
+    elif isinstance(value, tuple):
+        parts = [_copied(part, copies) for part in tuple.__iter__(value)]
         copied = copies[id(value)] = tuple.__new__(type(value), parts)
-    if type(value).__dictoffset__:
-        own = object.__getattribute__(value, "__dict__")
+    else:
+        return value
+    own = _attributes(value)
+    if own is not None:
         attributes = copied  # a dict may be that of its own attributes
         if own is not value:
-            attributes = {n: _copied(v, copies) if is_setting(v) else v for n, v in own.items()}
-        object.__setattr__(copied, "__dict__", attributes)
+            items = dict.items(own)
+            attributes = {n: _copied(v, copies) if is_setting(v) else v for n, v in items}
+        with contextlib.suppress(AttributeError):  # a property, made of what the copy has
+            object.__setattr__(copied, "__dict__", attributes)
     return copied
