@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,12 +14,14 @@ def processor_seconds(process: int | str = "self") -> float:
     a bound.
     """
     folder = Path("/proc") / str(process)
-    # The running ones first: what ends meanwhile counts for the process that waits for it.
-    lists = [path.read_text(encoding="ascii") for path in folder.glob("task/*/children")]
-    total = sum(processor_seconds(child) for text in lists for child in text.split())
     # The name of the program stands in brackets before the state, and may have blanks.
     fields = (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return total + sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    for path in folder.glob("task/*/children"):
+        # What ends meanwhile is left out: it counts when it has ended before.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += sum(map(processor_seconds, path.read_text(encoding="ascii").split()))
+    return total
 
 
 def memory_nbytes(field: str) -> int:

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
 from memplan.errors import ArgumentError
 from memplan.step.schedule import Schedule
 from memplan.step.validate import first_violation
@@ -33,10 +35,15 @@ def checked(answer: Any, problem: Problem, name: str) -> Outcome:
             f"the lower bound that strategy {name} returns must be None or a number of seconds, "
             f"got {shown(bound)}"
         )
-    # Truth values of NumPy, which JSON does not take, become Python's.
-    in_order, cut_by_clock = bool(answer.in_order), bool(answer.cut_by_clock)
-    schedule = answer.schedule
-    outcome = Outcome(answer.status, schedule, bound, in_order, cut_by_clock)
+    schedule, flags = answer.schedule, dict[str, Any]()
+    for flag in ("in_order", "cut_by_clock"):
+        value = getattr(answer, flag)
+        if not isinstance(value, bool | np.bool_):
+            raise ArgumentError(
+                f"strategy {name} must return true or false as {flag}, got {shown(value)}"
+            )
+        flags[flag] = bool(value)  # JSON does not take NumPy's
+    outcome = dataclasses.replace(answer, lower_bound_seconds=bound, **flags)
     if schedule is None:
         return outcome
     if not isinstance(schedule, Schedule) or schedule.graph != problem.graph:

@@ -39,6 +39,8 @@ def silence() -> Iterator[None]:
     try:
         stdout_copy = os.dup(1)
     except OSError:
+        stdout_copy = None
+    if stdout_copy is None:
         yield
         return
     try:

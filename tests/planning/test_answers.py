@@ -136,6 +136,13 @@ def test_truth_values_of_numpy_become_pythons() -> None:
         assert outcome.cut_by_clock is False
 
 
+@pytest.mark.parametrize("value", [None, "no", np.zeros(2, bool)])
+def test_what_is_no_truth_value_is_refused(value: Any) -> None:
+    answer = Outcome(Status.NO_PLAN_FOUND, cut_by_clock=value)
+    with pytest.raises(ArgumentError, match="own must return true or false as cut_by_clock"):
+        checked(answer, Problem(unit_chain(1), 100), "own")
+
+
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 1.01, np.float32(1e-9)])
 def test_a_bound_that_holds_is_taken(network: Any, bound: Any) -> None:
     plan = quick(network, strategy=saying(bound), budget=0.9)

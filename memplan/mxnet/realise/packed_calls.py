@@ -61,7 +61,10 @@ class Overwritten(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an array lies: one array for several tensors, one after the other, or one of two."""
+    """Where an array lies: one array for several tensors, one after the other, or one of two.
+
+    Where it has no elements the offset is only a number of its own.
+    """
 
     offset: int
     shape: tuple[int, ...]

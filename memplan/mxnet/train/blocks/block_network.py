@@ -279,7 +279,7 @@ def _check_one_call(blocks: Sequence[Any], inputs: Sequence[str]) -> None:
         raise TraceError(
             f"block {blocks[0].name!r}, or its loss, returns or reads what an earlier call has "
             f"computed, as in a list that grows from call to call, and a planned step has that no "
-            f"more; empty it where hybrid_forward, or the loss, begins"
+            f"more; empty it where hybrid_forward, or the loss, begins, or hand it on as an input"
             f"{f' (what is computed is kept in {kept})' if kept else ''}"
         )
 
