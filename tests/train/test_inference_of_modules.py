@@ -7,7 +7,7 @@ import pytest
 
 from helpers.fitting import Make, Result, differing, planned, seed
 from helpers.networks import Network
-from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.bind import READER, bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train.pool import inference_need
 from memplan.planning.realisation import trace
@@ -49,6 +49,51 @@ def inferred(make: Make, network: Network, batch: int, **options: object) -> Res
         module.forward(mx.io.DataBatch([data], [mx.nd.arange(batch)]), is_train=False)
         result[f"{step}"] = module.get_outputs()[1].asnumpy()
     return result
+
+
+def picked_net() -> Network:
+    """What comes behind the product takes no control dependency: MXNet has that for another."""
+    body = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(1, 1), name="first")
+    body = mx.sym.Convolution(body, num_filter=8, kernel=(1, 1), name="second")
+    body = body * mx.sym.sigmoid(body)
+    places = mx.sym.ones((1, 4))
+    body = mx.sym.gather_nd(body, places)
+    scores = mx.sym.FullyConnected(mx.sym.BatchNorm(body, fix_gamma=False), num_hidden=10)
+    loss = mx.sym.SoftmaxOutput(scores, name="softmax")
+    heads = [mx.sym.BlockGrad(places), mx.sym.BlockGrad(body), loss]
+    return mx.sym.Group(heads), {"data": (4, 3, 8, 8)}
+
+
+def bound_to_infer(net: mx.sym.Symbol, data: tuple[int, ...]) -> str:
+    """MXNet's description of an executor."""
+    traced = trace(net, shapes={"data": data}, realisation="packed")
+    arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
+    bound = bind_inference(net, mx.cpu(0), arrays, arrays, traced=traced)
+    return str(bound.debug_str())
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_ops_that_take_no_control_dependency_follow_what_is_kept(realisation: str) -> None:
+    network = picked_net()
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4, realisation=realisation))
+
+
+def test_nothing_is_read_where_inference_writes_over_no_more_than_training() -> None:
+    """A sum of a branch and of the shortcut behind it lies over the branch in both."""
+    body = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(1, 1), name="first")
+    branch = mx.sym.Convolution(body, num_filter=8, kernel=(1, 1), name="second")
+    branch = mx.sym.BatchNorm(branch, fix_gamma=False, name="branch_bn")
+    net = mx.sym.MakeLoss(mx.sym.BatchNorm(branch + body, name="bn"))
+    assert READER not in bound_to_infer(net, (4, 3, 8, 8))
+    net, shapes = gated_net()
+    assert READER in bound_to_infer(net, shapes["data"])
+
+
+def test_what_is_read_is_read_by_an_operator_of_onednn() -> None:
+    """Of what another one reads MXNet keeps a copy in the usual layout."""
+    net, shapes = gated_net()
+    assert "shape_array" not in bound_to_infer(net, shapes["data"])
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

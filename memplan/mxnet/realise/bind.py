@@ -18,6 +18,7 @@ from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import CUSTOM, runs_user_code
+from memplan.mxnet.trace.probe import counts_as_backward
 
 NDArray = Any
 JSON = dict[str, Any]
@@ -99,22 +100,26 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
     """Have ops write over nothing that they leave as it is in training.
 
     There the backward pass reads it. Here an op reads it that runs right after them: before the
-    next op, of those that MXNet merges with no earlier one.
+    next op, of those that MXNet merges with no earlier one. That is a slice: oneDNN reads any of
+    its layouts, where another op would have a copy of the array.
     """
     nodes, graph = data["nodes"], traced.graph
     first = [next(iter(sources), None) for sources in traced.sources]
-    places = sorted(place for place in first if place is not None)
+    ranked = sorted((place, op) for op, place in enumerate(first) if place is not None)
     kept = kept_in_training(graph, traced.nodes, traced.stock_order)
     for op, tensor in ((op, tensor) for op, tensors in kept.items() for tensor in sorted(tensors)):
         producer = graph.producer[tensor]
         place, source = first[op], first[producer]
-        later = places[bisect_right(places, place) :] if place is not None else []
-        if source is None or not later:
+        if place is None or source is None or graph.tensors[tensor].nelements < 2:
             continue
-        output = tensor - graph.ops[producer].outputs[0]
-        reader = {"op": "shape_array", "name": f"{READER}{tensor}", "inputs": [[source, output, 0]]}
-        nodes.append(reader | {"attrs": {"__reader__": str(tensor)}, "control_deps": [place]})
-        nodes[later[0]].setdefault("control_deps", []).append(len(nodes) - 1)
+        behind = ranked[bisect_right(ranked, (place, len(first))) :]
+        later = (p for p, k in behind if not counts_as_backward(traced.nodes[k]))
+        if (following := next(later, None)) is not None:
+            output = tensor - graph.ops[producer].outputs[0]
+            attrs = {"begin": "(0,)", "end": "(1,)", "__reader__": str(tensor)}
+            reader = {"op": "slice", "name": f"{READER}{tensor}", "inputs": [[source, output, 0]]}
+            nodes.append(reader | {"attrs": attrs, "control_deps": [place]})
+            nodes[following].setdefault("control_deps", []).append(len(nodes) - 1)
 
 
 def _read_means(data: JSON) -> None:

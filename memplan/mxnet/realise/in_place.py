@@ -58,17 +58,19 @@ def kept_in_training(
     """For each forward op over whose inputs inference must not write: which of them these are.
 
     They are read last by an op that leaves its output in the layout of its place, and that the
-    unplanned step does not write over.
+    unplanned step does not write over, nor over one that the op reads before: that is chosen in
+    inference, too.
     """
     source_of, kept = overwritten(graph, nodes, stock_order), {}
-    forward = graph.ops[: graph.nforward]
-    last_reader = {tensor: index for index, op in enumerate(forward) for tensor in op.inputs}
-    for index, (op, node) in enumerate(zip(forward, nodes, strict=False)):
+    order = [index for index in stock_order if index < graph.nforward]
+    last_reader = {tensor: index for index in order for tensor in graph.ops[index].inputs}
+    for index in order:
+        op, node = graph.ops[index], nodes[index]
         if node.op == SUM or writes_in_layout_of_place(node):
-            taken = {source_of.get(tensor) for tensor in op.outputs}
+            taken = [op.inputs.index(source_of[t]) for t in op.outputs if t in source_of]
             sizes = {graph.tensors[tensor].nelements for tensor in op.outputs}
-            dying = {tensor for tensor in op.inputs if last_reader[tensor] == index}
-            if apart := {t for t in dying - taken if graph.tensors[t].nelements in sizes}:
+            dying = {t for t in op.inputs[: min(taken, default=None)] if last_reader[t] == index}
+            if apart := {t for t in dying if graph.tensors[t].nelements in sizes}:
                 kept[index] = apart
     return kept
 

@@ -108,6 +108,7 @@ class Plans:
         self._asked = self.realisation = planner.realisation
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self._inference: dict[tuple[Any, ...], Need] = {}
+        self._traces: dict[tuple[Any, ...], Trace] = {}
         self.nbound = 0
         #: What updates the parameters within steps, where the realisation is "updating".
         self.updates = OptimizerUpdates()
@@ -252,20 +253,22 @@ class Plans:
 
     def trace_of(self, request: Request) -> Trace | None:
         """The step of ``request``, planned or not; None where it cannot be traced."""
-        if request.key in self.plans:
-            return self.plans[request.key].trace
         try:
-            return self._traced(self.realisation, request)
+            return self._trace_of(request)
         except TraceError:
             return None
+
+    def _trace_of(self, request: Request) -> Trace:
+        if request.key in self.plans:
+            return self.plans[request.key].trace
+        if request.key not in self._traces:
+            self._traces[request.key] = self._traced(self.realisation, request)
+        return self._traces[request.key]
 
     def inference_need(self, request: Request) -> Need:
         """What inference with the inputs of ``request`` runs in."""
         if request.key not in self._inference:
-            if request.key in self.plans:
-                traced = self.plans[request.key].trace
-            else:
-                traced = self._traced(self.realisation, request)
+            traced = self._trace_of(request)
             self._inference[request.key] = inference_need(traced, request.ctx.device_type)
         return self._inference[request.key]
 
