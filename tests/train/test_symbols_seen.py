@@ -48,6 +48,26 @@ def test_an_attribute_that_a_loss_may_read(kind: str) -> None:
         trained(planned(net, **OPTIONS), *vectors())
 
 
+class Cached(Keeping):
+    """It computes with what its first call has computed, in all later ones."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        if self.kept is None:
+            self.kept = self.body(x)
+        return self.scores(self.kept)
+
+
+def test_a_step_with_a_loss_tells_of_attributes_that_the_block_itself_reads() -> None:
+    """MXNet trains by the batch of the first call, a planned step by its own."""
+    for net, is_told in ((Cached("nothing"), True), (Keeping("kept"), False)):
+        net.initialize(ctx=CPU)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            TrainStep(net, SOFTMAX, **OPTIONS)(*vectors())
+        texts = [str(one.message) for one in told if "keeps what it has" in str(one.message)]
+        assert bool(texts) == is_told
+
+
 class Returning(Keeping):
     """It returns what all its calls have computed, unless it ``begins`` anew."""
 

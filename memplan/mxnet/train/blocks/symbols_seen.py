@@ -5,6 +5,7 @@ A hybridized block shows it Symbols, too, when MXNet makes its graph, and then n
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -39,14 +40,15 @@ _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
 def warn_of_symbols(blocks: Sequence[Block], loss: Any, asked: Iterable[str]) -> None:
     """Warn of what ``blocks``, which have just run with Symbols, show to hooks, but the first's.
 
-    And of what they keep in attributes, which a ``loss`` that runs with Symbols may read, so only
-    without one, and of functions that ask whether they get Symbols: of those that
+    And of what they keep in attributes, which a ``loss`` that runs with Symbols may read, so with
+    one only of what they read themselves, maybe in the next call, and of functions that ask whether
+    they get Symbols: of those that
     :func:`refusing_rows` says have ``asked``, and of those in whose code it can be seen.
     """
     asked = [*(f"the loss {name}()" for name in _asking_losses(loss)), *asked]
     for root, part in ((block, part) for block in blocks for part in _called([block])):
         asked = [*(f"{name} of block {part.name!r}" for name in _asking(part)), *asked]
-        names = _kept(part) if loss is None else []
+        names = [name for name in _kept(part) if loss is None or _reads(part, name)]
         if names:
             warnings.warn(
                 f"block {part.name!r} keeps what it has computed ({', '.join(names)}): in a "
@@ -131,6 +133,15 @@ def _kept(block: Block) -> list[str]:
         return []
     attributes = vars(block).items()
     return [name for name, value in attributes if name not in OF_MXNET and _has_symbols(value)]
+
+
+def _reads(block: Block, name: str) -> bool:
+    """Does its ``hybrid_forward`` read this attribute?"""
+    code = getattr(type(block).hybrid_forward, "__code__", None)
+    return code is not None and any(
+        instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval == name
+        for instruction in dis.get_instructions(code)
+    )
 
 
 def _called(blocks: Iterable[Block]) -> Iterator[Block]:
