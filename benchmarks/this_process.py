@@ -18,9 +18,11 @@ def processor_seconds(process: int | str = "self") -> float:
     fields = (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
     total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for path in folder.glob("task/*/children"):
-        # What ends meanwhile is left out: it counts when it has ended before.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            total += sum(map(processor_seconds, path.read_text(encoding="ascii").split()))
+        for child in path.read_text(encoding="ascii").split():
+            # A child that ends between the two looks is missed here. Its parent was read before its
+            # children, for otherwise such a child would count twice.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                total += processor_seconds(child)
     return total
 
 

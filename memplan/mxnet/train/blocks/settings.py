@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 _ATOMS = frozenset({bool, int, float, str, type(None)})
+# What is made of parts, and of no class of the script's.
 _PARTS = frozenset({dict, list, tuple})
 
 
