@@ -1,4 +1,4 @@
-"""Linear and integer programs, solved by what python-mip comes with: the only importer of mip.
+"""Linear and integer programs, solved by what python-mip comes with: the only user of it.
 
 :class:`Program` counts variables and rows by number. Rows are sums, given as a dict of variable
 number to factor: python-mip's own arithmetic loses a term where a variable occurs twice.
@@ -15,14 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
+from memplan.programs import python_mip as mip
 from memplan.programs.native import load_openblas_of_mxnet, silence
 from memplan.util.interrupts import deferring
 from memplan.util.stop import Stop
-
-try:
-    import mip
-except ImportError as error:  # pragma: no cover - mip is a plain requirement of memplan
-    raise DependencyError("python-mip is missing; pip install 'mip>=1.17'") from error
 
 SOLVERS = ("HIGHS", "CBC")
 
@@ -52,8 +48,8 @@ _IN_BRANCH_AND_BOUND = 6
 # HiGHS asks in the simplex method, the interior point method and branch and bound.
 _MAY_BE_STOPPED = (1, 2, _IN_BRANCH_AND_BOUND)
 
-_INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
-_SOLVED = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
+# The names of statuses.
+_INFEASIBLE, _SOLVED = ("INFEASIBLE", "INT_INFEASIBLE"), ("OPTIMAL", "FEASIBLE")
 
 # By solver, python-mip's module, the library there, and what deletes a model in it.
 _DESTRUCTORS = {
@@ -326,10 +322,10 @@ class Program:
         if status == mip.OptimizationStatus.UNBOUNDED:
             is_proved = self._is_infeasible(stop, relax=relax)
             return infeasible if is_proved else no_answer
-        if status in _INFEASIBLE:
+        if status.name in _INFEASIBLE:
             return infeasible
         bound = self.floor if relax else self._bound(is_fresh=looks.left <= 0.0)
-        if status not in _SOLVED or not self.model.num_solutions:
+        if status.name not in _SOLVED or not self.model.num_solutions:
             return replace(no_answer, bound=bound)
         value = self.model.objective_value
         values = tuple(variable.x for variable in self.variables)
@@ -351,7 +347,7 @@ class Program:
         if self.model.solver_name == "HIGHS":
             self.model.solver.set_max_iter(iterations if relax else MOST)
 
-    def _optimize(self, stop: Stop, looks: Looks, *, relax: bool) -> mip.OptimizationStatus:
+    def _optimize(self, stop: Stop, looks: Looks, *, relax: bool) -> Any:
         """The status when ``stop`` is over at the latest; ERROR if the solver fails."""
         status = mip.OptimizationStatus.OTHER
         is_of_highs, is_linear = self.model.solver_name == "HIGHS", relax or not self.has_integers
@@ -386,7 +382,7 @@ class Program:
         self.model.objective = mip.LinExpr()
         status = self._optimize(stop, Looks(), relax=relax)
         self.model.objective = mip.LinExpr(self.variables, self.costs)
-        return status in _INFEASIBLE
+        return status.name in _INFEASIBLE
 
     def _bound(self, *, is_fresh: bool) -> float:
         """What the solver has proved, or what holds in any case.

@@ -214,6 +214,12 @@ def test_importing_memplan_does_not_load_mxnet() -> None:
     assert printed.split() == ["False"]
 
 
+def test_the_code_of_planning_loads_no_solver() -> None:
+    """A process that trains by what its child has planned never makes a model."""
+    printed = printed_by("-c", "import sys, memplan.planning.planner; print('mip' in sys.modules)")
+    assert printed.split() == ["False"]
+
+
 PLAN = """
 import memplan
 memplan.search_plan, memplan.compare, memplan.profile
