@@ -24,7 +24,7 @@ UPDATE = "update"
 """The kind of an op that updates a parameter by its gradient; it writes no tensor with bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One output of an op.
 

@@ -91,7 +91,7 @@ def _gradients(node: Node) -> tuple[Entry, Entry]:
         f"{node.name}_weight",
         dict(attrs),
         [data, ograd, weight],
-        [convolution],
+        (convolution,),
         noutputs=2,
         forward=convolution,
     )

@@ -295,7 +295,7 @@ class _Writer:
             f"{node.name}_again{self.runs[op]}" if self.runs[op] else node.name,
             self._attrs(node, op, inputs, is_placed=bool(control)),
             inputs,
-            list(dict.fromkeys(control)),
+            tuple(dict.fromkeys(control)),
             node.noutputs,
             node.subgraphs,
         )

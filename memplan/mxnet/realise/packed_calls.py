@@ -323,7 +323,7 @@ def _cached_op(node: Node, mode: Mode | None) -> Callable[..., Any]:
     is_kept = mode is not None
     sources: list[Entry] = [(Node(VARIABLE, f"input{i}"), 0) for i in range(len(node.inputs))]
     attrs = dict(node.key)
-    call = Node(node.op, node.name, attrs, sources, [], node.noutputs, with_copies(node))
+    call = Node(node.op, node.name, attrs, sources, (), node.noutputs, with_copies(node))
     # A network below the limit would be recorded op by op.
     flags = {"inline_limit": 0, "static_alloc": is_kept, "static_shape": is_kept}
     op = mx.nd.CachedOp(to_symbol([(call, k) for k in range(node.noutputs)]), flags.items())

@@ -147,7 +147,7 @@ def join_parts(heads: Sequence[Entry]) -> None:
             is_squeezed = is_true(forward.attrs.get("squeeze_axis"))
             node.op = "stack" if is_squeezed else "_npi_concatenate"
             node.attrs = {"axis": axis, "num_args": str(len(node.inputs))}
-            node.control, node.forward = [], None
+            node.control, node.forward = (), None
 
 
 def gradients_outside(

@@ -79,7 +79,7 @@ def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:
         UPDATE,
         f"{weight.name}_update",
         inputs=[gradient, (weight, 0)],
-        control=list(readers),
+        control=tuple(readers),
         infos=Infos((info, weight.infos.outputs[0]), (output,)),
     )
 

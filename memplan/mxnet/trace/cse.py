@@ -24,7 +24,7 @@ def merge_equal_nodes(outputs: list[Entry]) -> list[Entry]:
             return outputs
         for first, twin in pairs:
             outputs = _replace(outputs, first, twin)
-            first.duplicates.append(twin)
+            first.duplicates += (twin,)
         outputs = copy_repeats(outputs, first=0)
 
 
@@ -42,6 +42,6 @@ def _equal_pairs(outputs: list[Entry]) -> list[tuple[Node, Node]]:
 def _replace(outputs: list[Entry], first: Node, twin: Node) -> list[Entry]:
     for node in depth_first(outputs):
         node.inputs = [(first if source is twin else source, k) for source, k in node.inputs]
-        node.control = [first if source is twin else source for source in node.control]
-    first.control.extend(twin.control)
+        node.control = tuple(first if source is twin else source for source in node.control)
+    first.control += twin.control
     return [(first if source is twin else source, k) for source, k in outputs]

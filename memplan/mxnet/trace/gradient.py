@@ -104,7 +104,7 @@ def _instantiate(template: Template, node: Node, ograds: Sequence[Entry]) -> lis
                 part.name.replace(CALL, node.name),
                 {k: node.attrs.get(k, v) if is_hidden(k) else v for k, v in part.attrs},
                 [entry(item) for item in part.inputs],
-                [node] if part.waits else [],
+                (node,) if part.waits else (),
                 part.noutputs,
                 forward=node,
             )
@@ -130,7 +130,7 @@ def _aggregate(parts: list[Entry]) -> Entry:
     total = parts[0]
     for i, part in enumerate(parts[1:], 1):
         if parts[i - 1][0] is not part[0]:
-            part[0].control.append(total[0])
+            part[0].control += (total[0],)
         total = (Node("_grad_add", f"sum_grad_{i}", inputs=[total, part]), 0)
     return (Node("_copy", "sum_grad_final", inputs=[total]), 0)
 

@@ -56,11 +56,13 @@ def infer(
         if not new_returns:
             break
         returns |= new_returns
+    shared: dict[Infos, Infos] = {}
     for node in order:
-        node.infos = Infos(
+        of_node = Infos(
             tuple(infos.get(entry) for entry in node.inputs),
             tuple(infos.get((node, k)) for k in range(node.noutputs)),
         )
+        node.infos = shared.setdefault(of_node, of_node)
 
 
 def _inferred(
@@ -117,7 +119,7 @@ def _with_stand_ins(entries: Sequence[Entry], returns: Found) -> Sequence[Entry]
 
     for node in order:
         if node.op not in _NOT_FROM_JSON:
-            control = [twins[other] for other in node.control if other in twins]
+            control = tuple(twins[other] for other in node.control if other in twins)
             twins[node] = replace(node, inputs=list(map(twin, node.inputs)), control=control)
     return list(map(twin, entries))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +39,7 @@ class EntryInfo:
         return self.nelements * self.itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Infos:
     """Shapes and dtypes of a node's inputs and outputs; None where MXNet does not know them."""
 
@@ -54,7 +55,7 @@ def total_nbytes(infos: Iterable[EntryInfo | None]) -> int:
 _NOT_INFERRED = Infos((), ())
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # there are thousands, for as long as a plan lives
 class Node:
     """A node of MXNet's graph: a variable (``op`` is "null") or an operator call.
 
@@ -67,12 +68,12 @@ class Node:
     name: str
     attrs: dict[str, str] = field(default_factory=dict)
     inputs: list[tuple[Node, int]] = field(default_factory=list, repr=False)
-    control: list[Node] = field(default_factory=list, repr=False)
+    control: tuple[Node, ...] = field(default=(), repr=False)
     noutputs: int = 1
     subgraphs: Any = None
     forward: Node | None = field(default=None, repr=False)
     infos: Infos = _NOT_INFERRED
-    duplicates: list[Node] = field(default_factory=list, repr=False)
+    duplicates: tuple[Node, ...] = field(default=(), repr=False)
 
     @property
     def is_variable(self) -> bool:
@@ -129,7 +130,7 @@ def depth_first(entries: Iterable[Entry]) -> list[Node]:
 def dependencies(node: Node) -> list[Node]:
     """The nodes that must have run before ``node``."""
     sources = [source for source, _ in node.inputs]
-    return sources + node.control if node.control else sources
+    return [*sources, *node.control] if node.control else sources
 
 
 def copy_repeats(entries: Sequence[Entry], first: int) -> list[Entry]:
@@ -161,9 +162,9 @@ def from_json(data: Mapping[str, Any]) -> tuple[list[Node], list[Entry]]:
             Node(
                 op=item["op"],
                 name=item["name"],
-                attrs=dict(item.get("attrs", {})),
+                attrs={k: sys.intern(v) for k, v in item.get("attrs", {}).items()},
                 inputs=[(nodes[i], k) for i, k, *_ in item["inputs"]],
-                control=[nodes[i] for i in item.get("control_deps", ())],
+                control=tuple(nodes[i] for i in item.get("control_deps", ())),
                 noutputs=rows[index + 1] - rows[index],
                 subgraphs=item.get("subgraphs"),
             )

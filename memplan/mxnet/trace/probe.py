@@ -75,7 +75,7 @@ class _Probe:
             # A backward op may need its forward op's state: run that on variables of its own.
             forward = node.forward
             sources = self._variables("forward", forward.infos.inputs)
-            self.node.control.append(call_of(forward, "forward", sources))
+            self.node.control += (call_of(forward, "forward", sources),)
             infos += forward.infos.outputs
         self.sizes = [self.arrays[f"value{i}"].size for i in range(len(self.values))]
         self.nwritten = sum(info.nelements for info in infos if info is not None)
@@ -178,7 +178,7 @@ def keeps_state_of_library(node: Node) -> bool:
 def _counts_as_backward(op: str, attrs: Attrs, ninputs: int, noutputs: int) -> bool:
     # Of an op whose gradient MXNet can look up without knowing any shape.
     other = Node("FullyConnected", "other", {"num_hidden": "1"}, variables("other", 3))
-    call = Node(op, "asked", dict(attrs), variables("value", ninputs), [other], noutputs)
+    call = Node(op, "asked", dict(attrs), variables("value", ninputs), (other,), noutputs)
     try:
         to_symbol([(call, 0)]).infer_shape_partial(other0=(1, 1))
     except MXNetError as error:
