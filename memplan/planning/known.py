@@ -7,8 +7,9 @@ ends with more bytes, and a refusal says so then.
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from memplan.planning.cache import digest
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD
@@ -28,7 +29,7 @@ class _Known(NamedTuple):
     heads: tuple[int, ...]
 
 
-_KNOWN: dict[Any, list[_Known]] = {}
+_KNOWN: dict[str, list[_Known]] = {}
 _LOCK = threading.Lock()
 
 
@@ -60,10 +61,11 @@ def known(graph: TrainingGraph) -> tuple[Schedule, ...]:
     return tuple(Schedule.trusted(graph, old.ops, old.reads, old.heads) for old in found)
 
 
-def _unnamed(graph: TrainingGraph) -> Any:
-    """What a schedule of ``graph`` depends on."""
-    ops = (
+def _unnamed(graph: TrainingGraph) -> str:
+    """Tells apart what a schedule of ``graph`` depends on, in few bytes."""
+    ops = tuple(
         (op.kind, op.inputs, op.outputs, op.after, op.handovers, op.recomputable)
         for op in graph.ops
     )
-    return (*ops, *(tensor.nbytes for tensor in graph.tensors), *graph.heads, graph.nforward)
+    sizes = tuple(tensor.nbytes for tensor in graph.tensors)
+    return digest(repr((ops, sizes, graph.heads, graph.nforward)))
