@@ -17,14 +17,13 @@ from mxnet.base import MXNetError
 from memplan.errors import ArgumentError, MemplanError
 from memplan.memory.blocks import allocate
 from memplan.memory.packing import Packing, check_packing
-from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
 from memplan.planning.plan import Footprint, Plan
-from memplan.planning.realisation import as_traced, load, trace
+from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
@@ -41,7 +40,7 @@ ROUNDING = 1e-9
 
 # Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
 # and strings.
-_MADE = frozenset("status symbol schedule trace packing footprint unplanned alternative".split())
+_MADE = frozenset("status schedule trace packing footprint unplanned alternative".split())
 
 # What is raised by data that is no plan, or one of other ops.
 _DAMAGED = (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError)
@@ -186,7 +185,6 @@ def _plan_on(device_type: str, data: Mapping[str, Any]) -> Plan:
         _check_blocks(traced, schedule, footprint)
     plan = Plan(
         status=Status[data["status"]],
-        symbol=_planned_symbol(traced, schedule, data["symbol"]),
         schedule=schedule,
         trace=traced,
         footprint=footprint,
@@ -194,6 +192,7 @@ def _plan_on(device_type: str, data: Mapping[str, Any]) -> Plan:
         packing=_packing(traced, schedule, footprint, data["packing"]),
         **plain,
     )
+    _check_symbol(plan, data["symbol"])
     _check_claims(plan)
     return plan
 
@@ -255,24 +254,18 @@ def _packing(
     return packing
 
 
-def _planned_symbol(traced: Trace, schedule: Schedule, text: Any) -> mx.sym.Symbol:
-    """The network as planned: that of a packed plan is made from its schedule, and in no file.
+def _check_symbol(plan: Plan, text: Any) -> None:
+    """ValueError where the ``text`` is of another Symbol than the schedule gives.
 
-    ValueError where the ``text`` is of another Symbol than the schedule gives: MXNet would train
-    another network than was planned.
+    MXNet would train another network than was planned. That of a packed plan is in no file.
     """
-    if traced.form.in_one_array:
-        return training_symbol(traced, schedule)
-    symbol = _symbol(text)
-    on_gpu = traced.device_type == "gpu"
-    with as_traced(traced):
-        planned = load(traced.form.name).realise(traced, schedule, on_gpu=on_gpu)
+    if plan.trace.form.in_one_array:
+        return
     # What MXNet's JSON has beside says which version wrote it, and with which shapes.
-    parsed = map(symbol_json.parse, (symbol, planned))
+    parsed = map(symbol_json.parse, (_symbol(text), plan.symbol))
     one, other = ([data[key] for key in ("nodes", "heads")] for data in parsed)
     if one != other:
         raise ValueError("'symbol' is not that of its network and schedule")
-    return symbol
 
 
 def _symbol(text: Any) -> mx.sym.Symbol:

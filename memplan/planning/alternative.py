@@ -13,6 +13,7 @@ from memplan.planning.plan import Attempt
 from memplan.planning.realisation import WHOLE_STEPS, Symbol, taken_from_cudnn
 from memplan.strategies.evict import Evict
 from memplan.util.interrupts import Interrupt
+from memplan.util.remember import forget
 
 # The other plan is a quick one: it may take this part of the time limit, and gives up after as many
 # attempts in a row that find nothing cheaper. So its overhead is more than that of a long search.
@@ -57,9 +58,10 @@ def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]
     if plan is not None and plan.overhead <= EXPENSIVE:
         return ""
     try:
-        other_job = _whole_steps(net, options | {"time_limit": TIME_SHARE * job.time_limit})
+        other_job = _whole_steps(job, net, options | {"time_limit": TIME_SHARE * job.time_limit})
         with apart(other_job) as do:
             other = do(try_strategy, Evict(patience=PATIENCE), budget_nbytes).plan
+        forget(other_job.graph)
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
         return ""
     if other is None or (plan is not None and TIMES * other.overhead > plan.overhead):
@@ -70,13 +72,13 @@ def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]
     )
 
 
-def _whole_steps(net: Symbol, options: dict[str, Any]) -> Job:
-    """The job of the first realisation that trains ``net`` in whole steps.
+def _whole_steps(stock: Job, net: Symbol, options: dict[str, Any]) -> Job:
+    """The job of the first realisation that trains ``net``, that of ``stock``, in whole steps.
 
     As "auto" chooses, but without its line in the log: the caller trains by a mirror plan.
     """
     *others, last = WHOLE_STEPS
     for name in others:
         with suppress(MemplanError):
-            return Job.prepare(net, **options | {"realisation": name})
-    return Job.prepare(net, **options | {"realisation": last})
+            return Job.prepare(net, stock, **options | {"realisation": name})
+    return Job.prepare(net, stock, **options | {"realisation": last})

@@ -150,11 +150,10 @@ class _Child:
     def _realised(self, schedule: Schedule, packing: Packing | None) -> bytes:
         """What MXNet makes of a schedule of the child's."""
         try:
-            network = realise(self._job, schedule, packing)
+            footprint = realise(self._job, schedule, packing).footprint
         except MemplanError as error:
             return pickled(("error", error), self._objects)
-        self._objects[f"symbol {len(self._objects)}"] = network.symbol
-        return pickled(("made", (network.symbol, network.footprint)), self._objects)
+        return pickled(("made", footprint), self._objects)
 
     def _interrupt(self) -> None:
         assert self._process is not None

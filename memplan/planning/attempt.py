@@ -97,7 +97,6 @@ def plan_of(
         bound = min(max(0.0, extra / unplanned_seconds), outcome.schedule.overhead)
     return Plan(
         status=outcome.status,
-        symbol=realised.symbol,
         schedule=outcome.schedule,
         strategy=name,
         costs=job.costs,
@@ -318,7 +317,7 @@ class _Trial:
         return footprint.total_nbytes - constant_nbytes
 
     def _realise(self, schedule: Schedule) -> Realised:
-        """The checked schedule as a network, and what it holds."""
+        """What the checked schedule holds as a network."""
         if id(schedule) not in self.realised:
             self.realised = {id(schedule): realise(self.job, schedule)}
         return self.realised[id(schedule)]

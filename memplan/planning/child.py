@@ -65,8 +65,7 @@ class ChildJob(Job):
 
     def realised(self, schedule: Schedule, packing: Packing | None = None) -> Realised:
         packing = packing or self.memory.packing(schedule)
-        symbol, footprint = self.ask(schedule, packing)
-        return Realised(symbol, footprint, packing)
+        return Realised(self.ask(schedule, packing), packing)
 
 
 class _Forwarding(logging.Handler):

@@ -49,6 +49,7 @@ from memplan.util.garbage import no_collections
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.numbers import is_amount, plain, shown
 from memplan.util.progress import tell
+from memplan.util.remember import forget
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -80,9 +81,8 @@ _UNKNOWN = Footprint(0, 0, 0, 0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Realised:
-    """A schedule as a network, what it holds, and where its tensors lie, if in one array."""
+    """What a schedule holds as a network, and where its tensors lie, if in one array."""
 
-    symbol: Symbol
     footprint: Footprint
     packing: Packing | None
 
@@ -106,6 +106,14 @@ class Least(NamedTuple):
         return self.schedule is not self.searched
 
 
+class _StockStep(NamedTuple):
+    """The unplanned step as MXNet's own executor runs it; it took ``seconds`` to realise."""
+
+    footprint: Footprint
+    workspace_nbytes: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Job:
     """A traced and costed network, ready for any strategy and budget."""
@@ -124,17 +132,21 @@ class Job:
     known: tuple[Schedule, ...] = ()
 
     @classmethod
-    def prepare(cls, net: Symbol, /, **options: Any) -> Job:
-        """Trace ``net`` and cost it; the ``options`` are those of :func:`plan`, with the shapes."""
+    def prepare(cls, net: Symbol, stock: Job | None = None, /, **options: Any) -> Job:
+        """Trace ``net`` and cost it; the ``options`` are those of :func:`plan`, with the shapes.
+
+        ``stock`` is that of :meth:`of_inputs`.
+        """
         shapes = {name: value for name, value in options.items() if name not in OPTIONS}
         named = {name: value for name, value in options.items() if name in OPTIONS}
-        return cls.of_inputs(net, shapes, **named)
+        return cls.of_inputs(net, shapes, stock, **named)
 
     @classmethod
     def of_inputs(
         cls,
         net: Symbol,
         shapes: Mapping[str, Shape],
+        stock: Job | None = None,
         *,
         realisation: str = "mirror",
         ctx: Context | None = None,
@@ -146,7 +158,10 @@ class Job:
         grad_req: GradReq = None,
         max_overhead: float | None = None,
     ) -> Job:
-        """Trace ``net``, whose inputs have these ``shapes`` and may have any names, and cost it."""
+        """Trace ``net``, whose inputs have these ``shapes`` and may have any names, and cost it.
+
+        ``stock`` is the job of the first realisation, if there is one of the same net and options.
+        """
         time_limit, max_overhead = plain(time_limit), plain(max_overhead)
         _check_options(time_limit, ctx)
         realisation = suited(realisation, [] if ctx is None else [ctx])
@@ -168,19 +183,19 @@ class Job:
                 trace, way, ctx=ctx, table=table, reserve=reserve, optimizer=optimizer
             )
             graph = with_costs(trace.graph, costs, device=device_of(ctx), realisation=realisation)
+            trace = dataclasses.replace(trace, graph=graph)
             name_of_costs = str(costs) if table is None else f"measured on {table.device}"
             figures = (name_of_costs, on_gpu, time_limit, beside)
             return cls(trace, graph, way, _UNKNOWN, *figures, max_overhead=max_overhead)
 
         with no_collections():
-            stock = traced(STOCK)
             if not runs_whole_steps(realisation):
-                stock = stock._with_unplanned()
+                stock = traced(STOCK)._with_unplanned()
                 stock.realisation.check_environment()
                 return stock._with_known()
-            trace = with_packed_loops(stock.trace)
-            stock = dataclasses.replace(stock, trace=trace)._with_unplanned()
-            return traced(realisation)._compared_with(stock)._with_known()
+            # One trace lies in the memory of the other, which is gone by then.
+            stock_step = stock._as_step() if stock else traced(STOCK)._stock_step()
+            return traced(realisation)._compared_with(stock_step)._with_known()
 
     def _with_known(self) -> Job:
         """With the schedules of this graph that this process remembers."""
@@ -194,15 +209,24 @@ class Job:
         seconds = time.monotonic() - begin
         return dataclasses.replace(self, unplanned=figures, realising_seconds=seconds)
 
-    def _compared_with(self, stock: Job) -> Job:
-        """With the unplanned step of ``stock``, the same network without a plan."""
-        unplanned = stock.unplanned
-        if self.beside.workspace_nbytes > stock.beside.workspace_nbytes:
+    def _stock_step(self) -> _StockStep:
+        """The unplanned step; of this job nothing else is needed any more."""
+        trace = with_packed_loops(self.trace)
+        step = dataclasses.replace(self, trace=trace)._with_unplanned()._as_step()
+        forget(self.graph)
+        return step
+
+    def _as_step(self) -> _StockStep:
+        return _StockStep(self.unplanned, self.beside.workspace_nbytes, self.realising_seconds)
+
+    def _compared_with(self, stock: _StockStep) -> Job:
+        """With the unplanned step of the same network."""
+        unplanned = stock.footprint
+        if self.beside.workspace_nbytes > stock.workspace_nbytes:
             # The unplanned step runs the same ops, so it takes at least the workspace of these.
             schedule = Schedule.unplanned(self.graph)
             unplanned = dataclasses.replace(unplanned, **self.beside.parts(schedule))
-        seconds = stock.realising_seconds
-        return dataclasses.replace(self, unplanned=unplanned, realising_seconds=seconds)
+        return dataclasses.replace(self, unplanned=unplanned, realising_seconds=stock.seconds)
 
     @property
     def space(self) -> Space:
@@ -244,14 +268,13 @@ class Job:
         return self.memory.nbytes(schedule) + self.graph.fixed_nbytes + self.beside.nbytes
 
     def realised(self, schedule: Schedule, packing: Packing | None = None) -> Realised:
-        """The network that makes MXNet execute ``schedule``, and what MXNet allocates for it.
+        """What MXNet allocates for the network that makes it execute ``schedule``.
 
         It has the last word. ``packing`` is that of the schedule, if it is known. ScheduleError if
         MXNet cannot execute it.
         """
         packing = packing or self.memory.packing(schedule)
-        symbol = self.realisation.realise(self.trace, schedule, on_gpu=self.on_gpu)
-        allocated, match_range = self.realisation.allocated(self.trace, schedule, symbol, packing)
+        allocated, match_range = self.realisation.allocated(self.trace, schedule, packing)
         footprint = Footprint(
             peak_nbytes=simulate(schedule).peak_nbytes,
             allocated_nbytes=allocated,
@@ -260,7 +283,7 @@ class Job:
             match_range=match_range,
             **self.beside.parts(schedule),
         )
-        return Realised(symbol, footprint, packing)
+        return Realised(footprint, packing)
 
     @property
     def most_overhead(self) -> float:
@@ -349,7 +372,7 @@ class Job:
 
 
 def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
-    """The checked schedule as a network, and what it holds; ``packing`` if that is known."""
+    """What the checked schedule holds as a network; ``packing`` if that is known."""
     with no_collections():
         reason = first_violation(schedule)
         if reason is not None:
@@ -367,4 +390,4 @@ def _check_options(time_limit: float, ctx: Context | None) -> None:
 
 
 # What is no input of the network where inputs and options are given together.
-OPTIONS = frozenset(inspect.signature(Job.of_inputs).parameters) - {"net", "shapes"}
+OPTIONS = frozenset(inspect.signature(Job.of_inputs).parameters) - {"net", "shapes", "stock"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.memory.packing import Packing
+from memplan.planning.realisation import symbol_of
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Status
 from memplan.util.nbytes import format_nbytes
@@ -83,8 +85,6 @@ class Footprint:
 class Plan:
     """A network that trains within a budget.
 
-    ``symbol`` (an ``mx.sym.Symbol``) is the network with MXNet's attributes set, for any training
-    script; of an explicit or packed plan, the training step as MXNet would be given it.
     ``lower_bound_overhead`` is proven: no plan of this realisation within the budget has less
     ``overhead`` (None: nothing was proved), among those that run backward ops once unless the
     strategy may repeat them; with ``bound_in_order``, among those that keep the order in which ops
@@ -103,7 +103,6 @@ class Plan:
     """
 
     status: Status
-    symbol: Any = field(repr=False, compare=False)
     schedule: Schedule = field(repr=False)
     strategy: str
     costs: str
@@ -118,6 +117,15 @@ class Plan:
     alternative: str = field(default="", compare=False)
     cut_by_clock: bool = False
     packing: Packing | None = field(default=None, repr=False)
+
+    @cached_property
+    def symbol(self) -> Any:
+        """The network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training script.
+
+        Of an explicit or packed plan, the training step as MXNet would be given it. It is made when
+        it is first asked for: who trains by memplan never does.
+        """
+        return symbol_of(self.trace, self.schedule)
 
     @property
     def peak_nbytes(self) -> int:

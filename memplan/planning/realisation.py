@@ -68,15 +68,15 @@ class Realisation(Protocol):
     def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
         """What a step of ``trace`` takes beside :meth:`memory`; None where that is not known."""
 
-    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> Symbol:
+    def realise(self, trace: Trace, schedule: Schedule) -> Symbol:
         """The network that makes MXNet execute ``schedule``; ScheduleError if it cannot."""
 
     def allocated(
-        self, trace: Trace, schedule: Schedule, symbol: Symbol, packing: Packing | None
+        self, trace: Trace, schedule: Schedule, packing: Packing | None
     ) -> tuple[int, int]:
         """The bytes that MXNet allocates for it, and the match range at which: the last word.
 
-        ``packing`` says where its tensors lie, if in one array.
+        ``packing`` says where its tensors lie, if in one array. ScheduleError as of ``realise``.
         """
 
 
@@ -193,6 +193,12 @@ def as_traced(traced: Trace) -> AbstractContextManager[None]:
     from memplan.mxnet.trace.request import as_traced as settings
 
     return settings(traced)
+
+
+def symbol_of(traced: Trace, schedule: Schedule) -> Symbol:
+    """The network that makes MXNet execute ``schedule`` of ``traced``."""
+    with as_traced(traced):
+        return load(traced.form.name).realise(traced, schedule)
 
 
 def optimizer_nbytes(traced: Trace, optimizer: Optimizer) -> int:

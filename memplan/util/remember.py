@@ -19,3 +19,12 @@ def remembered(owner: Any, what: Hashable, derive: Callable[[], T]) -> T:
         cache[what] = derive()
     value: T = cache[what]
     return value
+
+
+def forget(owner: Any) -> None:
+    """Drop what is remembered of ``owner``.
+
+    Where that refers to ``owner`` in turn, as schedules do to their graph, both would stay until
+    Python next looks for garbage.
+    """
+    owner.__dict__.pop("_remembered", None)

@@ -22,7 +22,6 @@ def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None
 
     return Plan(
         status=Status.FEASIBLE,
-        symbol=None,
         schedule=schedule,
         strategy=strategy,
         costs="units",

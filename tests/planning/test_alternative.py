@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import mxnet as mx
 import pytest
@@ -16,7 +17,7 @@ import memplan
 from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
-from memplan.planning import alternative
+from memplan.planning import alternative, job
 from memplan.strategies import Outcome, Problem, Status, create
 
 SHAPE = (8, 3, 16, 16)
@@ -47,6 +48,20 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
     assert plan.alternative in str(plan)
     assert dataclasses.replace(plan, alternative="") == plan  # as in a plan's file, which has none
+
+
+def test_the_unplanned_network_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_by, traced = job.trace_by, list[str]()
+
+    def noting(name: str, *arguments: Any, **options: Any) -> Any:
+        traced.append(name)
+        return trace_by(name, *arguments, **options)
+
+    monkeypatch.setattr(job, "trace_by", noting)
+    net, _ = residual_net(units=2)
+    plan = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
+    assert "packed plan fits" in plan.alternative
+    assert traced == ["mirror", "packed"]
 
 
 def test_a_mirror_plan_does_not_say_that_steps_are_explicit(

@@ -14,7 +14,6 @@ import memplan.mxnet
 from helpers.fitting import CLASSES, NETWORKS, batches, fit, planned
 from helpers.networks import residual_net
 from memplan.mxnet.executor import TrainExecutor
-from memplan.mxnet.realise.explicit import training_symbol
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
@@ -62,8 +61,7 @@ def test_monitors_of_anchors() -> None:
     again = {next(op.differentiates for op in graph.ops if op.kind == "_backward_LayerNorm")}
     steps = [i for op in range(len(graph.ops)) for i in (*_before(graph, op, again), op)]
     schedule = Schedule.sequence(graph, steps)
-    symbol = training_symbol(plan.trace, schedule)
-    module = planned(net, plan=dataclasses.replace(plan, schedule=schedule, symbol=symbol))
+    module = planned(net, plan=dataclasses.replace(plan, schedule=schedule))
     module.bind([("data", (8, 12))], [("softmax_label", (8,))])
     assert "anchor" in module._exec_group.execs[0].debug_str()
     module.init_params()

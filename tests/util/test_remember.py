@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,7 @@ from memplan.step import simulate as simulation
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.garbage import no_collections
-from memplan.util.remember import remembered
+from memplan.util.remember import forget, remembered
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,14 @@ def test_collections_go_on_where_they_did(enabled: bool) -> None:
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_graph_goes_without_a_look_for_garbage_once_its_schedules_are_forgotten() -> None:
+    graph = unit_chain(3)
+    Schedule.unplanned(graph)
+    forget(graph)
+    forget(graph)  # there may be nothing to forget
+    reference = weakref.ref(graph)
+    with no_collections():
+        del graph
+        assert reference() is None

@@ -156,14 +156,15 @@ class Explicit(Form):
         of_run, overwriting = (tuple(each[n] for n in places) for each in (of_run, overwriting))
         return nbytes, of_run, rules(trace.graph, trace.nodes), Temporary(overwriting)
 
-    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
+    def realise(self, trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
         """The Symbol of the step; ScheduleError for a schedule of another graph."""
         return training_symbol(trace, schedule)
 
     def allocated(
-        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+        self, trace: Trace, schedule: Schedule, packing: Packing | None
     ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
+        symbol = self.realise(trace, schedule)
         replayed = best_allocation(lower(trace, schedule).schedule)
         nbytes = allocated_nbytes(symbol, trace, replayed, replayed.match_range)
         return nbytes, replayed.match_range

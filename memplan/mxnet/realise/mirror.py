@@ -77,15 +77,15 @@ class Mirror(Form):
         nbytes, of_run, temporary = executor_nbytes(graph, nodes, leaves_holes=True)
         return nbytes, of_run, rules(graph, nodes), temporary
 
-    def realise(self, trace: Trace, schedule: Schedule, *, on_gpu: bool) -> mx.sym.Symbol:
+    def realise(self, trace: Trace, schedule: Schedule) -> mx.sym.Symbol:
         """The network with its flags; ScheduleError where no flags give ``schedule``."""
-        return annotate(trace, flags_of(schedule), on_gpu=on_gpu)
+        return annotate(trace, flags_of(schedule), on_gpu=trace.device_type == "gpu")
 
     def allocated(
-        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+        self, trace: Trace, schedule: Schedule, packing: Packing | None
     ) -> tuple[int, int]:
         """Bytes and match range of MXNet's blocks."""
-        allocation = allocate(schedule)
+        symbol, allocation = self.realise(trace, schedule), allocate(schedule)
         return allocated_nbytes(symbol, trace, allocation), allocation.match_range
 
 

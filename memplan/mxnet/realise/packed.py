@@ -127,7 +127,7 @@ class Packed(Explicit):
         return lowered_memory(trace, memories.Packed())
 
     def allocated(
-        self, trace: Trace, schedule: Schedule, symbol: mx.sym.Symbol, packing: Packing | None
+        self, trace: Trace, schedule: Schedule, packing: Packing | None
     ) -> tuple[int, int]:
         """The bytes of the array: MXNet allocates what it is asked for. No match range counts."""
         assert packing is not None

@@ -372,9 +372,9 @@ def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
 def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
     """For each forward op, the JSON nodes that it stands for: itself and those merged into it."""
     index = {node: i for i, node in enumerate(nodes)}
+    return tuple(tuple(_stands_for(node, index)) for node in order)
 
-    def stands_for(node: Node) -> list[int]:
-        indices = [index[node]] if node in index else []
-        return indices + [i for other in node.duplicates for i in stands_for(other)]
 
-    return tuple(tuple(stands_for(node)) for node in order)
+def _stands_for(node: Node, index: Mapping[Node, int]) -> list[int]:
+    indices = [index[node]] if node in index else []
+    return indices + [i for other in node.duplicates for i in _stands_for(other, index)]

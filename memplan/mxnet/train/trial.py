@@ -221,7 +221,7 @@ def _bound(
         )
         return lambda: by_plan.forward(is_train=True), by_plan.grad_dict, []
     match_range = options["match_range"]
-    symbol = load(traced.form.name).realise(traced, schedule, on_gpu=ctx.device_type == "gpu")
+    symbol = load(traced.form.name).realise(traced, schedule)
     with under(match_range) if match_range != current_match_range() else contextlib.nullcontext():
         requests = dict(traced.grad_req)
         executor = symbol.bind(ctx, arguments, gradients, requests, aux_states=states)

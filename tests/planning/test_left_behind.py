@@ -1,0 +1,62 @@
+"""What planning leaves in a process that goes on to train: no more than it trains by."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.mxnet.trace.nnvm import Node
+from memplan.planning import job as jobs
+from memplan.planning import known
+from memplan.step.graph import Op
+
+
+def plan_of(network: Any, **options: Any) -> memplan.Plan:
+    net, shapes = network
+    return memplan.plan(net, strategy="store_all", **options, **shapes)
+
+
+def nparts() -> int:
+    """How many nodes of traces there are, and ops of graphs."""
+    return sum(type(each) in (Node, Op) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "packed"])
+def test_the_trace_of_the_unplanned_step_is_gone_before_the_next_is_made(
+    realisation: str, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one lies where it was; nobody looks for garbage in the meantime."""
+    gc.collect()
+    trace_by, before, more = jobs.trace_by, nparts(), list[int]()
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        more.append(nparts() - before)
+        return trace_by(*arguments, **options)
+
+    monkeypatch.setattr(jobs, "trace_by", counting)
+    plan = plan_of(network, realisation=realisation)
+    assert more == [0, 0]
+    assert nparts() - before >= len(plan.trace.nodes)
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
+def test_a_symbol_is_made_when_it_is_asked_for(realisation: str, network: Any) -> None:
+    plan = plan_of(network, realisation=realisation)
+    assert "symbol" not in vars(plan)
+    assert plan.symbol.list_outputs()[0] == network[0].list_outputs()[0]
+    assert plan.symbol is plan.symbol
+
+
+def test_a_plan_has_one_graph_and_equal_nodes_share_what_is_inferred(network: Any) -> None:
+    plan = plan_of(network)
+    assert plan.trace.graph is plan.schedule.graph
+    infos = [node.infos for node in plan.trace.nodes]
+    assert len(set(map(id, infos))) == len(set(infos)) < len(infos)
+
+
+def test_what_is_known_of_a_graph_holds_no_part_of_it(network: Any) -> None:
+    plan_of(network)
+    assert [type(key) for key in known._KNOWN] == [str]
