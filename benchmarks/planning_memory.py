@@ -2,6 +2,7 @@
 
     python benchmarks/planning_memory.py
     python benchmarks/planning_memory.py --networks resnext,densenet121 --realisation mirror
+    python benchmarks/planning_memory.py --networks lstm_108,transformer_63,high_resolution_33
 
 Every figure is of a process of its own: by how many MB its resident set has grown when there is a
 plan, since before memplan was imported. MXNet was loaded then, and had run an operator. "searched
@@ -15,12 +16,20 @@ import ctypes
 import gc
 import subprocess
 import sys
+from functools import partial
 
 import mxnet as mx
 
 from networks import SHAPE, network_and_shapes
-from process_networks import NETWORKS
+from process_networks import NETWORKS, high_resolution, lstm, transformer
 from this_process import memory_nbytes
+
+# Steps of 3,500 ops.
+LARGE = {
+    "lstm_108": partial(lstm, 108),
+    "transformer_63": partial(transformer, 63),
+    "high_resolution_33": partial(high_resolution, 33),
+}
 
 
 def main() -> None:
@@ -54,7 +63,8 @@ def measured(name: str, where: str, options: argparse.Namespace) -> tuple[int, i
 
 def left_behind(options: argparse.Namespace) -> tuple[int, int]:
     """The ops of a step, and by how much this process grows as it plans."""
-    net, shapes = network_and_shapes(options.networks, SHAPE)
+    name = options.networks
+    net, shapes = LARGE[name]() if name in LARGE else network_and_shapes(name, SHAPE)
     gc.collect()  # a block of Gluon, of which the network was made, goes before
     mx.nd.ones((1,)).asnumpy()
     mx.nd.waitall()
