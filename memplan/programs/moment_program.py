@@ -50,7 +50,7 @@ class MomentProgram:
         program: Program,
     ) -> None:
         self.moments, self.ops = moments, tuple(ops)
-        self.graph, self.class_of = moments.graph, moments.buffers.class_of
+        self.graph, self.class_of = moments.graph, moments.class_of
         self.scale = SCALE / (self.graph.seconds or 1.0)
         self.program = program
         sets = [moments.before_and_after(t) for t in ops]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -41,12 +42,28 @@ class Floor:
 
 
 class Moments:
-    """The moments of one graph; backward ops run once unless ``recompute_backward``."""
+    """The moments of one graph; backward ops run once unless ``recompute_backward``.
 
-    def __init__(self, graph: TrainingGraph, *, recompute_backward: bool = False) -> None:
+    ``class_of`` tells the buffer of each tensor; -1 of those that programs need not count: they
+    have no bytes, or are the smallest and have at most ``negligible_nbytes`` together.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        *,
+        recompute_backward: bool = False,
+        negligible_nbytes: float = 0.0,
+    ) -> None:
         self.graph = graph
         self.repeatable = repeatable(graph, backward=recompute_backward)
         self.buffers = Buffers(graph)
+        classes = self.buffers.classes
+        smallest = sorted(range(len(classes)), key=lambda c: classes[c][0])
+        totals = accumulate(classes[c][0] for c in smallest)
+        ncounted = sum(total > negligible_nbytes for total in totals)
+        counted = set(smallest[len(classes) - ncounted :])
+        self.class_of = [c if c in counted else -1 for c in self.buffers.class_of]
 
     @cached_property
     def floor(self) -> Floor:

@@ -16,6 +16,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError, DependencyError
 from memplan.programs import python_mip as mip
+from memplan.programs.highs import Rows, asking_whether_late
 from memplan.programs.native import load_openblas_of_mxnet, silence
 from memplan.util.interrupts import deferring
 from memplan.util.stop import Stop
@@ -200,35 +201,6 @@ def _take_solution(highs: Any) -> None:
     highs._x = list(arrays[0])
 
 
-@contextlib.contextmanager
-def _asking_whether_late(model: Model) -> Iterator[list[bool]]:
-    """Has the clock ended HiGHS's solve? The answer is in the list once it has ended.
-
-    python-mip makes the variables of a relaxation integer again at the end of its ``optimize``, and
-    HiGHS forgets the status of a solve by that: so HiGHS is asked before.
-    """
-    highs, answers = model.solver, list[bool]()
-    give_back_types = highs._reset_var_types
-
-    def ask() -> None:
-        status = highs._lib.Highs_getModelStatus(highs._model)
-        answers.append(bool(status == highs._lib.kHighsModelStatusTimeLimit))
-
-    def ask_before(types: Sequence[str]) -> None:
-        ask()
-        give_back_types(types)
-
-    # The clock of HiGHS runs on over all solves of a model, and the limit is on their sum.
-    highs._lib.Highs_zeroAllClocks(highs._model)
-    highs._reset_var_types = ask_before
-    try:
-        yield answers
-    finally:
-        del highs._reset_var_types
-        if not answers:
-            ask()
-
-
 class Program:
     """A minimisation over variables between 0 and an upper bound; rows may be added any time.
 
@@ -245,6 +217,7 @@ class Program:
         self.model.max_mip_gap = 0.1 * TOLERANCE
         self.nodes = MOST
         self.variables: list[Any] = []
+        self.new_rows = Rows()
         self.costs: list[float] = []
         self.has_integers = False
         self.has_failed = False
@@ -285,8 +258,7 @@ class Program:
         if not terms:
             self.contradicts |= limit < -ROUNDING
             return
-        variables = [self.variables[number] for number in terms]
-        self.model.add_constr(mip.LinExpr(variables, list(terms.values()), -limit, "<"))
+        self.new_rows.add(terms, limit)
 
     def start_from(self, values: Sequence[float]) -> None:
         """Give the solver a first solution: the values of all variables so far."""
@@ -336,6 +308,16 @@ class Program:
         is_closed = is_proved and value - bound <= TOLERANCE * max(1.0, abs(value))
         return Solved(values, value, bound, is_closed, False)
 
+    def _pass_rows(self) -> None:
+        """Give the solver the rows that are new since its last solve."""
+        rows, self.new_rows = self.new_rows, Rows()
+        if self.model.solver_name == "HIGHS":
+            rows.pass_to(self.model.solver, mip.highs)
+            return
+        for numbers, factors, limit in rows:
+            variables = [self.variables[number] for number in numbers]
+            self.model.add_constr(mip.LinExpr(variables, factors, -limit, "<"))
+
     def _limit(self, effort: float, gap: float, *, relax: bool) -> None:
         """Set how much work a solve may take, and which gap it may leave."""
         nodes, iterations = (
@@ -355,10 +337,11 @@ class Program:
         with contextlib.ExitStack() as around:
             if is_of_highs:
                 around.enter_context(_stoppable(self.model, stop, looks))
-                lates = around.enter_context(_asking_whether_late(self.model))
+                lates = around.enter_context(asking_whether_late(self.model.solver))
             elif is_linear:
                 around.enter_context(silence())
             try:
+                self._pass_rows()
                 status = self.model.optimize(
                     max_seconds=max(0.1, stop.seconds_left), max_nodes=self.nodes, relax=relax
                 )

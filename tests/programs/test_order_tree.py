@@ -117,6 +117,47 @@ def test_an_imposed_order_says_what_the_graph_with_that_order_says(
     taken["unordered"] += imposed.dependencies != reordered(graph, order).dependencies
 
 
+@taking(uncounted=20, less=3)
+@examples(200, quick=40)
+@given(st.data())
+def test_what_is_negligible_says_no_less_than_a_budget_larger_by_it(
+    taken: Counter[str], data: st.DataObject
+) -> None:
+    """And no more than with every tensor counted."""
+    graph = data.draw(branching_graphs())
+    order = data.draw(st.sampled_from(list(orders(graph))))
+    budget = simulate(Schedule.unplanned(graph)).peak_nbytes - data.draw(st.integers(1, 8))
+    negligible = data.draw(st.integers(2, 8))
+    moments = Moments(graph, negligible_nbytes=negligible)
+    uncounted = {
+        c for c, d in zip(moments.buffers.class_of, moments.class_of, strict=True) if d < 0
+    }
+    assert sum(moments.buffers.classes[c][0] for c in uncounted) <= negligible
+    with Program() as program:
+        seconds = MomentProgram(moments, order, budget, program).bound(Stop(math.inf)).seconds
+    slack = 1e-5 * graph.seconds
+    exact = seconds_of(graph, order, budget, relax=False)
+    assert seconds <= exact + slack
+    assert seconds >= seconds_of(graph, order, budget + negligible, relax=False) - slack
+    taken["uncounted"] += bool(uncounted)
+    taken["less"] += seconds < exact - slack
+
+
+@pytest.mark.parametrize(("gap_seconds", "is_counted"), [(0.0, True), (0.1, False)])
+def test_where_no_gap_is_allowed_every_tensor_counts(
+    gap_seconds: float, *, is_counted: bool
+) -> None:
+    graph = tree_of_four_branches().graph
+    sizes = (1, *[tensor.nbytes * 10_000 for tensor in graph.tensors[1:]])
+    tensors = tuple(Tensor(f"t{a}", size, size) for a, size in enumerate(sizes))
+    tree = OrderTree(
+        dataclasses.replace(graph, tensors=tensors),
+        *(90_000, Stop(math.inf), Proving(gap_seconds=gap_seconds)),
+    )
+    assert (tree.relaxed_moments.class_of[0] >= 0) == is_counted
+    assert min(*tree.relaxed_moments.class_of[1:], *tree.moments.class_of) >= 0
+
+
 @pytest.mark.long
 @taking(proved=5, dearer=5, impossible=1, told=5)
 @examples(200, quick=60)
