@@ -12,7 +12,12 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
-from memplan.mxnet.realise.shared_arrays import are_readable, between_shapes, turned_arrays
+from memplan.mxnet.realise.shared_arrays import (
+    are_readable,
+    between_shapes,
+    in_own_shape,
+    turned_arrays,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     is_gradient_of_slopes,
@@ -55,14 +60,18 @@ def _gradients(graph: TrainingGraph) -> set[int]:
 
 def kept_in_training(
     graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
-) -> dict[int, set[int]]:
+) -> dict[int, dict[int, int | None]]:
     """For each forward op over whose inputs inference must not write: which of them these are.
 
     They are read last by an op that leaves its output in the layout of its place, and that the
     unplanned step does not write over, nor over one that the op reads before: that is chosen in
-    inference, too.
+    inference, too. And by which tensor of the same array a slice can read it: oneDNN's knows only
+    the shape of the layout. None if there is none.
     """
-    source_of, kept = overwritten(graph, nodes, stock_order), {}
+    graph, kept = between_shapes(graph, nodes), {}
+    source_of = overwritten(graph, nodes, stock_order)
+    turned = turned_arrays(graph, nodes, source_of)
+    _, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     order = [index for index in stock_order if index < graph.nforward]
     last_reader = {tensor: index for index in order for tensor in graph.ops[index].inputs}
     for index in order:
@@ -72,7 +81,7 @@ def kept_in_training(
             sizes = {graph.tensors[tensor].nelements for tensor in op.outputs}
             dying = {t for t in op.inputs[: min(taken, default=None)] if last_reader[t] == index}
             if apart := {t for t in dying if graph.tensors[t].nelements in sizes}:
-                kept[index] = apart
+                kept[index] = {t: in_own_shape(graph, source_of, reshaped, t) for t in apart}
     return kept
 
 

@@ -35,10 +35,10 @@ _READ_OTHER_SHAPES = frozenset({*CONVOLUTIONS, "Activation", "FullyConnected", "
 
 def between_shapes(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph:
     """``graph`` with the hand-overs of its ops, ``nodes``, between shapes, as MXNet makes them."""
-    ops = [
-        dataclasses.replace(op, handovers=(*op.handovers, *_between_shapes(node)))
-        for op, node in zip(graph.ops, nodes, strict=True)
-    ]
+    ops = []
+    for op, node in zip(graph.ops, nodes, strict=True):
+        further = (each for each in _between_shapes(node) if each not in op.handovers)
+        ops.append(dataclasses.replace(op, handovers=(*op.handovers, *further)))
     return dataclasses.replace(graph, ops=tuple(ops))
 
 
@@ -145,3 +145,19 @@ def are_readable(
         if not all(are_readable(graph, nodes, reshaped, t) for t in outputs if t in reshaped):
             return False
     return True
+
+
+def in_own_shape(
+    graph: TrainingGraph, source_of: Mapping[int, int], reshaped: Collection[int], tensor: int
+) -> int | None:
+    """The tensor that shares the array of ``tensor``, and has the shape of its layout, if any.
+
+    ``source_of`` and ``reshaped`` are as above.
+    """
+    while tensor in reshaped:
+        op, source = graph.ops[graph.producer[tensor]], source_of.get(tensor)
+        pairs = [(op.inputs[h.input], op.outputs[h.output]) for h in op.handovers if h.alias]
+        if source is None or (source, tensor) not in pairs:
+            return None
+        tensor = source
+    return tensor
