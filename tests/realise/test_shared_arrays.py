@@ -15,6 +15,8 @@ from helpers.training_runs import bound, differences, planned_steps, random_valu
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
+from memplan.strategies.base import Problem
+from memplan.strategies.chen import ChenSqrt
 
 Symbol = mx.sym.Symbol
 
@@ -98,3 +100,22 @@ def test_who_cannot_read_the_layout_of_another_shape_reads_the_usual_one(reader:
         return [mx.sym.sin(rows), mx.sym.Flatten(data), getattr(mx.sym, reader)(rows)]
 
     assert not _different(_traced(read))
+
+
+def test_what_others_read_before_it_is_turned_they_also_read_so_when_they_run_again() -> None:
+    """By a plan that runs the backward op of the last norm first, and the ReLU anew behind it."""
+
+    shared = _norm(_convolution(mx.sym.Variable("data"), "conv"), "shared")
+    first = _norm(mx.sym.Activation(shared, act_type="relu"), "first")
+    third = mx.sym.sigmoid(mx.sym.reshape(shared, shape=(0, 0, -1)))
+    third = mx.sym.tanh(mx.sym.reshape(third, shape=(0, -1)))
+    third = _norm(_back(mx.sym.reshape(third, shape=(-1, SIDE, SIDE, CHANNELS))), "third")
+    body = first + _norm(shared, "second") + third
+    dense = mx.sym.FullyConnected(_norm(body, "last"), num_hidden=5, name="dense")
+    net = mx.sym.Group([mx.sym.SoftmaxOutput(dense, name="softmax"), mx.sym.BlockGrad(body)])
+    traced = trace(net, shapes={"data": (4, 3, SIDE, SIDE)}, realisation="packed")
+    schedule = ChenSqrt().solve(Problem(traced.graph, None)).schedule
+    assert schedule is not None
+    values = random_values(traced)
+    planned = planned_steps(bound(traced, schedule, values), 2)
+    assert not differences(stock_steps(traced, values, 2), planned)

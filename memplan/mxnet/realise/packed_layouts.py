@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import mxnet as mx
 
@@ -10,7 +11,12 @@ from memplan.mxnet.realise.in_place import layouts_taken_over, overwritten
 from memplan.mxnet.realise.layout_copy import can_copy
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_calls import Overwritten
-from memplan.mxnet.realise.shared_arrays import between_shapes, read_turned
+from memplan.mxnet.realise.shared_arrays import (
+    between_shapes,
+    places_of_tensors,
+    read_turned,
+    rounds_by_layout,
+)
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
@@ -57,6 +63,33 @@ def in_layouts_of_unplanned(
         in_place[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
     turned = turned_inputs(trace.graph, nodes, ctx.device_type)
     if has_layouts:
-        for index, places in read_turned(graph, nodes, order, sources).items():
-            turned[index] = sorted({*turned.get(index, ()), *places})
+        wanted = read_turned(graph, nodes, order, sources)
+        as_lowered = {lowered.index_of[nodes[index]]: places for index, places in wanted.items()}
+        others = _read_as_they_are(lowered, as_lowered)
+        for index, places in wanted.items():
+            if lowered.index_of[nodes[index]] not in others:
+                turned[index] = sorted({*turned.get(index, ()), *places})
     return in_place, {lowered.index_of[nodes[index]]: places for index, places in turned.items()}
+
+
+def _read_as_they_are(lowered: Lowered, turned: Mapping[int, Sequence[int]]) -> set[int]:
+    """The ops that must not turn what they read: who reads it before that in MXNet does so later.
+
+    As where both run again, in another order.
+    """
+    latest: dict[tuple[int, int], int] = {}
+    steps = list(enumerate(lowered.schedule.ops))
+    entries = {}
+    for step, op in steps:
+        node = lowered.nodes[op]
+        sources = zip(places_of_tensors(node), lowered.schedule.reads[step], strict=False)
+        entries[step] = {place: (source, node.inputs[place][1]) for place, source in sources}
+        if rounds_by_layout(node):
+            untouched = entries[step].keys() - {*turned.get(op, ())}
+            latest.update((entries[step][place], step) for place in untouched)
+    return {
+        op
+        for step, op in steps
+        for place in turned.get(op, ())
+        if latest.get(entries[step][place], step) > step
+    }

@@ -116,13 +116,13 @@ def read_turned(
                 if position[reader] > position[turning]:
                     op, node = graph.ops[reader], nodes[reader]
                     is_over = any(source_of.get(written) == tensor for written in op.outputs)
-                    if _rounds_by_layout(node) or (writes_in_layout_of_place(node) and is_over):
+                    if rounds_by_layout(node) or (writes_in_layout_of_place(node) and is_over):
                         place = places_of_tensors(node)[op.inputs.index(tensor)]
                         result[reader].append(place)
     return result
 
 
-def _rounds_by_layout(node: Node) -> bool:
+def rounds_by_layout(node: Node) -> bool:
     """Does what ``node`` computes, or its layout, depend on the layout of what it reads?"""
     return node.op in KEEPS_LAYOUT and reads_any_layout(node)
 
