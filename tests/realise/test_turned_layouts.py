@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 from helpers.schedules import random_schedule
@@ -19,6 +20,7 @@ from memplan.step.mirroring import flaggable
 Symbol = mx.sym.Symbol
 
 SHAPES = {"img": (2, 8, 8, 8)}
+OPTIONS = {"shapes": SHAPES, "realisation": "packed"}
 
 
 def _convolution(data: Symbol, name: str) -> Symbol:
@@ -62,10 +64,14 @@ def _network(
     return mx.sym.Group(losses[::-1] if is_read_first else losses)
 
 
+def _largest(data: Symbol) -> Symbol:
+    return _pooling(data, "max")
+
+
 READERS: dict[str, Callable[[Symbol], Symbol]] = {
     "norm": _norm,
     "average": lambda data: _norm(_pooling(data, "avg")),
-    "largest": lambda data: _pooling(data, "max"),
+    "largest": _largest,
     "sum": _sum,
     "handed_on": lambda data: _norm(_relu(data, "again")),
     "written_over": lambda data: _norm(mx.sym.sin(data)),
@@ -77,17 +83,37 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("turn", "reader", "is_read_first"), CASES)
-def test_explicit_steps_read_what_a_reshape_turns_as_mxnet_does(
-    turn: Callable[[Symbol], Symbol], reader: str, is_read_first: bool
+# But for those where the gradient of MXNet's own step is wrong, and that of packed ones right.
+RIGHT = [case for case in CASES if case[1:] != ("largest", True)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "reader", "is_read_first", "realisation"),
+    [*((*case, "explicit") for case in CASES), *((*case, "packed") for case in RIGHT)],
+)
+def test_steps_read_what_a_reshape_turns_as_mxnet_does(
+    turn: Callable[[Symbol], Symbol], reader: str, is_read_first: bool, realisation: str
 ) -> None:
     network = _network(turn, READERS[reader], is_read_first)
-    traced = trace(network, shapes=SHAPES, realisation="explicit")
+    traced = trace(network, shapes=SHAPES, realisation=realisation)
     values = random_values(traced)
     stock = stock_steps(traced, values, 1)
     for seed in range(12):
         schedule = random_schedule(traced.graph, seed)
         assert not differences(stock, planned_steps(bound(traced, schedule, values), 1)), seed
+
+
+def test_packed_steps_do_not_turn_what_a_pooling_has_taken_notes_on() -> None:
+    """The gradient is that where the Reshape reads a copy: MXNet's own is wrong by a fifth."""
+    right = trace(_network(lambda x: _reshape(x * 1), _largest, True), **OPTIONS)
+    turning = trace(_network(_reshape, _largest, True), **OPTIONS)
+    values = random_values(turning)
+    [stock] = stock_steps(right, values, 1)
+    for seed in range(4):
+        schedule = random_schedule(turning.graph, seed)
+        [planned] = planned_steps(bound(turning, schedule, values), 1)
+        assert stock.keys() == planned.keys()
+        assert all(np.allclose(stock[name], planned[name], 1e-3, 1e-4) for name in stock), seed
 
 
 @pytest.mark.parametrize(("turn", "reader", "is_read_first"), CASES)

@@ -96,6 +96,27 @@ def test_what_is_read_is_read_by_an_operator_of_onednn() -> None:
     assert "shape_array" not in bound_to_infer(net, shapes["data"])
 
 
+def flat_net(*, is_written_over: bool) -> Network:
+    """What is kept has the layout of pictures, which is that of no rows: no slice reads these."""
+    pictures = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=16, kernel=(1, 1), name="one")
+    rows = mx.sym.reshape_like(pictures, mx.sym.zeros((4, 1024)))
+    rows = mx.sym.square(mx.sym.tanh(rows) if is_written_over else rows)
+    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(rows, num_hidden=10), name="softmax")
+    others = mx.sym.BlockGrad(mx.sym.BatchNorm(pictures, fix_gamma=False, name="bn"))
+    heads = [loss, mx.sym.BlockGrad(rows)] if is_written_over else [loss, others]
+    return mx.sym.Group(heads), {"data": (4, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+@pytest.mark.parametrize("is_written_over", [False, True])
+def test_what_is_kept_may_have_the_layout_of_another_shape(
+    is_written_over: bool, realisation: str
+) -> None:
+    network = flat_net(is_written_over=is_written_over)
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4, realisation=realisation))
+
+
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 @pytest.mark.parametrize("batch", [4, 2])
 def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(

@@ -101,23 +101,28 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
 
     There the backward pass reads it. Here an op reads it that runs right after them: before the
     next op, of those that MXNet merges with no earlier one. That is a slice: oneDNN reads any of
-    its layouts, where another op would have a copy of the array.
+    its layouts, where another op would have a copy of the array, as one has that reads what is in
+    the layout of another shape.
     """
     nodes, graph = data["nodes"], traced.graph
     first = [next(iter(sources), None) for sources in traced.sources]
     ranked = sorted((place, op) for op, place in enumerate(first) if place is not None)
     kept = kept_in_training(graph, traced.nodes, traced.stock_order)
     for op, tensor in ((op, tensor) for op, tensors in kept.items() for tensor in sorted(tensors)):
-        producer = graph.producer[tensor]
+        sliced = kept[op][tensor]
+        read = tensor if sliced is None else sliced
+        producer = graph.producer[read]
         place, source = first[op], first[producer]
         if place is None or source is None or graph.tensors[tensor].nelements < 2:
             continue
         behind = ranked[bisect_right(ranked, (place, len(first))) :]
         later = (p for p, k in behind if not counts_as_backward(traced.nodes[k]))
         if (following := next(later, None)) is not None:
-            output = tensor - graph.ops[producer].outputs[0]
-            attrs = {"begin": "(0,)", "end": "(1,)", "__reader__": str(tensor)}
-            reader = {"op": "slice", "name": f"{READER}{tensor}", "inputs": [[source, output, 0]]}
+            entry = [source, read - graph.ops[producer].outputs[0], 0]
+            part = {} if sliced is None else {"begin": "(0,)", "end": "(1,)"}
+            kind = "shape_array" if sliced is None else "slice"
+            reader = {"op": kind, "name": f"{READER}{tensor}", "inputs": [entry]}
+            attrs = part | {"__reader__": str(tensor)}
             nodes.append(reader | {"attrs": attrs, "control_deps": [place]})
             nodes[following].setdefault("control_deps", []).append(len(nodes) - 1)
 

@@ -48,6 +48,7 @@ _IS_OF_ONEDNN = {
     "_backward_dot": False,
     "_backward_mul": False,
     "_backward_sub": False,
+    "add_n": True,
 }
 
 

@@ -221,20 +221,21 @@ def _number(outputs: int) -> Any:
 
 
 class CallAfter(Call):
-    """A call that makes another one first, and so asks the engine for two operations."""
+    """A call that makes another one first, if any, and so asks the engine for two operations."""
 
     __slots__ = ("_first",)
 
-    def __init__(self, first: Call, *call: Any) -> None:
+    def __init__(self, first: Call | None, *call: Any) -> None:
         super().__init__(*call)
         self._first = first
 
     def __call__(self) -> None:
-        self._first()
+        if self._first is not None:
+            self._first()
         super().__call__()
 
 
-class TurningCall(Call):
+class TurningCall(CallAfter):
     """A call before which ``turned`` are put back from layouts of oneDNN's.
 
     The engine is asked for that alone, which cuts a bundle in two.

@@ -11,7 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from memplan.mxnet.realise.estimate.layout_copies import SUM, own_inputs
+from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
+from memplan.mxnet.realise.shared_arrays import (
+    are_readable,
+    between_shapes,
+    in_own_shape,
+    turned_arrays,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     is_gradient_of_slopes,
@@ -54,14 +60,18 @@ def _gradients(graph: TrainingGraph) -> set[int]:
 
 def kept_in_training(
     graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
-) -> dict[int, set[int]]:
+) -> dict[int, dict[int, int | None]]:
     """For each forward op over whose inputs inference must not write: which of them these are.
 
     They are read last by an op that leaves its output in the layout of its place, and that the
     unplanned step does not write over, nor over one that the op reads before: that is chosen in
-    inference, too.
+    inference, too. And by which tensor of the same array a slice can read it: oneDNN's knows only
+    the shape of the layout. None if there is none.
     """
-    source_of, kept = overwritten(graph, nodes, stock_order), {}
+    graph, kept = between_shapes(graph, nodes), {}
+    source_of = overwritten(graph, nodes, stock_order)
+    turned = turned_arrays(graph, nodes, source_of)
+    _, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     order = [index for index in stock_order if index < graph.nforward]
     last_reader = {tensor: index for index in order for tensor in graph.ops[index].inputs}
     for index in order:
@@ -71,7 +81,7 @@ def kept_in_training(
             sizes = {graph.tensors[tensor].nelements for tensor in op.outputs}
             dying = {t for t in op.inputs[: min(taken, default=None)] if last_reader[t] == index}
             if apart := {t for t in dying if graph.tensors[t].nelements in sizes}:
-                kept[index] = apart
+                kept[index] = {t: in_own_shape(graph, source_of, reshaped, t) for t in apart}
     return kept
 
 
@@ -102,8 +112,10 @@ def with_layouts_of_unplanned(
 
     That is the input over which they write there, if it dies, else one in the same layout.
     """
-    source_of = overwritten(graph, nodes, stock_order)
-    all_own, ops = own_inputs(graph, nodes, stock_order), []
+    stock = between_shapes(graph, nodes)
+    source_of = overwritten(stock, nodes, stock_order)
+    turned = turned_arrays(stock, nodes, source_of)
+    (all_own, _), ops = own_layouts(stock, nodes, stock_order, source_of, turned), []
     for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         first, second = [], []
         for handover in op.handovers:
@@ -154,13 +166,15 @@ def layouts_taken_over(
     """The tensors that have another layout where they are written over an input than elsewhere.
 
     ``source_of`` says over which one: see :func:`overwritten`. Elsewhere a sum of oneDNN's is in
-    one of its layouts if a term is, and what is none of oneDNN's in the usual one.
+    one of its layouts if a term is, and a copy and what is none of oneDNN's in the usual one. None
+    that has the layout of another shape where somebody may read it that cannot.
     """
     result: set[int] = set()
-    all_own = own_inputs(graph, nodes, stock_order)
+    turned = turned_arrays(graph, nodes, source_of)
+    all_own, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         is_own_elsewhere = node.op == SUM and bool(own)
-        if node.op == SUM or writes_in_layout_of_place(node):
+        if node.op in (SUM, *COPIES) or writes_in_layout_of_place(node):
             written = source_of.keys() & set(op.outputs)
             result.update(t for t in written if (source_of[t] in own) != is_own_elsewhere)
-    return result
+    return {t for t in result if t not in reshaped or are_readable(graph, nodes, reshaped, t)}

@@ -29,27 +29,21 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
-from memplan.mxnet.realise.in_place import (
-    layouts_taken_over,
-    overwritten,
-    with_layouts_of_unplanned,
-    with_slopes_of_unplanned,
-)
+from memplan.mxnet.realise.in_place import with_layouts_of_unplanned, with_slopes_of_unplanned
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
-from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside, Overwritten
+from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
+from memplan.mxnet.realise.packed_layouts import as_run, in_layouts_of_unplanned
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import repeatable_nodes, runnable
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
-from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Entry, Node
-from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_place
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
@@ -120,7 +114,8 @@ class Packed(Explicit):
         """An estimate for a CPU, where all calls find one workspace."""
         if device_type != "cpu":
             return None
-        return packed_nbytes(trace.graph, trace.nodes), (), (), NOTHING
+        graph, copying = as_run(trace)
+        return packed_nbytes(graph, trace.nodes, copying), (), (), NOTHING
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""
@@ -182,8 +177,8 @@ class PackedStep:
         mode = self._mode if operators is not None and operators.are_all_kept else None
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
-        in_place, turned = _in_place(trace, lowered, ctx), _turned(trace, lowered, ctx)
-        options = (mode, operators, self._updates, outside, in_place, turned)
+        layouts = in_layouts_of_unplanned(trace, lowered, ctx)
+        options = (mode, operators, self._updates, outside, *layouts)
         writer = Calls(lowered, packing.offsets, memory, arrays, *options)
         self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
@@ -311,31 +306,6 @@ def _fences(
         for call in calls
         if isinstance(call, BackwardCall) and call.touched is not None
     }
-
-
-def _in_place(
-    trace: Trace, lowered: Lowered, ctx: mx.Context
-) -> dict[tuple[int, int], Overwritten]:
-    """What the unplanned step writes over, by the op that does so, and by which output."""
-    graph, nodes, order = trace.graph, trace.nodes, trace.stock_order
-    sources = overwritten(graph, nodes, order)
-    on_cpu = ctx.device_type == "cpu"  # elsewhere all arrays have one layout
-    taking_layouts = layouts_taken_over(graph, nodes, order, sources) if on_cpu else ()
-    result = {}
-    for tensor, source in sources.items():
-        node = nodes[graph.producer[tensor]]
-        entry = nodes[graph.producer[source]], graph.position[source]
-        is_needed = (
-            tensor in taking_layouts or is_gradient_of_slopes(node) or must_be_in_place(node)
-        )
-        result[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
-    return result
-
-
-def _turned(trace: Trace, lowered: Lowered, ctx: mx.Context) -> dict[int, list[int]]:
-    """The inputs that an op is to find in the usual layout."""
-    turned = turned_inputs(trace.graph, trace.nodes, ctx.device_type)
-    return {lowered.index_of[trace.nodes[index]]: places for index, places in turned.items()}
 
 
 def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:

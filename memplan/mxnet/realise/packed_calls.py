@@ -22,6 +22,7 @@ from memplan.mxnet.realise.imperative import (
     Updates,
 )
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
+from memplan.mxnet.realise.layout_copy import LayoutCopy
 from memplan.mxnet.realise.loop_copies import with_copies
 from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.lowering import Lowered
@@ -206,17 +207,22 @@ class Calls:
         read, written = self._inputs(step), self.outputs(step)
         function = self._function(node)
         unread = [k for k in range(len(written)) if not self._is_there(step, k)]
+        first, turned = None, self.turned.get(self.lowered.schedule.ops[step], ())
+        arrays = [read[place] for place in turned]
         if step in self._copied:
             place, k = self._copied[step]
-            # A sum of one term. MXNet's copy of an array has the usual layout.
             parts = self._handled([read[place]]), self._handled([written[k]])
-            read[place] = written[k]
-            call = function, attrs, self._handled(read), self._handled(written), unread
-            return CallAfter(Call("add_n", {"num_args": "1"}, *parts), *call)
+            if node.infos.inputs[place] == node.infos.outputs[k]:
+                # A sum of one term. MXNet's copy of an array has the usual layout.
+                first = Call("add_n", {"num_args": "1"}, *parts)
+                read[place] = written[k]
+            elif not arrays:
+                return LayoutCopy(*parts)
         inputs, outputs = self._handled(read), self._handled(written)
-        if places := self.turned.get(self.lowered.schedule.ops[step]):
-            arrays = [read[place] for place in places]
-            return TurningCall(arrays, function, attrs, inputs, outputs, unread)
+        if arrays:
+            return TurningCall(arrays, first, function, attrs, inputs, outputs, unread)
+        if first is not None:
+            return CallAfter(first, function, attrs, inputs, outputs, unread)
         if function is not node.op:
             return Call(function, attrs, inputs, outputs)
         key = (function, *attrs.items(), id(inputs), id(outputs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise.estimate.code_in_memory import (
@@ -160,7 +160,9 @@ def _of_copies(
     return nbytes + max(holes // 4, holes - sum(kept))
 
 
-def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
+def packed_nbytes(
+    graph: TrainingGraph, nodes: Sequence[Node], copying: Collection[int] = ()
+) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
     One temporary space, in which operators of oneDNN have their copies, with half the largest of
@@ -172,7 +174,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of benchmarks/ at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
-    what is not counted of the code there.
+    what is not counted of the code there. The ops that are ``copying`` from one shape to another
+    have no copies beside what they write.
     """
     all_copies = copies(graph, nodes, by_executor=False)
     copied_back = copied_back_nbytes(graph, nodes)
@@ -180,7 +183,8 @@ def packed_nbytes(graph: TrainingGraph, nodes: Sequence[Node]) -> int:
     space, _ = _spaces(in_space, copied_back)
     # What an operator copies leaves a hole, or what it computes beside its place, not both.
     largest = max(*_holes(in_space), *_kept(copied_back), 0)
-    *_, second, kept = 0, 0, *sorted(map(operator.add, all_copies.kept_nbytes, beside_it))
+    in_calls = map(operator.add, all_copies.kept_nbytes, beside_it)
+    *_, second, kept = 0, 0, *sorted(n for op, n in enumerate(in_calls) if op not in copying)
     quarters = QUARTERS_OF_SECOND_WITH_AVX512 if has_avx512() else QUARTERS_OF_SECOND
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
     for_copies = space + kept + max(largest // 2, again)

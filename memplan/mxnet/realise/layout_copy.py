@@ -1,0 +1,32 @@
+"""Copies of arrays for arrays of another shape, in a layout of oneDNN's that is for the first one.
+
+So MXNet's executor has an array that it shares between two shapes. A sum of one term has the layout
+of the term (MKLDNNSumForward of MXNet's src/operator/nn/mkldnn/mkldnn_sum.cc); the C API refuses it
+for an output of another shape, but a direct call does not look at that.
+"""
+
+from __future__ import annotations
+
+from memplan.mxnet.realise.direct_call import may_be_partial, partial_call
+from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.imperative import Call
+
+_SUM, _OF_ONE = "add_n", {"num_args": "1"}
+
+
+def can_copy() -> bool:
+    """Can it be called directly here?"""
+    return may_be_partial(_SUM)
+
+
+class LayoutCopy(Call):
+    """Copies an array, the only one of ``inputs``, into that of ``outputs``, with its layout."""
+
+    settles = False
+
+    __slots__ = ()
+
+    def __init__(self, inputs: Handles, outputs: Handles) -> None:
+        super().__init__(_SUM, _OF_ONE, inputs, outputs)
+        call = partial_call(_SUM, tuple(_OF_ONE.items()), inputs, outputs, ())
+        self._function, self._arguments = call

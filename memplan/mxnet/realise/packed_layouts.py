@@ -1,0 +1,95 @@
+"""What packed steps do so that every op finds the layouts that it finds in MXNet's executor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import mxnet as mx
+
+from memplan.mxnet.realise.in_place import layouts_taken_over, overwritten
+from memplan.mxnet.realise.layout_copy import can_copy
+from memplan.mxnet.realise.lowering import Lowered
+from memplan.mxnet.realise.packed_calls import Overwritten
+from memplan.mxnet.realise.shared_arrays import (
+    between_shapes,
+    places_of_tensors,
+    read_turned,
+    rounds_by_layout,
+)
+from memplan.mxnet.realise.viewed_arrays import turned_inputs
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_place
+from memplan.step.graph import TrainingGraph
+
+
+def as_run(trace: Trace) -> tuple[TrainingGraph, set[int]]:
+    """The graph of ``trace``, whose ops also hand on layouts between shapes, as packed steps do.
+
+    And the ops that do so: they are copies, which need no others.
+    """
+    graph, nodes, order = between_shapes(trace.graph, trace.nodes), trace.nodes, trace.stock_order
+    if not (onednn_is_enabled() and can_copy()):
+        return trace.graph, set()
+    taking = layouts_taken_over(graph, nodes, order, overwritten(graph, nodes, order))
+    ops, copying = list(trace.graph.ops), set()
+    for index, op in enumerate(graph.ops):
+        if len(op.handovers) > len(ops[index].handovers) and not taking.isdisjoint(op.outputs):
+            ops[index] = op
+            copying.add(index)
+    return dataclasses.replace(graph, ops=tuple(ops)), copying
+
+
+def in_layouts_of_unplanned(
+    trace: Trace, lowered: Lowered, ctx: mx.Context
+) -> tuple[dict[tuple[int, int], Overwritten], dict[int, list[int]]]:
+    """What the unplanned step writes over, by the op that does so, and by which output.
+
+    And the inputs that an op is to find in the usual layout.
+    """
+    nodes, order = trace.nodes, trace.stock_order
+    has_layouts = ctx.device_type == "cpu" and onednn_is_enabled()
+    graph = between_shapes(trace.graph, nodes) if has_layouts and can_copy() else trace.graph
+    sources = overwritten(graph, nodes, order)
+    taking_layouts = layouts_taken_over(graph, nodes, order, sources) if has_layouts else ()
+    in_place = {}
+    for tensor, source in sources.items():
+        node = nodes[graph.producer[tensor]]
+        entry = nodes[graph.producer[source]], graph.position[source]
+        is_needed = (
+            tensor in taking_layouts or is_gradient_of_slopes(node) or must_be_in_place(node)
+        )
+        in_place[lowered.index_of[node], graph.position[tensor]] = Overwritten(entry, is_needed)
+    turned = turned_inputs(trace.graph, nodes, ctx.device_type)
+    if has_layouts:
+        wanted = read_turned(graph, nodes, order, sources)
+        as_lowered = {lowered.index_of[nodes[index]]: places for index, places in wanted.items()}
+        others = _read_as_they_are(lowered, as_lowered)
+        for index, places in wanted.items():
+            if lowered.index_of[nodes[index]] not in others:
+                turned[index] = sorted({*turned.get(index, ()), *places})
+    return in_place, {lowered.index_of[nodes[index]]: places for index, places in turned.items()}
+
+
+def _read_as_they_are(lowered: Lowered, turned: Mapping[int, Sequence[int]]) -> set[int]:
+    """The ops that must not turn what they read: who reads it before that in MXNet does so later.
+
+    As where both run again, in another order.
+    """
+    latest: dict[tuple[int, int], int] = {}
+    steps = list(enumerate(lowered.schedule.ops))
+    entries = {}
+    for step, op in steps:
+        node = lowered.nodes[op]
+        sources = zip(places_of_tensors(node), lowered.schedule.reads[step], strict=False)
+        entries[step] = {place: (source, node.inputs[place][1]) for place, source in sources}
+        if rounds_by_layout(node):
+            untouched = entries[step].keys() - {*turned.get(op, ())}
+            latest.update((entries[step][place], step) for place in untouched)
+    return {
+        op
+        for step, op in steps
+        for place in turned.get(op, ())
+        if latest.get(entries[step][place], step) > step
+    }
