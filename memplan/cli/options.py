@@ -64,6 +64,15 @@ def parse_budget(text: str) -> str | float | None:
     return float(text) if re.fullmatch(r"0?\.[0-9]+|1\.0*", text) else text
 
 
+def parse_share(text: str) -> float:
+    """The share of the step's time that ``text`` is: "0.3", or "30%"."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        return float(number) / (100 if percent else 1)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no share such as 0.3 or 30%") from None
+
+
 class _Named(click.Path):
     """A path of some name: "", as of a shell's unset variable, would be the current folder."""
 

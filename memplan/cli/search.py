@@ -15,6 +15,7 @@ from memplan.cli.options import (
     Arguments,
     default_of,
     parse_budget,
+    parse_share,
     planning_options,
     strategy_option,
 )
@@ -185,9 +186,9 @@ def frontier(args: Arguments, strategy: str, budgets: str | None, output: Path |
 )
 @click.option(
     "--max-overhead",
-    type=float,
+    type=parse_share,
     metavar="SHARE",
-    help="Recompute at most this share of the step's time, such as 0.3.",
+    help="Recompute at most this share of the step's time, such as 0.3 or 30%.",
 )
 @_csv_option
 @planning_options
@@ -206,8 +207,9 @@ def max_batch(
 
     \b
     Keys of --json:
-      batch_size, too_large (the smallest that did not fit, or null), plan (as of 'memplan plan'),
-      tried, a list of: batch_size, fits, strategy, budget_nbytes, status, total_nbytes,
+      batch_size, too_large (the smallest that did not fit, or only at more than --max-overhead,
+      or null), plan (as of 'memplan plan'), tried, a list of: batch_size, fits (the budget and
+      --max-overhead), strategy, budget_nbytes, status, total_nbytes,
       allocated_nbytes, peak_nbytes, fixed_nbytes, optimizer_nbytes, workspace_nbytes,
       reserve_nbytes, overhead, lower_bound_overhead, planning_seconds, cut_by_clock, error
     """

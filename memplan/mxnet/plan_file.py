@@ -38,9 +38,8 @@ DEVICE_TYPES = ("cpu", "gpu")
 # By what share the same seconds may differ once added up, in another order or by another machine.
 ROUNDING = 1e-9
 
-# Fields of a plan that are made of objects, and what only mirror plans have; the others are numbers
-# and strings.
-_MADE = frozenset("status schedule trace packing footprint unplanned alternative".split())
+# Fields of a plan that are made of objects; the others are numbers and strings.
+_MADE = frozenset("status schedule trace packing footprint unplanned".split())
 
 # What is raised by data that is no plan, or one of other ops.
 _DAMAGED = (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError)
@@ -172,7 +171,8 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _plan_on(device_type: str, data: Mapping[str, Any]) -> Plan:
     """The plan, traced for a device of this kind."""
     names = {field.name for field in dataclasses.fields(Plan)}.difference(_MADE)
-    plain = plain_fields(Plan, data, sorted(names))
+    # Files of earlier versions have no alternative.
+    plain = plain_fields(Plan, {"alternative": "", **data}, sorted(names))
     traced = _traced(data, device_type)
     schedule = _schedule(traced, data)
     footprint = _footprint(data["footprint"])

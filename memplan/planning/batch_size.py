@@ -32,7 +32,7 @@ from memplan.strategies.base import (
     check_overhead,
 )
 from memplan.util.interrupts import Interrupt, noticing
-from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.nbytes import ACCEPTED, format_nbytes, is_share, parse_budget
 from memplan.util.numbers import is_finite, plain, shown
 from memplan.util.stop import Stop
 
@@ -112,13 +112,18 @@ def max_batch_size(
 
 
 def _bytes(budget: int | str) -> int:
-    text = str(budget).strip()
-    if budget is None or text.endswith("%") or ("." in text and text.replace(".", "").isdigit()):
-        raise ArgumentError(
-            f"the budget must be bytes or a string such as '4GiB', got {budget!r}: a share of the "
-            "unplanned step grows with the batch"
-        )
-    return parse_budget(budget, 0) or 0
+    """The bytes of ``budget``; ArgumentError, too, for a share of the unplanned step."""
+    accepted = (
+        "it must be bytes or a string such as '4GiB', as a share of the unplanned step grows with "
+        "the batch"
+    )
+    if budget is None or is_share(budget):
+        raise ArgumentError(f"the budget {shown(budget)} cannot be used; {accepted}")
+    try:
+        return parse_budget(budget, 0) or 0
+    except ArgumentError as error:
+        refusal = str(error).removesuffix(f"; {ACCEPTED}")
+        raise ArgumentError(f"{refusal}; {accepted}") from None
 
 
 class _Sizes:

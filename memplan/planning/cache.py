@@ -11,6 +11,7 @@ from pathlib import Path
 
 from memplan.errors import ArgumentError
 from memplan.util.files import damage, read_json, write_text
+from memplan.util.numbers import shown
 
 FORMAT = "memplan.planning.cache/1"
 
@@ -39,8 +40,9 @@ class Cache:
             path = Path(folder).expanduser()
             path.mkdir(parents=True, exist_ok=True)
         except (TypeError, ValueError, OSError, RuntimeError) as error:
+            name = repr(str(folder)) if isinstance(folder, str | os.PathLike) else shown(folder)
             raise ArgumentError(
-                f"cache must be a folder that can be written, got {str(folder)!r}: {error}"
+                f"cache must be a folder that can be written, got {name}: {error}"
             ) from error
         return cls(path)
 

@@ -122,8 +122,10 @@ class Plan:
     def symbol(self) -> Any:
         """The network (an ``mx.sym.Symbol``) with MXNet's attributes set, for any training script.
 
-        Of an explicit or packed plan, the training step as MXNet would be given it. It is made when
-        it is first asked for: who trains by memplan never does.
+        Of an explicit, packed or updating plan, the training step as MXNet would be given it,
+        backward ops included, to look at: no script can train it. By such a plan the network itself
+        is trained: ``memplan.mxnet.Module(net, plan=plan)``. It is made when it is first asked for:
+        who trains by memplan never does.
         """
         return symbol_of(self.trace, self.schedule)
 

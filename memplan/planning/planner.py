@@ -15,7 +15,7 @@ from memplan.planning.apart import apart
 from memplan.planning.attempt import refused
 from memplan.planning.cache import Cache
 from memplan.planning.comparison import Comparison
-from memplan.planning.job import Job
+from memplan.planning.job import STOCK, Job
 from memplan.planning.known import remember
 from memplan.planning.larger_budgets import with_shared_bounds
 from memplan.planning.plan import Plan
@@ -47,8 +47,18 @@ def search_plan(
     """``net`` with attributes set so that any training script trains it within ``budget``.
 
     Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
-    memonger's search.
+    memonger's search. Raises what :func:`plan` raises, and ArgumentError for another realisation
+    than "mirror", of whose plans no Symbol can be trained by any script.
     """
+    realisation = options.get("realisation", STOCK)
+    if usable(realisation) != STOCK:
+        raise ArgumentError(
+            f"search_plan gives a Symbol that any training script trains, and only mirror plans "
+            f"have one: with realisation={realisation!r} it would be of the whole step, backward "
+            f"ops included, which MXNet cannot differentiate. Leave realisation out; or make the "
+            f"plan by memplan.plan, and train net by memplan.mxnet.Module(net, plan=plan) or "
+            f"TrainExecutor, a Gluon block by planned or TrainStep, which plan themselves"
+        )
     if ntrial is not None:
         strategy = create("memonger", ntrial=ntrial)
     return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol

@@ -94,6 +94,8 @@ def load(name: str) -> Realisation:
 
 def runs_whole_steps(name: str) -> bool:
     """Does MXNet get the whole step by this realisation, gradients included?"""
+    if not isinstance(name, str):
+        return False
     return name == AUTO or (name in REALISATIONS and load(name).spells_out_backward)
 
 

@@ -26,6 +26,7 @@ from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 from memplan.strategies.spaces import Moves
 from memplan.util.nbytes import format_nbytes, is_share, parse_budget
+from memplan.util.numbers import shown
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ class ShapePlanner:
         unseen: str = "plan",
         share_of_first: bool = True,
     ) -> None:
-        if unseen not in UNSEEN:
+        if not isinstance(unseen, str) or unseen not in UNSEEN:
             raise ArgumentError(
-                f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {unseen!r}"
+                f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {shown(unseen)}"
             )
         self.budget, self.strategy, self.realisation = budget, strategy, realisation
         table = table_of(costs)  # now, as the process may be in another folder at a later shape

@@ -24,9 +24,10 @@ class Trial:
 class BatchSize:
     """The largest batch size found that fits, its plan, and all sizes that were tried.
 
-    ``too_large`` is the smallest size tried that did not fit (None: the search ended before one
-    was met): sizes between the two were not tried, as time was up, or, if ``interrupted``, as
-    Ctrl-C ended the search for them. That a size does not fit is proved only where its attempt says
+    ``too_large`` is the smallest size tried that did not fit, or of which every plan found takes
+    more time than ``max_overhead`` allows (None: the search ended before one was met): sizes
+    between the two were not tried, as time was up, or, if ``interrupted``, as Ctrl-C ended the
+    search for them. That a size does not fit is proved only where its attempt says
     "infeasible"; where that has an error, too, no budget helps, as MXNet cannot hold one of its
     arrays.
     """
@@ -49,7 +50,7 @@ class BatchSize:
         else:
             [attempt] = [t.attempt for t in self.tried if t.batch_size == self.too_large]
             is_refused = attempt.status is Status.INFEASIBLE and attempt.error is not None
-            first += f"{self.too_large} {'is too large for MXNet' if is_refused else 'did not fit'}"
+            first += f"{self.too_large} {_why(attempt, is_refused=is_refused)}"
             if self.too_large > self.batch_size + 1:
                 first += f", those between were not tried, as {reason}"
             first += f": {attempt.error}." if is_refused else "."
@@ -63,3 +64,10 @@ class BatchSize:
         """The sizes tried as CSV: ``batch_size``, ``fits``, and the columns of a comparison."""
         rows = ((t.batch_size, int(t.fits), *figures(t.attempt)) for t in self.tried)
         return to_csv(("batch_size", "fits", *COLUMNS), rows)
+
+
+def _why(attempt: Attempt, *, is_refused: bool) -> str:
+    """What became of a size that is too large; ``is_refused`` where MXNet cannot hold it."""
+    if attempt.plan is not None:
+        return f"was found to fit only at {attempt.plan.overhead:+.1%} time"
+    return "is too large for MXNet" if is_refused else "did not fit"

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import signal
+import sys
 
 from memplan.memory.offsets.placement import compile_placement
 from memplan.search.eviction import compile_evictions
 from memplan.search.flag_annealing import compile_annealing
 from memplan.search.online import compile_online
 from memplan.search.sequence_search import compile_search
+from memplan.util.processes import end_with
 from memplan.util.progress import LOGGER
 
 
@@ -32,15 +36,29 @@ def compile_others() -> None:
     compile_placement()
 
 
-def _compile_others_silently() -> None:
-    """In another process than the one that says what it does."""
+def _compile_others_silently(parent: int) -> None:
+    """In another process than the one that says what it does, and that ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for both, and the other answers
     LOGGER.setLevel(logging.ERROR)
-    compile_others()
+    if end_with(parent):
+        compile_others()
+
+
+def main() -> int:
+    """Compile in two processes; the status to exit with, after Ctrl-C that of a shell."""
+    others = multiprocessing.Process(
+        target=_compile_others_silently, args=[os.getpid()], daemon=True
+    )
+    try:
+        others.start()
+        compile_search()
+        others.join()
+        compile_all()  # whatever the other process could not
+    except KeyboardInterrupt:
+        print("Interrupted; the first plan compiles the rest.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
 
 
 if __name__ == "__main__":
-    others = multiprocessing.Process(target=_compile_others_silently)
-    others.start()
-    compile_search()
-    others.join()
-    compile_all()  # whatever the other process could not
+    sys.exit(main())

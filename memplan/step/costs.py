@@ -239,7 +239,7 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
     if table is None:
         raise ArgumentError(
             f"costs must be a Roofline, a name like '{PREFIX}v100', a CostTable or the path of a "
-            f"saved one (*.json), got {costs!r}"
+            f"saved one (*.json), got {shown(costs)}"
         )
     return table
 

@@ -37,7 +37,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", _indices(self.ops))
-        object.__setattr__(self, "reads", tuple(map(_indices, self.reads)))
+        object.__setattr__(self, "reads", tuple(map(_indices, _listed(self.reads))))
         object.__setattr__(self, "heads", _indices(self.heads))
         if len(self.reads) != len(self.ops):
             raise ScheduleError(f"{len(self.ops)} steps, but reads for {len(self.reads)}")
@@ -200,12 +200,22 @@ class Schedule:
             raise ScheduleError(f"not a memplan schedule: {error}") from error
 
 
+def _listed(values: Any) -> tuple[Any, ...]:
+    """``values`` as a tuple; ScheduleError for what is no list of any kind."""
+    try:
+        return tuple(values)
+    except TypeError:
+        raise ScheduleError(
+            f"not a memplan schedule: ops, reads and heads are lists, not {shown(values)}"
+        ) from None
+
+
 def _indices(values: Iterable[Any]) -> tuple[int, ...]:
     """``values`` as ints of Python's, which NumPy's become; ScheduleError for what is no integer.
 
     JSON, in which plans are kept, takes no others.
     """
-    indices = tuple(values)
+    indices = _listed(values)
     if set(map(type, indices)) <= {int}:
         return indices
     for index in map(plain, indices):

@@ -31,7 +31,8 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*", re.ASCII)
 
 _MAX_DIGITS = 40
 
-_ACCEPTED = (
+# How every error of parse_budget ends.
+ACCEPTED = (
     "a budget is a whole number of bytes (4294967296), a string with a unit of bytes ('4GiB', "
     "'900 MB'), or a share of the unplanned step (0.6 or '60%')"
 )
@@ -120,4 +121,4 @@ def _share(budget: object, share: Fraction | None, unplanned_total_nbytes: int) 
 
 def _error(budget: object, reason: str = "") -> ArgumentError:
     problem = f"the budget {shown(budget)} cannot be used"
-    return ArgumentError(": ".join(filter(None, (problem, reason))) + f"; {_ACCEPTED}")
+    return ArgumentError(": ".join(filter(None, (problem, reason))) + f"; {ACCEPTED}")

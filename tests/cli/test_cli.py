@@ -266,10 +266,11 @@ def test_max_batch(result: Any) -> None:
     assert lines[0].split(",") == list(found["tried"][0])
 
 
-def test_max_batch_names_its_own_option(error: Any) -> None:
+@pytest.mark.parametrize("share", ["0", "0%"])
+def test_max_batch_names_its_own_option(error: Any, share: str) -> None:
     network = ("net-symbol.json", "--shape", "data=N,3,8,8", "--strategy", "chen_greedy")
     least = memplan.plan(residual_net(units=2)[0], strategy="chen_greedy", data=(1, 3, 8, 8))
-    options = ("--budget", str(least.total_nbytes), "--max-overhead", "0", *MIRROR)
+    options = ("--budget", str(least.total_nbytes), "--max-overhead", share, *MIRROR)
     said = error(4, "max-batch", *network, *options)
     assert "max_overhead" not in said
     assert "aise --max-overhead" in said

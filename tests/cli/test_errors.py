@@ -60,7 +60,7 @@ from memplan.mxnet.plan_file import load_plan
         (["compare", *NET, "--strategies", ""], "--strategies names none"),
         (["explain", *NET, *QUICK, "unit0_conv3"], "unit0_conv1"),
         (["max-batch", *NET, "--budget", "1MiB"], "N"),
-        (["max-batch", *NET, "--budget", "0.5"], "got '0.5': a share"),
+        (["max-batch", *NET, "--budget", "0.5"], "'4GiB', as a share of the unplanned"),
         (["fly"], "fly"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,

@@ -45,14 +45,21 @@ block = Block()
         ("plan", "٣GiB", "the budget '٣GiB' cannot be used"),
         ("plan", "9000000TiB", "more than memplan can count"),
         ("max-batch", "²", "the budget '²' cannot be used"),
+        ("max-batch", "least", "the budget 'least' cannot be used; it must be bytes"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_budgets_that_are_none(command: str, value: str, culprit: str, error: Any) -> None:
     network = ["nets:symbol", "--shape", f"data={'N' if command == 'max-batch' else 2},6"]
     message = error(2, command, *network, "--budget", value)
     assert culprit in message
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize("share", ["3x", "%", "3%%", ""])
+def test_shares_that_are_none(share: str, error: Any) -> None:
+    message = error(2, "max-batch", *NET, "--budget", "1MiB", "--max-overhead", share)
+    assert f"'{share}' is no share such as 0.3 or 30%" in message
 
 
 @pytest.mark.parametrize("value", ["²", "٣", "1²", "9" * 400, "9" * 5000], ids=range(5))

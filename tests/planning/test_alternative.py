@@ -47,7 +47,7 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     assert plan.overhead > alternative.TIMES * packed.overhead
     assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
     assert plan.alternative in str(plan)
-    assert dataclasses.replace(plan, alternative="") == plan  # as in a plan's file, which has none
+    assert dataclasses.replace(plan, alternative="") == plan  # as in a file of an earlier version
 
 
 def test_the_unplanned_network_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,10 @@ def test_sizes_that_were_tried_are_told() -> None:
             assert plan.trace.shapes["data"] == (trial.batch_size, 3, 32, 32)
     lines = str(result).splitlines()
     assert lines[0].startswith(f"Batch size {result.batch_size}: ")
-    assert lines[0].endswith(f"{result.too_large} did not fit.")
+    [attempt] = [t.attempt for t in result.tried if t.batch_size == result.too_large]
+    assert attempt.plan is not None
+    overhead = f"{attempt.plan.overhead:+.1%}"
+    assert lines[0].endswith(f"; {result.too_large} was found to fit only at {overhead} time.")
     assert [int(line.split()[0]) for line in lines[3:]] == sizes
     rows = list(csv.DictReader(io.StringIO(result.to_csv())))
     assert [(int(r["batch_size"]), r["fits"] == "1") for r in rows] == [
@@ -290,12 +293,22 @@ def test_an_interrupt_that_is_answered_ends_it_with_the_largest_found() -> None:
 
 
 @pytest.mark.parametrize(
+    "budget",
+    ["", "least", "4Gb", "0.6", 0, True, 0.6, "60%", [], pytest.param(10**5000, id="huge")],
+)
+def test_no_share_is_advised_for_a_budget_that_cannot_be_used(budget: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"must be bytes or a string such as '4GiB'") as refusal:
+        largest(budget)
+    assert "a share of the unplanned step (0.6 or '60%')" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"data": (4, 3, 32, 32)}, "put 'N' in its place"),
         ({"budget": 0.5}, "a share of the unplanned step grows"),
         ({"budget": "50%"}, "a share of the unplanned step grows"),
-        ({"budget": None}, "the budget must be bytes"),
+        ({"budget": None}, "the budget None cannot be used; it must be bytes"),
         ({"budget": "4 potatoes"}, "potatoes"),
         ({"max_overhead": -0.1}, "max_overhead"),
         ({"max_overhead": "10%"}, "max_overhead"),

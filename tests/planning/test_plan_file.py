@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -84,6 +85,7 @@ TOLD = (
     "planning_seconds",
     "bound_in_order",
     "cut_by_clock",
+    "alternative",
     "status",
 )
 MEASURED = ("allocated_nbytes", "reserve_nbytes", "match_range")
@@ -184,6 +186,16 @@ def test_the_bound_of_a_packing_is_kept(tmp_path: Path) -> None:
     del data["packing"]["bound_nbytes"]
     path.write_text(json.dumps(data), encoding="utf-8")
     assert load_plan(path).packing.bound_nbytes == peak_nbytes
+
+
+def test_what_would_cost_less_is_kept(tmp_path: Path) -> None:
+    path, plan = tmp_path / "plan.json", dataclasses.replace(convolved(), alternative="another way")
+    path.write_text(plan_text(plan), encoding="utf-8")
+    assert str(load_plan(path)).endswith("another way.")
+    data = json.loads(plan_text(plan))
+    del data["alternative"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert load_plan(path).alternative == ""
 
 
 def test_a_plan_for_a_gpu_is_loaded_without_one(tmp_path: Path) -> None:
@@ -288,7 +300,7 @@ def test_a_shape_that_no_number_of_mxnet_holds(text: str, size: int, tmp_path: P
 
 def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
     path, data = tmp_path / "plan.json", json.loads(text)
-    for name in data.keys() - {"device_type", "onednn"}:  # which files of old lack
+    for name in data.keys() - {"device_type", "onednn", "alternative"}:  # which files of old lack
         less = {other: value for other, value in data.items() if other != name}
         path.write_text(json.dumps(less), encoding="utf-8")
         with pytest.raises(ArgumentError, match=name if name != "format" else "no format"):

@@ -113,6 +113,17 @@ def test_memongers_call_is_taken_as_it_is() -> None:
         assert hints
 
 
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating", "auto"])
+def test_the_symbol_for_any_script_is_that_of_a_mirror_plan(realisation: str) -> None:
+    net, shapes = residual_net()
+    with pytest.raises(ArgumentError, match=r"any training script.* Leave realisation out; or"):
+        memplan.search_plan(net, realisation=realisation, **shapes)
+    symbol = memplan.search_plan(net, realisation="mirror", strategy="store_all", **shapes)
+    assert symbol.list_outputs() == net.list_outputs()
+    with pytest.raises(ArgumentError, match="no realisation 'mirrored'"):
+        memplan.search_plan(net, realisation="mirrored", **shapes)
+
+
 def test_shapes_may_come_from_the_variables() -> None:
     net = mx.sym.Variable("data", shape=(8, 20))
     for width in (32, 32, 10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_ops_and_steps_are_named_by_integers(op: Any) -> None:
         Schedule(GRAPH, OPS, ((), (), (1,), (op,)), (3,))
     with pytest.raises(ScheduleError, match=message):
         Schedule(GRAPH, OPS, READS, (op,))
+
+
+@pytest.mark.parametrize("field", ["ops", "reads", "heads"])
+def test_what_is_no_list_is_no_schedule(field: str) -> None:
+    schedule = Schedule.unplanned(GRAPH)
+    with pytest.raises(ScheduleError, match=r"ops, reads and heads are lists, not None"):
+        dataclasses.replace(schedule, **{field: None})
 
 
 def test_a_sequence_reads_the_latest_execution() -> None:

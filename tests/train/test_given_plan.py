@@ -12,6 +12,7 @@ import memplan
 import memplan.mxnet
 from helpers.buckets import BATCH, Sentences, network
 from helpers.fitting import MIB, NETWORKS, batches, planned, steps
+from memplan.errors import ArgumentError
 from memplan.planning.plan import Plan
 
 NETWORK = NETWORKS["residual"]
@@ -32,6 +33,49 @@ def of_other_shapes(given: Plan, size: int = 5, **options: Any) -> Plan:
     first, other = module._plans.plans.values()
     assert first is given
     return other
+
+
+def layers(*, width: int = 4, last: str = "relu", branch: str = "tanh") -> mx.sym.Symbol:
+    """A layer, two activations of it, joined, and a branch whose condition is a constant."""
+    layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=width, name="layer")
+    parts = {"relu": mx.sym.relu(layer, name="relu"), "tanh": mx.sym.tanh(layer, name="tanh")}
+    joined = mx.sym.concat(parts["relu"], parts["tanh"], parts[last], name="joined")
+    with mx.name.NameManager():
+        chosen = mx.sym.contrib.cond(
+            mx.sym.ones((1,), name="one"),
+            lambda: getattr(mx.sym, branch)(joined, name="in_branch"),
+            lambda: joined,
+        )
+    return mx.sym.MakeLoss(chosen, name="loss")
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"width": 3}, r"of 'layer_weight' \(variable\) 'num_hidden' is 3 here, 4 there"),
+        (
+            {"last": "tanh"},
+            r"of 'joined' \(Concat\) 'input 2' is tanh\[0\] here, relu\[0\] there",
+        ),
+        ({"branch": "relu"}, r"the loop or branch '_cond0' \(_cond\) runs another one"),
+    ],
+)
+def test_the_difference_to_the_network_of_the_plan_is_named(
+    changed: dict[str, Any], difference: str
+) -> None:
+    given = memplan.plan(layers(), realisation="packed", strategy="store_all", data=(2, 3))
+    module = memplan.mxnet.Module(layers(**changed), plan=given, label_names=None)
+    with pytest.raises(ArgumentError, match=f"another network: {difference}"):
+        module.bind([("data", (2, 3))])
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+def test_the_symbol_of_the_plan_is_not_its_network(realisation: str) -> None:
+    given = plan(realisation=realisation)
+    module = planned(given.symbol, plan=given)
+    data = batches(NETWORK, 8)
+    with pytest.raises(ArgumentError, match=r"plan\.symbol is; give the network itself"):
+        module.bind(data.provide_data, data.provide_label)
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

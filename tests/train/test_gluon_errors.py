@@ -220,6 +220,18 @@ def test_only_hybrid_blocks_are_planned(block: Any) -> None:
         planned(block)
 
 
+@pytest.mark.parametrize(
+    "value", [[], {}, 3, np.ones(2), mx.nd.ones(1)], ids=lambda v: str(type(v))
+)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("realisation", "realisation must be 'auto', 'packed'"), ("unseen", "unseen must be one of")],
+)
+def test_what_is_no_name_is_no_choice(name: str, message: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        planned(nn.Dense(3), **{name: value})
+
+
 def test_a_block_that_is_not_initialised_is_named() -> None:
     strategy = Counting([])
     with pytest.raises(ArgumentError, match=r"'net_.*initialize\(\)"):

@@ -64,6 +64,7 @@ def test_a_block_may_be_planned_again_as_it_is() -> None:
         ({"trainer": object()}, "the loop calls trainer.step"),
         ({"loss": SOFTMAX}, r"take TrainStep\(block, loss\)"),
         ({"keep_outputs": True}, "returns its outputs"),
+        ({"optimizer": "adam"}, "leave room for its states by reserve="),
     ],
 )
 def test_what_the_loop_does_itself_is_refused(options: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
+from memplan.util.numbers import shown
 
 # An optimizer is shown a weight of this size in every dimension, and what it makes for that is
 # scaled: nothing is allocated for large ones.
@@ -48,7 +49,7 @@ def optimizer_of(optimizer: str | mx.optimizer.Optimizer) -> mx.optimizer.Optimi
     if isinstance(optimizer, str):
         return optimizer_named(optimizer)
     if not isinstance(optimizer, mx.optimizer.Optimizer):
-        raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {optimizer!r}")
+        raise ArgumentError(f"optimizer must be one of MXNet's or its name, got {shown(optimizer)}")
     return optimizer
 
 

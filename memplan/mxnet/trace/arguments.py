@@ -176,7 +176,7 @@ def complete_grad_req(
     elif not isinstance(grad_req, Mapping):
         raise ArgumentError(
             f"grad_req must be 'write', 'add' or 'null', or a dict of these by argument, "
-            f"got {grad_req!r}"
+            f"got {shown(grad_req)}"
         )
     else:
         for name in grad_req:
@@ -188,7 +188,7 @@ def complete_grad_req(
     for name, request in requests.items():
         if request not in ("write", "add", "null"):
             raise ArgumentError(
-                f"grad_req of {name!r} is {request!r}; it must be 'write', 'add' or 'null'"
+                f"grad_req of {name!r} is {shown(request)}; it must be 'write', 'add' or 'null'"
             )
     if not wanted(requests):
         raise ArgumentError(
@@ -232,7 +232,7 @@ def _check_dtype(name: str, dtype: Any) -> None:
     try:
         kind = np.dtype(dtype).type
     except Exception:  # of any kind, as NumPy reads lists of dtypes by Python's parser
-        raise ArgumentError(f"the dtype of {name!r} is {dtype!r}, which is none") from None
+        raise ArgumentError(f"the dtype of {name!r} is {shown(dtype)}, which is none") from None
     if kind not in _DTYPE_NP_TO_MX:  # MXNet would take another one
         known = [np.dtype(kind).name for kind in _DTYPE_NP_TO_MX if isinstance(kind, type)]
         raise ArgumentError(

@@ -74,9 +74,9 @@ def planned(block: Block, **options: Any) -> Block:
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
     gradients of its parameters that it cannot reach: through the block, or of a loss recorded
     before its call or ``backward``; ArgumentError for a block that is planned already by other
-    options, and for a trainer, a loss and ``keep_outputs``. By equal ones it is left as it is.
-    Threads that call the block or ``backward`` wait for each other, and each of them trains on
-    contexts of its own. A copy of the block is not planned.
+    options (by equal ones it is left as it is), and for a trainer, an optimizer, a loss and
+    ``keep_outputs``. Threads that call the block or ``backward`` wait for each other, and each of
+    them trains on contexts of its own. A copy of the block is not planned.
     """
     check_block(block)
     _check_options(options)
@@ -115,7 +115,7 @@ def planned(block: Block, **options: Any) -> Block:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """ArgumentError for those of TrainStep that say what the loop does itself."""
+    """ArgumentError for those that say what the loop does, or has, itself."""
     reasons = {
         "trainer": "the loop calls trainer.step itself",
         "loss": (
@@ -123,6 +123,7 @@ def _check_options(options: dict[str, Any]) -> None:
             "TrainStep(block, loss), which is called in place of autograd.record() and backward()"
         ),
         "keep_outputs": "it returns its outputs to the loop in every step",
+        "optimizer": "the loop's trainer has it; leave room for its states by reserve='200MiB'",
     }
     for name, reason in reasons.items():
         value = options.get(name)

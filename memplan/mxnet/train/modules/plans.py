@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.errors import ArgumentError, TraceError
+from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.generators import draws
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
@@ -29,6 +30,9 @@ from memplan.planning.realisation import (
 )
 from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
+
+# Of nodes that are no operators, what they are called in messages.
+_KINDS = {"null": "variable"}
 
 
 @dataclass(frozen=True)
@@ -305,16 +309,32 @@ def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 def _other_node(ours: str, theirs: str) -> str:
     """In what two networks, as MXNet writes them, differ first."""
     here, there = (symbol_json.parse_text(text)["nodes"] for text in (ours, theirs))
+    if any(PLACED.items() <= node.get("attrs", {}).items() for node in here):
+        return "this one is a whole step, as plan.symbol is; give the network itself"
     pairs = (pair for pair in zip(here, there, strict=False) if pair[0] != pair[1])
     node, other = next(pairs, (None, None))
     if node is None or other is None:
         return f"{len(here)} variables and ops here, {len(there)} there, or others are outputs"
-    if node["op"] != other["op"] or node["name"] == other["name"]:
-        return f"{node['name']!r} ({node['op']}) here, {other['name']!r} ({other['op']}) there"
+    kind, other_kind = (_KINDS.get(each["op"], each["op"]) for each in (node, other))
+    if kind != other_kind:
+        return f"{node['name']!r} ({kind}) here, {other['name']!r} ({other_kind}) there"
+    if node["name"] == other["name"]:
+        parts, other_parts = _parts(node, here), _parts(other, there)
+        where = f"{node['name']!r} ({kind})"
+        if parts == other_parts:
+            return f"the loop or branch {where} runs another one here than there"
+        return f"of {where} {_difference(parts, other_parts)}"
     return (
         f"{node['name']!r} here is {other['name']!r} there. If MXNet has counted these names, "
         f"build the network under mx.name.NameManager(), which counts anew; or name it yourself"
     )
+
+
+def _parts(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The attributes and inputs of one of a network's ``nodes``, by their names."""
+    reads = [f"{nodes[source]['name']}[{output}]" for source, output, *_ in node["inputs"]]
+    inputs = {f"input {place}": name for place, name in enumerate(reads)}
+    return {**node.get("attrs", {}), **inputs}
 
 
 def _check_losses(trace: Trace) -> None:
