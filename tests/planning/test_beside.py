@@ -247,6 +247,26 @@ def test_copies_in_full_precision_count() -> None:
         assert states_nbytes(traced, optimizers[precise]) == 5000 * nbytes
 
 
+def test_gradients_in_full_precision_count_where_mxnet_makes_them_for_an_update_within() -> None:
+    net = mx.sym.Variable("data")
+    for width in (100, 50, 20):
+        net = mx.sym.FullyConnected(net, num_hidden=width, no_bias=True)
+    options = {"shapes": {"data": (2, 100)}, "realisation": "updating"}
+    half, full = (
+        trace(mx.sym.MakeLoss(net), type_dict={"data": dtype}, **options)
+        for dtype in ("float16", "float32")
+    )
+
+    def made(name: str, traced: Any = half, *, is_precise: bool = True) -> int:
+        return update_nbytes(traced, mx.optimizer.create(name, multi_precision=is_precise))
+
+    for name in ("adam", "rmsprop"):
+        assert made(name) == (2 + 1) * 4 * 100 * 100
+        assert made(name, full) == made(name, is_precise=False) == 0
+    assert made("sgd") == made("nag") == 0
+    assert made("adagrad") == made("adagrad", full) + made("adam")
+
+
 @pytest.mark.parametrize("name", ["adam", "nag", "adagrad", "adadelta", "ftrl", "groupadagrad"])
 def test_states_are_as_large_as_those_that_mxnet_makes(name: str) -> None:
     traced = trace(NET, shapes=SHAPES)

@@ -150,6 +150,14 @@ def test_what_is_freed_for_a_step_goes_back_to_the_system() -> None:
     assert released < 20
 
 
+def test_what_is_made_after_a_release_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an evaluation that is given up for the next step, the C library may keep a part."""
+    kept: list[bool] = []
+    monkeypatch.setattr("memplan.mxnet.train.pool.keep_large", kept.append)
+    release(mx.nd.ones((1,)).context)
+    assert kept == [False]
+
+
 def grown_by_gradients_mib() -> tuple[float, float]:
     """Parameters that were frozen for a while, and by how much a first step grows the process."""
     net = gluon.nn.HybridSequential()

@@ -23,7 +23,7 @@ from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
-from memplan.util.heap import give_back_what_is_free
+from memplan.util.heap import give_back_what_is_free, keep_large
 
 NDArray = Any
 
@@ -155,11 +155,15 @@ def release(ctx: mx.Context) -> None:
     """Give the memory of arrays that nobody holds any more back to the device, now.
 
     On a CPU the C library has kept the smaller ones, and the next executor's may not fit there.
+    What is made from now on is not kept, until a step says otherwise: where threads of MXNet's have
+    made it, what is free at the end of their memory would stay (mtrim of malloc/malloc.c), and a
+    step that takes the place of an evaluation would come on top of it.
     """
     mx.nd.waitall()
     ctx.empty_cache()
     if ctx.device_type != "gpu":
         give_back_what_is_free()
+        keep_large(False)
 
 
 def training_need(plan: Plan) -> Need:
