@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import SUM, own_inputs
+from memplan.mxnet.realise.estimate.varying_layouts import arrays
+from memplan.mxnet.realise.kept_by_blocks import as_unplanned
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     is_gradient_of_slopes,
@@ -35,7 +37,7 @@ def overwritten(
     What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
     argument is written over none: MXNet's executor has an array for it beside the step.
     """
-    schedule = Schedule.sequence(graph, stock_order)
+    schedule = Schedule.sequence(as_unplanned(graph, nodes), stock_order)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
     gradients = _gradients(graph)
@@ -61,8 +63,43 @@ def kept_in_training(
     unplanned step does not write over, nor over one that the op reads before: that is chosen in
     inference, too.
     """
-    source_of, kept = overwritten(graph, nodes, stock_order), {}
     order = [index for index in stock_order if index < graph.nforward]
+    return _beside(graph, nodes, order, overwritten(graph, nodes, stock_order))
+
+
+def kept_in_explicit(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> dict[int, set[int]]:
+    """For each forward op over whose inputs an explicit step must not write: which these are.
+
+    They are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
+    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`).
+    """
+    block = as_unplanned(graph, nodes)
+    if block is graph:
+        return {}
+    array_of, kept = arrays(graph), set(block.heads).difference(graph.heads)
+    source_of = overwritten(graph, nodes, stock_order)
+    own = set[int]().union(*own_inputs(graph, nodes, stock_order, source_of))
+    result = {}
+    for index, tensors in _beside(graph, nodes, stock_order, source_of).items():
+        found = {t for t in tensors if all(map({*array_of[t]}.intersection, (own, kept)))}
+        if found and index < graph.nforward:
+            result[index] = found
+    return result
+
+
+def _beside(
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    order: Sequence[int],
+    source_of: Mapping[int, int],
+) -> dict[int, set[int]]:
+    """Of the ops in this ``order`` what they may be written over, and are not by ``source_of``.
+
+    Those alone that leave their output in the layout of its place.
+    """
+    kept = {}
     last_reader = {tensor: index for index in order for tensor in graph.ops[index].inputs}
     for index in order:
         op, node = graph.ops[index], nodes[index]
@@ -103,7 +140,7 @@ def with_layouts_of_unplanned(
     That is the input over which they write there, if it dies, else one in the same layout.
     """
     source_of = overwritten(graph, nodes, stock_order)
-    all_own, ops = own_inputs(graph, nodes, stock_order), []
+    all_own, ops = own_inputs(graph, nodes, stock_order, source_of), []
     for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         first, second = [], []
         for handover in op.handovers:
@@ -157,7 +194,7 @@ def layouts_taken_over(
     one of its layouts if a term is, and what is none of oneDNN's in the usual one.
     """
     result: set[int] = set()
-    all_own = own_inputs(graph, nodes, stock_order)
+    all_own = own_inputs(graph, nodes, stock_order, source_of)
     for op, node, own in zip(graph.ops, nodes, all_own, strict=True):
         is_own_elsewhere = node.op == SUM and bool(own)
         if node.op == SUM or writes_in_layout_of_place(node):

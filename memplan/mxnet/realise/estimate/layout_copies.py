@@ -9,12 +9,12 @@ shapes: an estimate, for a processor with AVX2 or AVX-512.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
 from memplan.mxnet.realise.estimate.onednn_kernels import kernels, knows_dtype
-from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on
+from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on, nbrought, ncopies
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
@@ -87,13 +87,16 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node], *, by_executor: bool = T
 
 
 def own_inputs(
-    graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int]
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    order: Sequence[int],
+    source_of: Mapping[int, int],
 ) -> list[frozenset[int]]:
     """For each op of ``graph``, which ``nodes`` are: its inputs that are in layouts of oneDNN's.
 
-    As the ops are run in this ``order``.
+    As the ops are run in this ``order``, and each tensor is written over that of ``source_of``.
     """
-    found = _Layouts(graph, nodes, order, reshapes=False)
+    found = _Layouts(graph, nodes, order, reshapes=False, source_of=source_of)
     result = [frozenset[int]()] * len(nodes)
     for index in order:
         result[index] = frozenset(found.own.keys() & graph.ops[index].inputs)
@@ -186,13 +189,20 @@ class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
     def __init__(
-        self, graph: TrainingGraph, nodes: Sequence[Node], order: Sequence[int], *, reshapes: bool
+        self,
+        graph: TrainingGraph,
+        nodes: Sequence[Node],
+        order: Sequence[int],
+        *,
+        reshapes: bool,
+        source_of: Mapping[int, int] | None = None,
     ) -> None:
         self.graph, self.nodes, self.rules = graph, nodes, _rules(graph, nodes)
         self.info_of = _info_of_tensors(graph, nodes) if reshapes else {}
         self.place_of = {index: place for place, index in enumerate(order)}
         self.own: dict[int, Hashable] = {}
         self.written_over: dict[int, int] = {}
+        self.source_of = source_of
 
     def ignored_nbytes(self, index: int) -> int:
         """The bytes of the copies that are kept of inputs of which an op reads only the shape.
@@ -263,10 +273,10 @@ class _Layouts:
             layouts = self.read_by(index)
             # An LRN's own layout is that of the gradient, and its data is brought into the usual.
             is_own = node.op != "_backward_LRN" and layouts[leader] is not None
-            return _sizes(node)[other] * _ncopies(layouts[other], is_own=is_own)
+            return _sizes(node)[other] * ncopies(layouts[other], is_own=is_own)
         if node.op in _BRING_DATA:
             wanted, of_data = (self.read_by(index)[place] for place in _leader_and_other(node))
-            return self._size(op.outputs[0]) * _nbrought(of_data, wanted)
+            return self._size(op.outputs[0]) * nbrought(of_data, wanted)
         if node.op not in KEEPS_LAYOUT or _falls_back(node):
             return self._nbytes(own)
         if node.op in (SUM, "add_n") and not leaves_own:
@@ -292,7 +302,7 @@ class _Layouts:
                 wanted.add((2, of_data.data))
         layouts, sizes = self.read_by(index), _sizes(node)
         temporary = sum(
-            sizes[place] * _ncopies(layouts[place], is_own=is_own) for place, is_own in wanted
+            sizes[place] * ncopies(layouts[place], is_own=is_own) for place, is_own in wanted
         )
         if call is not node and of_weight.data:
             temporary += sizes[2]  # the gradient of the weight is written in that layout, too
@@ -314,6 +324,8 @@ class _Layouts:
     def _in_place(self, index: int) -> dict[int, int]:
         """For each tensor that an op writes over one that it reads: which one that is."""
         op, inputs_of = self.graph.ops[index], dict[int, int]()
+        if self.source_of is not None:
+            return {t: self.source_of[t] for t in op.outputs if t in self.source_of}
         for place, output, _ in op.handovers:
             tensor = op.inputs[place]
             last = max(self.graph.readers[tensor], key=self.place_of.__getitem__)
@@ -351,31 +363,6 @@ def _info_of_tensors(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, E
         for op, node in zip(graph.ops, nodes, strict=True)
         for tensor, info in zip(op.outputs, node.infos.outputs, strict=False)
     }
-
-
-def _ncopies(layout: Hashable, *, is_own: bool) -> int:
-    """How many copies bring an array into the layout of a convolution, or into the usual one?
-
-    The first if ``is_own``. No convolution wants the layout of a pooling of whole pictures.
-    """
-    if isinstance(layout, Reshaped):
-        return 1 + is_own
-    return int((layout is None) == is_own or isinstance(layout, Turned))
-
-
-def _nbrought(layout: Hashable, wanted: Hashable) -> int:
-    """How many copies bring an array into the layout of another one, of the same shape?
-
-    Of oneDNN's there is one for a shape, but for these kinds.
-    """
-    if layout is None or wanted is None:
-        return int(layout is not wanted)
-    turned, reshaped = (
-        [isinstance(each, kind) for each in (layout, wanted)] for kind in (Turned, Reshaped)
-    )
-    if turned[0] == turned[1] and reshaped[0] == reshaped[1]:
-        return 0
-    return 1 + any(reshaped)  # between two shapes by way of the usual layout
 
 
 def _sizes(node: Node) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from memplan.mxnet.realise.estimate.whole_pictures import Turned
 from memplan.mxnet.trace.nnvm import EntryInfo
 
 
@@ -31,3 +32,28 @@ def handed_on(layout: Hashable, read: EntryInfo | None, written: EntryInfo | Non
         return layout
     layout, shape = layout if isinstance(layout, Reshaped) else (layout, read.shape)
     return layout if written.shape == shape else Reshaped(layout, shape)
+
+
+def ncopies(layout: Hashable, *, is_own: bool) -> int:
+    """How many copies bring an array into the layout of a convolution, or into the usual one?
+
+    The first if ``is_own``. No convolution wants the layout of a pooling of whole pictures.
+    """
+    if isinstance(layout, Reshaped):
+        return 1 + is_own
+    return int((layout is None) == is_own or isinstance(layout, Turned))
+
+
+def nbrought(layout: Hashable, wanted: Hashable) -> int:
+    """How many copies bring an array into the layout of another one, of the same shape?
+
+    Of oneDNN's there is one for a shape, but for these kinds.
+    """
+    if layout is None or wanted is None:
+        return int(layout is not wanted)
+    turned, reshaped = (
+        [isinstance(each, kind) for each in (layout, wanted)] for kind in (Turned, Reshaped)
+    )
+    if turned[0] == turned[1] and reshaped[0] == reshaped[1]:
+        return 0
+    return 1 + any(reshaped)  # between two shapes by way of the usual layout
