@@ -129,6 +129,31 @@ def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(
     assert not differing(expected, mine)
 
 
+def late_net() -> Network:
+    """MXNet runs the sum after the branch that reads the same maximum; the plan's order, before."""
+
+    def convolution(data: mx.sym.Symbol, size: int) -> mx.sym.Symbol:
+        pad = (size // 2, size // 2)
+        return mx.sym.Convolution(data, num_filter=8, kernel=(size, size), pad=pad)
+
+    stem = convolution(mx.sym.Variable("data"), 3)
+    other = convolution(stem, 1)
+    largest = mx.sym.maximum(stem, other)
+    late = mx.sym.BatchNorm(largest + other, fix_gamma=False)
+    branch = convolution(largest, 3)
+    body = mx.sym.sin(convolution(branch, 3)) + late
+    body = mx.sym.BatchNorm(body + mx.sym.BatchNorm(branch, fix_gamma=False), fix_gamma=False)
+    scores = mx.sym.FullyConnected(body, num_hidden=10)
+    loss = mx.sym.SoftmaxOutput(scores, name="softmax")
+    return mx.sym.Group([loss, mx.sym.BlockGrad(body)]), {"data": (4, 3, 8, 8)}
+
+
+def test_the_last_reader_is_the_last_in_the_order_in_which_mxnet_trains() -> None:
+    network = late_net()
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4))
+
+
 def test_a_monitor_sees_what_it_sees_in_mxnet() -> None:
     net, shapes = gated_net()
     seen = []
