@@ -73,7 +73,8 @@ def kept_in_explicit(
     """For each forward op over whose inputs an explicit step must not write: which these are.
 
     They are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
-    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`).
+    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). None that is read in
+    several shapes, as oneDNN's slice knows only that of the layout.
     """
     block = as_unplanned(graph, nodes)
     if block is graph:
@@ -81,9 +82,10 @@ def kept_in_explicit(
     array_of, kept = arrays(graph), set(block.heads).difference(graph.heads)
     source_of = overwritten(graph, nodes, stock_order)
     own = set[int]().union(*own_inputs(graph, nodes, stock_order, source_of))
-    result = {}
+    shapes, result = [info and info.shape for node in nodes for info in node.infos.outputs], {}
     for index, tensors in _beside(graph, nodes, stock_order, source_of).items():
         found = {t for t in tensors if all(map({*array_of[t]}.intersection, (own, kept)))}
+        found = {t for t in found if len({shapes[each] for each in array_of[t]}) == 1}
         if found and index < graph.nforward:
             result[index] = found
     return result
