@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.errors import ScheduleError
@@ -14,8 +14,9 @@ from memplan.step.liveness import readers
 from memplan.step.schedule import Schedule, without_unread
 from memplan.util.remember import remembered
 
-# What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor.
-OP, GATE, ANCHOR = "op", "gate", "anchor"
+# What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor. Or
+# what reads a tensor once more.
+OP, GATE, ANCHOR, READER = "op", "gate", "anchor", "reader"
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,42 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Reader:
+    """An op that reads a tensor right behind others, which so write over none of it.
+
+    ``nbytes`` and ``nelements`` are what it writes.
+    """
+
+    nbytes: int
+    nelements: int
+
+
+@dataclass(frozen=True)
 class Additions:
     """What MXNet needs beside the ops of a graph, by their numbers.
 
     ``ndims`` are those of the first output of every op. ``gates`` are those of some ops.
     ``must_be_read`` are ops whose first output must have a reader, be it unread in the unplanned
-    step, too. ``weight_of`` names the parameter of every update, and ``weights_read`` the
+    step, too. ``kept`` are the tensors that some ops must not write over, and ``readers`` those of
+    these tensors. ``weight_of`` names the parameter of every update, and ``weights_read`` the
     parameters among these that an op or a gate reads.
     """
 
     ndims: tuple[int, ...]
     gates: Mapping[int, Gate] = field(default_factory=dict)
     must_be_read: frozenset[int] = frozenset()
+    kept: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    readers: Mapping[int, Reader] = field(default_factory=dict)
     weight_of: Mapping[int, str] = field(default_factory=dict)
     weights_read: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A schedule with anchors and gates; ``origins[i]`` tells what op i of its graph is."""
+    """A schedule with anchors, gates and readers; ``origins[i]`` tells what op i of its graph is.
+
+    The number there is that of the op, and of a reader that of the tensor.
+    """
 
     schedule: Schedule
     origins: tuple[tuple[str, int], ...]
@@ -99,7 +117,8 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
     nobody reads the first: an anchor, which asks for its shape, reads it. An op that MXNet takes
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
-    copy of one of its inputs, that has them. Updates of parameters are put where they may run.
+    copy of one of its inputs, that has them. What an op must not write over is read right after it.
+    Updates of parameters are put where they may run.
 
     Raises ScheduleError for the schedule of another graph.
     """
@@ -107,7 +126,7 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
         raise ScheduleError("the schedule belongs to another graph than the trace")
     schedule = without_unread(schedule)
     with_anchor = set(_anchored(schedule, additions.must_be_read))
-    if not with_anchor and not additions.gates:
+    if not with_anchor and not additions.gates and not additions.kept:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
         return _with_updates_in_place(additions, Lowering(schedule, origins))
     graph = _Extended(schedule.graph)
@@ -115,7 +134,9 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
         graph.add_gate(op, gate)
     for op in sorted({schedule.ops[step] for step in with_anchor}):
         graph.add_anchor(op, additions.ndims[op])
-    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor))
+    for tensor, reader in additions.readers.items():
+        graph.add_reader(tensor, reader)
+    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor, additions.kept))
 
 
 def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering:
@@ -173,7 +194,7 @@ def _anchored(schedule: Schedule, must_be_read: Collection[int]) -> Iterator[int
 
 
 class _Extended:
-    """A graph to which gates and anchors are added."""
+    """A graph to which gates, anchors and readers are added."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.graph = graph
@@ -181,6 +202,7 @@ class _Extended:
         self.gates: dict[int, Op] = {}
         self.gated: dict[int, Op] = {}
         self.anchors: dict[int, Op] = {}
+        self.readers: dict[int, Op] = {}
 
     def _tensor(self, name: str, nbytes: int, nelements: int) -> int:
         self.tensors.append(Tensor(name, nbytes, nelements))
@@ -207,7 +229,14 @@ class _Extended:
         tensor = self._tensor(f"{name}[0]", 8 * ndim, ndim)
         self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (tensor,))
 
-    def lowered(self, schedule: Schedule, with_anchor: set[int]) -> Lowering:
+    def add_reader(self, tensor: int, reader: Reader) -> None:
+        name = f"{self.graph.tensors[tensor].name}_reader"
+        written = self._tensor(f"{name}[0]", reader.nbytes, reader.nelements)
+        self.readers[tensor] = Op(name, "slice", (tensor,), (written,))
+
+    def lowered(
+        self, schedule: Schedule, with_anchor: set[int], kept: Mapping[int, Sequence[int]]
+    ) -> Lowering:
         graph_ops: list[Op] = []
         origins: list[tuple[str, int]] = []
         index_of: dict[int, int] = {}
@@ -222,6 +251,9 @@ class _Extended:
         anchor_of = {index: len(graph_ops) + i for i, index in enumerate(self.anchors)}
         graph_ops += self.anchors.values()
         origins += [(ANCHOR, index) for index in self.anchors]
+        reader_of = {tensor: len(graph_ops) + i for i, tensor in enumerate(self.readers)}
+        graph_ops += self.readers.values()
+        origins += [(READER, tensor) for tensor in self.readers]
         graph = dataclasses.replace(
             self.graph,
             ops=tuple(graph_ops),
@@ -246,5 +278,9 @@ class _Extended:
             if step in with_anchor:
                 ops.append(anchor_of[index])
                 reads.append((step_of[step],))
+            for tensor in kept.get(index, ()):
+                place = self.graph.ops[index].inputs.index(tensor)
+                ops.append(reader_of[tensor])
+                reads.append((step_of[schedule.reads[step][place]],))
         heads = tuple(step_of[step] for step in schedule.heads)
         return Lowering(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))

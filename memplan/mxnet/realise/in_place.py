@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
+from memplan.mxnet.realise.estimate.varying_layouts import arrays
+from memplan.mxnet.realise.kept_by_blocks import as_unplanned
 from memplan.mxnet.realise.shared_arrays import (
     are_readable,
     between_shapes,
@@ -41,7 +43,7 @@ def overwritten(
     What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
     argument is written over none: MXNet's executor has an array for it beside the step.
     """
-    schedule = Schedule.sequence(graph, stock_order)
+    schedule = Schedule.sequence(as_unplanned(graph, nodes), stock_order)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
     gradients = _gradients(graph)
@@ -73,6 +75,47 @@ def kept_in_training(
     turned = turned_arrays(graph, nodes, source_of)
     _, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     order = [index for index in stock_order if index < graph.nforward]
+    for index, tensors in _beside(graph, nodes, order, source_of).items():
+        kept[index] = {t: in_own_shape(graph, source_of, reshaped, t) for t in tensors}
+    return kept
+
+
+def kept_in_explicit(
+    graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
+) -> dict[int, set[int]]:
+    """For each forward op over whose inputs an explicit step must not write: which these are.
+
+    They are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
+    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). None that is read in
+    several shapes, as oneDNN's slice knows only that of the layout.
+    """
+    block = as_unplanned(graph, nodes)
+    if block is graph:
+        return {}
+    array_of, kept = arrays(graph), set(block.heads).difference(graph.heads)
+    source_of = overwritten(graph, nodes, stock_order)
+    turned = turned_arrays(graph, nodes, source_of)
+    own = set[int]().union(*own_layouts(graph, nodes, stock_order, source_of, turned)[0])
+    shapes, result = [info and info.shape for node in nodes for info in node.infos.outputs], {}
+    for index, tensors in _beside(graph, nodes, stock_order, source_of).items():
+        found = {t for t in tensors if all(map({*array_of[t]}.intersection, (own, kept)))}
+        found = {t for t in found if len({shapes[each] for each in array_of[t]}) == 1}
+        if found and index < graph.nforward:
+            result[index] = found
+    return result
+
+
+def _beside(
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    order: Sequence[int],
+    source_of: Mapping[int, int],
+) -> dict[int, set[int]]:
+    """Of the ops in this ``order`` what they may be written over, and are not by ``source_of``.
+
+    Those alone that leave their output in the layout of its place.
+    """
+    kept = {}
     last_reader = {tensor: index for index in order for tensor in graph.ops[index].inputs}
     for index in order:
         op, node = graph.ops[index], nodes[index]
@@ -81,7 +124,7 @@ def kept_in_training(
             sizes = {graph.tensors[tensor].nelements for tensor in op.outputs}
             dying = {t for t in op.inputs[: min(taken, default=None)] if last_reader[t] == index}
             if apart := {t for t in dying if graph.tensors[t].nelements in sizes}:
-                kept[index] = {t: in_own_shape(graph, source_of, reshaped, t) for t in apart}
+                kept[index] = apart
     return kept
 
 

@@ -7,14 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
-from memplan.memory.lowering import ANCHOR, GATE, OP, Additions, Gate, LoweredMemory, lowered
+from memplan.memory.lowering import (
+    ANCHOR,
+    GATE,
+    OP,
+    READER,
+    Additions,
+    Gate,
+    LoweredMemory,
+    Reader,
+    lowered,
+)
 from memplan.memory.memory import Memory
+from memplan.mxnet.realise.in_place import kept_in_explicit
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import Node, total_nbytes
+from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.nnvm import EntryInfo, Infos, Node, total_nbytes
 from memplan.mxnet.trace.operators import ignored_inputs, must_be_read
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,9 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     nodes: list[Node] = []
     index_of: dict[Node, int] = {}
     for place, (kind, op) in enumerate(lowering.origins):
+        if kind == READER:
+            nodes.append(_reader(trace, op))
+            continue
         node = trace.nodes[op]
         if kind == OP:
             index_of[node] = place
@@ -78,13 +94,41 @@ def _additions(trace: Trace) -> Additions:
             if names:
                 weights_read[kind, op] = names
     unread = () if trace.form.in_one_array else enumerate(trace.nodes)
+    kept = {} if trace.form.in_one_array else _kept(trace)
+    read = {tensor for tensors in kept.values() for tensor in tensors}
+    written = {tensor: _reader(trace, tensor).infos.outputs[0] for tensor in sorted(read)}
     return Additions(
         ndims,
         gates={op: _gate(node) for op, node in gated.items()},
         must_be_read=frozenset(op for op, node in unread if must_be_read(node)),
+        kept=kept,
+        readers={t: Reader(info.nbytes, info.nelements) for t, info in written.items() if info},
         weight_of={op: weight.name for op, weight in weights.items()},
         weights_read=weights_read,
     )
+
+
+def _kept(trace: Trace) -> dict[int, tuple[int, ...]]:
+    """What ops must not write over in an executor."""
+    if trace.device_type != "cpu" or not onednn_is_enabled():
+        return {}
+    graph, order = trace.graph, trace.stock_order
+    kept = remembered(graph, "kept", lambda: kept_in_explicit(graph, trace.nodes, order))
+    return {op: tuple(sorted(tensors)) for op, tensors in kept.items()}
+
+
+def _reader(trace: Trace, tensor: int) -> Node:
+    """What reads a tensor that is not to be written over.
+
+    A slice: oneDNN reads any of its layouts, where another op would have a copy of the array.
+    """
+    producer, k = trace.nodes[trace.graph.producer[tensor]], trace.graph.position[tensor]
+    info = producer.infos.outputs[k]
+    assert info is not None
+    part = EntryInfo((1, *info.shape[1:]), info.dtype, info.itemsize)
+    attrs = {"begin": "(0,)", "end": "(1,)"}
+    name = f"{producer.name}_reader{k}"
+    return Node("slice", name, attrs, [(producer, k)], infos=Infos((info,), (part,)))
 
 
 def _gate(node: Node) -> Gate:

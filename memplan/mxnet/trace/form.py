@@ -21,10 +21,18 @@ from memplan.step.graph import TrainingGraph
 # all, for the block may not read its inputs.
 IN_HALVES = "__memplan_in_halves__"
 
+# And one of the variables of a network that is a block's, which MXNet runs in no executor.
+OF_BLOCK = "__memplan_of_block__"
+
 
 def is_in_halves(nodes: Sequence[Node]) -> bool:
     """Is a step of these ops to be run in halves?"""
     return any(IN_HALVES in source.attrs for node in nodes for source, _ in node.inputs)
+
+
+def is_of_block(nodes: Sequence[Node]) -> bool:
+    """Are these the ops of a block's step?"""
+    return any(OF_BLOCK in source.attrs for node in nodes for source, _ in node.inputs)
 
 
 def run_once_by_executor(order: Sequence[Node]) -> set[Node]:

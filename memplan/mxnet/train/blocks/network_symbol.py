@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.form import IN_HALVES
+from memplan.mxnet.trace.form import IN_HALVES, OF_BLOCK
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.blocks.calls import Ops, with_merged, without_repeats
 
@@ -58,14 +58,15 @@ def declared(
 ) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
-    Those that Gluon gave them may be older: of the time before a cast. They say whether the step
-    runs ``in_halves``.
+    Those that Gluon gave them may be older: of the time before a cast. They say that they are a
+    block's, and whether the step runs ``in_halves``.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
         if node["op"] != VARIABLE:
             continue
         attrs = node.setdefault("attrs", {})
+        attrs[OF_BLOCK] = "True"
         if in_halves:
             attrs[IN_HALVES] = "True"
         parameter = params.get(node["name"])
