@@ -88,6 +88,19 @@ def test_gradients_that_come_by_way_of_another_shape_are_added_as_mxnet_adds_the
     assert not _different(_traced(read))
 
 
+@pytest.mark.parametrize("name", ["broadcast_add", "broadcast_sub"])
+@pytest.mark.parametrize("is_left", [False, True])
+def test_what_computes_in_another_shape_is_no_copy(name: str, is_left: bool) -> None:
+    """A sum that has more dimensions than the first term may lie over that in MXNet, too."""
+
+    def read(data: Symbol) -> list[Symbol]:
+        terms = [mx.sym.Variable("five", shape=(1, 1, 1, 1, 1)), _convolution(data, "next")]
+        total = getattr(mx.sym, name)(*(terms[::-1] if is_left else terms))
+        return [_norm(_back(mx.sym.tanh(mx.sym.tanh(total))), "last")]
+
+    assert not _different(_traced(read))
+
+
 @pytest.mark.parametrize("reader", ["softmax", "transpose", "log_softmax"])
 def test_who_cannot_read_the_layout_of_another_shape_reads_the_usual_one(reader: str) -> None:
     """A Flatten turns for MXNet what is another array in a packed step.

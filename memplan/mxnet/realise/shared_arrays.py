@@ -43,12 +43,15 @@ def between_shapes(graph: TrainingGraph, nodes: Sequence[Node]) -> TrainingGraph
 
 
 def _between_shapes(node: Node) -> Iterator[Handover]:
-    """The hand-overs of ``node`` between arrays of two shapes, by the inputs of its op."""
+    """The hand-overs of ``node``, if it only changes the shape, by the inputs of its op.
+
+    Others, such as a broadcast sum of more dimensions than its terms, compute something, which no
+    copy can take the place of.
+    """
     places = places_of_tensors(node)
     for handover in handovers(node):
         read, written = node.infos.inputs[handover.input], node.infos.outputs[handover.output]
-        is_of_one_dtype = read is not None and written is not None and read.dtype == written.dtype
-        if handover.input in places and is_of_one_dtype and read != written:
+        if handover.alias and handover.input in places and read != written:
             yield handover._replace(input=places.index(handover.input))
 
 
