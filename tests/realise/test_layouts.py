@@ -104,6 +104,20 @@ def test_gradients_may_be_read_in_another_order_than_mxnets() -> None:
     assert not differences(stock_steps(traced, values, 2), planned_steps(planned, 2))
 
 
+def test_what_autograd_records_is_written_over_a_copy_of_what_a_plan_keeps() -> None:
+    """MXNet writes what the Dropout leaves over the data, of which plans make the product anew."""
+    data = convolution(mx.sym.Variable("data"))
+    product = convolution(mx.sym.sin(data * 2))
+    out = product + mx.sym.BatchNorm(mx.sym.Dropout(data, p=0.3), fix_gamma=False)
+    network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(out, num_hidden=3), name="softmax")
+    traced = trace(network, shapes={"data": (4, 3, 8, 8)}, realisation="packed")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 2)
+    for seed in range(3):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 2)
+        assert not differences(stock, planned), seed
+
+
 def test_a_dense_layer_leaves_the_layout_of_what_it_is_written_over() -> None:
     """The gradient of its data, where that has more than two dimensions."""
     read = convolution(mx.sym.Variable("data"))

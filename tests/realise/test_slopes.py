@@ -62,6 +62,40 @@ def test_what_is_read_last_is_so_in_mxnets_order() -> None:
         assert not differences(stock, planned), seed
 
 
+DROPPED = {"Dropout": {"p": 0.3}, "L2Normalization": {"mode": "channel"}}
+
+
+def _convolved(data: Symbol) -> Symbol:
+    return mx.sym.Convolution(data, num_filter=8, kernel=(3, 3), pad=(1, 1))
+
+
+def _check_slopes(out: Symbol) -> None:
+    """They have MXNet's gradient, and all else, too, by any plan."""
+    network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(out, num_hidden=3), name="softmax")
+    traced = trace(network, shapes=SHAPES, realisation="packed")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 2)
+    for seed in range(2):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 2)
+        assert not differences(stock, planned), seed
+
+
+@pytest.mark.parametrize("op", DROPPED)
+def test_a_gradient_by_autograd_has_the_layout_of_what_mxnet_writes_it_over(op: str) -> None:
+    """The sum of that and of another one is in a layout of oneDNN's, and the op reads a copy."""
+    activated = _prelu(_convolved(mx.sym.Variable("data")), "slopes")
+    dropped = getattr(mx.sym, op)(activated, **DROPPED[op])
+    _check_slopes(_convolved(dropped + activated) + _convolved(dropped))
+
+
+@pytest.mark.parametrize("op", DROPPED)
+def test_the_gradient_of_pictures_that_a_dense_layer_reads_is_in_their_layout(op: str) -> None:
+    """So is what the BatchNorm and autograd make of it."""
+    data = _convolved(mx.sym.Variable("data"))
+    dropped = getattr(mx.sym, op)(_prelu(mx.sym.sin(data), "slopes"), **DROPPED[op])
+    _check_slopes(_convolved(data) + mx.sym.BatchNorm(dropped, fix_gamma=False))
+
+
 def test_explicit_steps_refuse_what_a_schedule_would_decide() -> None:
     network = _network(first=True)
     with pytest.raises(TraceError, match=r"act_type='prelu'.*slopes.*realisation='packed'"):

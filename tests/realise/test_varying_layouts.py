@@ -125,5 +125,21 @@ def test_a_mirrored_network_has_the_gradient_of_slopes_of_one_that_is_not(depth:
         np.testing.assert_allclose(_gradient(planned, name), _gradient(stock, name), rtol=1e-3)
 
 
+def test_mirroring_leaves_the_layout_of_the_gradient_that_a_dense_layer_hands_to_a_prelu() -> None:
+    """MXNet writes it over the sum, which is in the layout of the term that it is written over."""
+    read = _convolution(mx.sym.Variable("img"), "read")
+    out = _prelu(read) + _convolution(read, "term") + mx.sym.sin(read)
+    traced = trace(
+        _loss(mx.sym.FullyConnected(out, num_hidden=4)), shapes=SHAPES, realisation="mirror"
+    )
+    values = random_values(traced)
+    stock = _gradient(stock_steps(traced, values, 1), "prelu_slopes")
+    names = [op.name for op in traced.graph.ops]
+    flags = {op for op in flaggable(traced.graph) if names[op] in ("read", "prelu")}
+    mirrored = dataclasses.replace(traced, symbol=annotate(traced, flags))
+    planned = _gradient(stock_steps(mirrored, values, 1), "prelu_slopes")
+    np.testing.assert_allclose(planned, stock, rtol=1e-3)
+
+
 def _gradient(steps: list[Values], name: str) -> np.ndarray:
     return steps[0][f"gradient of {name}"]

@@ -34,7 +34,7 @@ from memplan.mxnet.realise.direct_call import (
 )
 from memplan.mxnet.realise.engine import Handles, to_default_layout
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
-from memplan.mxnet.realise.usual_layout import in_usual_layout
+from memplan.mxnet.realise.usual_layout import in_layouts_of, in_usual_layout
 from memplan.mxnet.trace.nnvm import operator_handle
 
 NDArray = Any
@@ -257,10 +257,12 @@ class TurningCall(CallAfter):
 class RecordedCall(Call):
     """A call that keeps the operator's state for :class:`BackwardCall`.
 
+    It makes the call ``first`` before, if any, which is not recorded.
     The backward call writes the gradients of the first inputs into ``gradients`` (None: a gradient
     that is not computed), or adds to them, if they are among ``sums``. It reads the gradients of
     the first outputs, which are ``used``. If it runs code of the user's, ``by_user_code`` is all
-    that this reads.
+    that this reads. ``layouts`` are pairs of an array that it reads, and a gradient that has the
+    layout of that afterwards.
     """
 
     frees = True  # what autograd kept of the step before
@@ -277,14 +279,17 @@ class RecordedCall(Call):
         used: Sequence[NDArray],
         sums: Sequence[NDArray] = (),
         by_user_code: Sequence[NDArray] = (),
+        layouts: Sequence[tuple[NDArray, NDArray]] = (),
+        first: Call | None = None,
     ) -> None:
+        self._first = first
         self.computed = gradients
         self.gradients = [array for array in gradients if array is not None]
         arrays = (*inputs, *outputs, *used)
         self.overwritten = [a for a in arrays if any(a is gradient for gradient in gradients)]
         self.touched = [*arrays, *self.gradients]
         self.used, self._sums = list(used), list(sums)
-        self.by_user_code = by_user_code
+        self.by_user_code, self.layouts = by_user_code, layouts
         self._parts = (op, attrs, inputs, outputs, gradients)
         self.forget()
 
@@ -305,6 +310,8 @@ class RecordedCall(Call):
         super().__init__(op, attrs, Handles(inputs), Handles(written))
 
     def __call__(self) -> None:
+        if self._first is not None:
+            self._first()
         with autograd.record():
             super().__call__()
 
@@ -313,7 +320,8 @@ class BackwardCall:
     """The call of the backward op of a recorded call, through autograd: only that has the state.
 
     Autograd does not see where the op writes over what it reads: it forgets the layout of oneDNN's
-    that the array is in before the op reads it. So such an array is put back first.
+    that the array is in before the op reads it. So such an array is put back first, and the
+    gradient gets the layout afterwards that MXNet's executor leaves it in.
     """
 
     #: As of :class:`Call`.
@@ -329,6 +337,10 @@ class BackwardCall:
         self.touched = None if recorded.is_alone else recorded.touched
 
     def __call__(self) -> None:
+        with in_layouts_of(self._recorded.layouts):
+            self._run()
+
+    def _run(self) -> None:
         to_default_layout(self._recorded.overwritten)
         used = self._recorded.used
         if self._recorded.is_alone:

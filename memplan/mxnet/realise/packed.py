@@ -114,8 +114,8 @@ class Packed(Explicit):
         """An estimate for a CPU, where all calls find one workspace."""
         if device_type != "cpu":
             return None
-        graph, copying = as_run(trace)
-        return packed_nbytes(graph, trace.nodes, copying), (), (), NOTHING
+        graph, copying, copied = as_run(trace)
+        return packed_nbytes(graph, trace.nodes, copying) + copied, (), (), NOTHING
 
     def memory(self, trace: Trace) -> LoweredMemory:
         """One array."""

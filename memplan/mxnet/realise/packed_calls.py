@@ -105,7 +105,8 @@ class Calls:
         user_ops = [node for node in lowered.nodes if node.op == CUSTOM]
         self._user_ops = dict(zip(user_ops, keys(node.name for node in user_ops), strict=True))
         self.lowered, self.offsets, self.memory, self.arrays = lowered, offsets, memory, arrays
-        self.updates, self.outside, self.turned = updates, outside, turned
+        self.updates, self.outside = updates, outside
+        self.in_place, self.turned = in_place, turned
         self._made: dict[_Place, NDArray] = {}
         self._ignored: dict[tuple[tuple[int, ...], str], NDArray] = {}
         self._handles: dict[tuple[int, ...], Handles] = {}
@@ -113,7 +114,7 @@ class Calls:
         self._places: dict[tuple[int, int], _Place] = {}
         self._copied: dict[int, tuple[int, int]] = {}
         for step in range(len(lowered.schedule.ops)):
-            self._place_outputs(step, in_place)
+            self._place_outputs(step)
 
     def calls(self) -> list[AnyCall]:
         """A call for every step."""
@@ -134,11 +135,13 @@ class Calls:
                 gradient, weight = self._inputs(step)
                 result.append(UpdateCall(self.updates, node.inputs[1][0].name, weight, gradient))
             elif step in followers:
+                inputs, outputs = self._inputs(step), self.outputs(step)
                 call = RecordedCall(
                     self._function(node),
                     attrs,
-                    self._inputs(step),
-                    self.outputs(step),
+                    inputs,
+                    outputs,
+                    first=self._copy(step, inputs, outputs),
                     **self._gradients(followers[step], read),
                 )
                 recorded[followers[step]] = call
@@ -166,7 +169,7 @@ class Calls:
         """Is the ``k``-th output of a step written?"""
         return (step, k) in self._places or (step, k) in self.outside
 
-    def _place_outputs(self, step: int, in_place: Mapping[tuple[int, int], Overwritten]) -> None:
+    def _place_outputs(self, step: int) -> None:
         """Where the arrays are that a step writes.
 
         An operator that is none of oneDNN's writes over its input only where it does so in MXNet's
@@ -184,7 +187,7 @@ class Calls:
                 self._places[step, k] = _Place(tensor, info.shape, info.dtype)
                 continue
             place = _Place(self.offsets[step, tensor], info.shape, info.dtype)
-            taken, sources = in_place.get((op, k)), read.intersection((place, place.other))
+            taken, sources = self.in_place.get((op, k)), read.intersection((place, place.other))
             for source in sources:
                 keeps_layout = not writes_in_layout_of_place(node)
                 place = source if keeps_layout or taken is not None else source.other
@@ -207,17 +210,12 @@ class Calls:
         read, written = self._inputs(step), self.outputs(step)
         function = self._function(node)
         unread = [k for k in range(len(written)) if not self._is_there(step, k)]
-        first, turned = None, self.turned.get(self.lowered.schedule.ops[step], ())
+        turned = self.turned.get(self.lowered.schedule.ops[step], ())
         arrays = [read[place] for place in turned]
-        if step in self._copied:
+        first = self._copy(step, read, written)
+        if step in self._copied and first is None and not arrays:
             place, k = self._copied[step]
-            parts = self._handled([read[place]]), self._handled([written[k]])
-            if node.infos.inputs[place] == node.infos.outputs[k]:
-                # A sum of one term. MXNet's copy of an array has the usual layout.
-                first = Call("add_n", {"num_args": "1"}, *parts)
-                read[place] = written[k]
-            elif not arrays:
-                return LayoutCopy(*parts)
+            return LayoutCopy(self._handled([read[place]]), self._handled([written[k]]))
         inputs, outputs = self._handled(read), self._handled(written)
         if arrays:
             return TurningCall(arrays, first, function, attrs, inputs, outputs, unread)
@@ -229,6 +227,22 @@ class Calls:
         if key not in self._alike:
             self._alike[key] = Call(function, attrs, inputs, outputs, unread)
         return self._alike[key]
+
+    def _copy(self, step: int, read: list[NDArray], written: Sequence[NDArray]) -> Call | None:
+        """A call that copies what a step is to write over a copy of, if it has the same shape.
+
+        The copy takes the place of that among the arrays that are ``read``.
+        """
+        if step not in self._copied:
+            return None
+        place, k = self._copied[step]
+        node = self.lowered.nodes[self.lowered.schedule.ops[step]]
+        if node.infos.inputs[place] != node.infos.outputs[k]:
+            return None
+        # A sum of one term. MXNet's copy of an array has the usual layout.
+        parts = self._handled([read[place]]), self._handled([written[k]])
+        read[place] = written[k]
+        return Call("add_n", {"num_args": "1"}, *parts)
 
     def _function(self, node: Node) -> str | Callable[..., Any]:
         if not is_made_of_symbol(node):
@@ -290,7 +304,22 @@ class Calls:
         sums = [g.array for (step, _), g in self.outside.items() if step == backward and g.is_added]
         used = [inputs[place] for place in places]
         by_user_code = inputs if runs_user_code(node.op) else []
-        return {"gradients": written, "used": used, "sums": sums, "by_user_code": by_user_code}
+        result = {"gradients": written, "used": used, "sums": sums, "by_user_code": by_user_code}
+        return {**result, "layouts": self._layouts(backward, inputs, written)}
+
+    def _layouts(
+        self, step: int, read: Sequence[NDArray], written: Sequence[NDArray | None]
+    ) -> list[tuple[NDArray, NDArray]]:
+        """The arrays that the op at a ``step`` leaves in the layout of one that it has ``read``."""
+        op, result = self.lowered.schedule.ops[step], []
+        node = self.lowered.nodes[op]
+        for k, array in enumerate(written):
+            taken = self.in_place.get((op, k))
+            if array is not None and taken is not None and taken.is_needed:
+                place = node.inputs.index(taken.source)
+                if node.infos.inputs[place] == node.infos.outputs[k]:
+                    result.append((read[place], array))
+        return result
 
     def _inputs(self, step: int) -> list[NDArray]:
         entries = self._entries(step)

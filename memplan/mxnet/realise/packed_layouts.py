@@ -11,6 +11,7 @@ from memplan.mxnet.realise.in_place import layouts_taken_over, overwritten
 from memplan.mxnet.realise.layout_copy import can_copy
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_calls import Overwritten
+from memplan.mxnet.realise.packed_rules import needs_state
 from memplan.mxnet.realise.shared_arrays import (
     between_shapes,
     places_of_tensors,
@@ -24,21 +25,24 @@ from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_plac
 from memplan.step.graph import TrainingGraph
 
 
-def as_run(trace: Trace) -> tuple[TrainingGraph, set[int]]:
+def as_run(trace: Trace) -> tuple[TrainingGraph, set[int], int]:
     """The graph of ``trace``, whose ops also hand on layouts between shapes, as packed steps do.
 
-    And the ops that do so: they are copies, which need no others.
+    And the ops that do so: they are copies, which need no others. And the bytes of the largest
+    gradient that autograd writes and that takes over a layout, of which there is a copy.
     """
     graph, nodes, order = between_shapes(trace.graph, trace.nodes), trace.nodes, trace.stock_order
     if not (onednn_is_enabled() and can_copy()):
-        return trace.graph, set()
+        return trace.graph, set(), 0
     taking = layouts_taken_over(graph, nodes, order, overwritten(graph, nodes, order))
     ops, copying = list(trace.graph.ops), set()
     for index, op in enumerate(graph.ops):
         if len(op.handovers) > len(ops[index].handovers) and not taking.isdisjoint(op.outputs):
             ops[index] = op
             copying.add(index)
-    return dataclasses.replace(graph, ops=tuple(ops)), copying
+    by_autograd = (t for t in taking if needs_state(nodes[graph.producer[t]]))
+    largest = max((graph.tensors[tensor].nbytes for tensor in by_autograd), default=0)
+    return dataclasses.replace(graph, ops=tuple(ops)), copying, largest
 
 
 def in_layouts_of_unplanned(

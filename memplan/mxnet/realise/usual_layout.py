@@ -3,6 +3,8 @@
 Where a single operator is called, MXNet hands a Custom op a copy of what lies in one of oneDNN's
 layouts, and frees the copy while the op still reads it, in a thread of its own: the op computes
 garbage. MXNet's executors keep the copy.
+
+And arrays in the layouts in which MXNet's executor leaves them, of what autograd has written.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB, check_call
+from mxnet.ndarray import _internal
 
 from memplan.mxnet.realise.engine import to_default_layout
 
@@ -51,3 +54,17 @@ def in_usual_layout(arrays: Sequence[NDArray]) -> Iterator[None]:
         for array, copy in kept:
             mx.nd.add_n(copy, out=array)
             array.wait_to_read()
+
+
+@contextlib.contextmanager
+def in_layouts_of(pairs: Sequence[tuple[NDArray, NDArray]]) -> Iterator[None]:
+    """Behind this the second array of each pair has the layout that the first one had before.
+
+    It is written within, maybe over the first one. No gradient is recorded.
+    """
+    copies = [mx.nd.add_n(source) for source, _ in pairs]
+    yield
+    for copy, (_, array) in zip(copies, pairs, strict=True):
+        # What is assigned to a part of an array, or to all of it, leaves the layout as it is.
+        _internal._slice_assign(copy, array, begin=(), end=(), out=copy)
+        mx.nd.add_n(copy, out=array)

@@ -23,6 +23,7 @@ from memplan.mxnet.trace.operators import (
     KEEPS_LAYOUT,
     ignored_inputs,
     reads_any_layout,
+    writes_in_layout_of_place,
 )
 from memplan.step.graph import TrainingGraph
 
@@ -247,6 +248,11 @@ class _Layouts:
                 self.own.pop(op.inputs[place], None)
         if leaves_own:
             self.own[op.outputs[0]] = self._layout(index, own)
+        elif self.source_of is not None and writes_in_layout_of_place(self.nodes[index]):
+            # The gradient of a dense layer's data. Estimates of memory were set without that.
+            source = in_place.get(op.outputs[0])
+            if source in self.own:
+                self.own[op.outputs[0]] = self.own[source]
         return 0, temporary
 
     def _layout(self, index: int, own: Sequence[int]) -> Hashable:

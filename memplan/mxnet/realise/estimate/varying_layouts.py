@@ -15,7 +15,6 @@ from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import (
     KEEPS_LAYOUT,
     is_gradient_of_slopes,
-    reads_any_layout,
     writes_in_layout_of_place,
 )
 from memplan.step.graph import Op, TrainingGraph
@@ -125,16 +124,9 @@ def may_be_own(graph: TrainingGraph, nodes: Sequence[Node]) -> set[int]:
     """The tensors of ``graph`` that may be in a layout of oneDNN's as its ops, ``nodes``, end.
 
     So may the gradient of a dense layer's data, which MXNet may write over these, and what has the
-    layout of that: :func:`varying_layouts` does not count them.
+    layout of that.
     """
-    own, _ = _layouts(graph, nodes)
-    for op, node in zip(graph.ops, nodes, strict=True):
-        if writes_in_layout_of_place(node):
-            over = ((op.inputs[h.input], op.outputs[h.output]) for h in op.handovers)
-            own.update(written for source, written in over if source in own)
-        elif node.op in KEEPS_LAYOUT and own & {*op.inputs}:
-            own.update(op.outputs)
-    return own
+    return _layouts(graph, nodes)[0]
 
 
 def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set[int]]:
@@ -145,7 +137,7 @@ def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set
         call = node.call
         if call.op in _CHOOSE:
             own.update(op.outputs)
-        elif not reads_any_layout(node):
+        elif writes_in_layout_of_place(node):
             for handover in op.handovers:
                 source, written = op.inputs[handover.input], op.outputs[handover.output]
                 if source in own:
