@@ -248,7 +248,8 @@ def test_a_worker_traces_as_the_process_that_asks() -> None:
     request = request_of(traced, device_type="cpu")
     npx.reset_np()
     again = trace_again(request, form=traced.form, match_range=traced.graph.match_range)
-    assert again.graph.to_json() == traced.graph.to_json()
+    seconds = [op.seconds for op in traced.graph.ops]
+    assert again.graph.with_seconds(seconds).to_json() == traced.graph.to_json()
     with as_traced(again):
         assert mx.util.is_np_shape()
     assert not mx.util.is_np_shape()
