@@ -51,12 +51,12 @@ setup(
     packages=find_packages(include=["memplan", "memplan.*"]),
     package_data={"memplan": ["py.typed"], "memplan.views": ["page/*"]},
     # MXNet 1.9.1 needs distutils (gone in 3.12) and breaks at import with numpy 1.24;
-    # python-mip 1.17 needs Python 3.10.
+    # python-mip 2 needs Python 3.10.
     python_requires=">=3.10,<3.12",
     install_requires=[
         "numpy>=1.23.2,<1.24",
         "networkx>=3.0,<4",
-        "mip[highs]>=1.17,<3",
+        "mip[highs]>=2,<3",
         # highspy 1.16 hides the functions in C that python-mip calls.
         "highspy>=1.9,<1.16",
         "numba>=0.59,<1",

@@ -70,7 +70,7 @@ def plan_text(plan: Plan) -> str:
         "grad_req": dict(traced.grad_req),
         "numpy_shapes": traced.numpy_shapes,
         "device_type": traced.device_type,
-        "onednn": onednn_is_enabled(),
+        "onednn": plan.trace.by_onednn,
         "seconds": [op.seconds for op in graph.ops],
         "ops": [op.name for op in graph.ops],
         "schedule": json.loads(plan.schedule.to_json()),

@@ -103,7 +103,7 @@ def new_model(solver: str) -> Model:
     except Exception as error:  # whatever a missing shared library makes python-mip raise
         raise DependencyError(
             f"the solver {solver} does not start: {error}; "
-            "pip install 'mip[highs]>=1.17' 'highspy<1.16'"
+            "pip install 'mip[highs]>=2' 'highspy<1.16'"
         ) from error
     model.verbose = 0
     # Threads of CBC call BLAS at the same time, on which the OpenBLAS that MXNet brings (and which

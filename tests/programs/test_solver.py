@@ -65,7 +65,7 @@ for realisation in ("mirror", "explicit"):
 def test_without_highs_what_to_install_is_named_and_cbc_works() -> None:
     printed = printed_by("-c", HIDDEN)
     assert printed.count("HIGHS does not start") == 2
-    assert printed.count("pip install 'mip[highs]>=1.17' 'highspy<1.16'") == 2
+    assert printed.count("pip install 'mip[highs]>=2' 'highspy<1.16'") == 2
     assert printed.count("Status.") == 2
 
 

@@ -78,6 +78,18 @@ def test_copies_that_must_be_read(name: str) -> None:
     assert_mirrored_is(training_run(symbol, traced), traced, some_flags(traced))
 
 
+def test_what_must_be_read_is_told_by_the_kernels_of_the_time_of_planning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan makes its Symbol when that is asked for, and the environment may be another then."""
+    symbol, shapes = shelled(*TABLE["convolution"])
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    traced = trace(symbol, shapes=shapes)
+    monkeypatch.delenv("MXNET_MKLDNN_ENABLED")
+    (op,) = (i for i in flaggable(traced.graph) if "onvolution" in traced.graph.ops[i].kind)
+    assert unread_ops(traced, frozenset({op}), on_gpu=False) == {op}
+
+
 def test_mxnet_fails_where_such_a_copy_is_not_read() -> None:
     """Or there would be no need for a reader."""
     symbol, shapes = shelled(*TABLE["convolution"])

@@ -69,6 +69,19 @@ def test_the_difference_to_the_network_of_the_plan_is_named(
         module.bind([("data", (2, 3))])
 
 
+def test_what_reads_another_op_of_the_same_name_is_named() -> None:
+    def net(last: int) -> mx.sym.Symbol:
+        layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="layer")
+        alike = [mx.sym.relu(layer, name="alike"), mx.sym.tanh(layer, name="alike")]
+        joined = mx.sym.concat(*alike, alike[last], name="joined")
+        return mx.sym.MakeLoss(joined, name="loss")
+
+    given = memplan.plan(net(0), realisation="packed", strategy="store_all", data=(2, 3))
+    module = memplan.mxnet.Module(net(1), plan=given, label_names=None)
+    with pytest.raises(ArgumentError, match=r"'joined' \(Concat\) reads other ops here than there"):
+        module.bind([("data", (2, 3))])
+
+
 @pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
 def test_the_symbol_of_the_plan_is_not_its_network(realisation: str) -> None:
     given = plan(realisation=realisation)

@@ -21,7 +21,6 @@ from memplan.memory.lowering import (
 from memplan.memory.memory import Memory
 from memplan.mxnet.realise.in_place import kept_in_explicit
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Infos, Node, total_nbytes
 from memplan.mxnet.trace.operators import ignored_inputs, must_be_read
 from memplan.mxnet.trace.probe import counts_as_backward
@@ -110,7 +109,7 @@ def _additions(trace: Trace) -> Additions:
 
 def _kept(trace: Trace) -> dict[int, tuple[int, ...]]:
     """What ops must not write over in an executor."""
-    if trace.device_type != "cpu" or not onednn_is_enabled():
+    if trace.device_type != "cpu" or not trace.by_onednn:
         return {}
     graph, order = trace.graph, trace.stock_order
     kept = remembered(graph, "kept", lambda: kept_in_explicit(graph, trace.nodes, order))

@@ -129,7 +129,7 @@ def unread_ops(
     """
     graph = trace.graph
     on_cudnn = on_gpu and for_timing
-    suspects = {op for op in flags if _must_be_read(trace.nodes[op], on_gpu, on_cudnn)}
+    suspects = {op for op in flags if _must_be_read(trace, op, on_gpu, on_cudnn)}
     if not suspects:
         return frozenset()
     schedule = mirror(graph, flags)
@@ -146,13 +146,14 @@ def unread_ops(
     )
 
 
-def _must_be_read(node: Node, on_gpu: bool, on_cudnn: bool) -> bool:
+def _must_be_read(trace: Trace, op: int, on_gpu: bool, on_cudnn: bool) -> bool:
+    node = trace.nodes[op]
     if node.op == "Pooling" or (on_cudnn and may_run_on_cudnn(node.op, node.attrs)):
         return True
     if node.op not in CONVOLUTIONS:
         return False
     info = node.infos.outputs[0]
-    return on_gpu or not onednn_is_enabled() or info is None or info.dtype != "float32"
+    return on_gpu or not trace.by_onednn or info is None or info.dtype != "float32"
 
 
 def _add_reader(data: dict[str, Any], index: int) -> None:

@@ -15,7 +15,7 @@ from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments, wanted
 from memplan.mxnet.trace.cse import merge_equal_nodes
-from memplan.mxnet.trace.environment import current_match_range
+from memplan.mxnet.trace.environment import current_match_range, onednn_is_enabled
 from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
@@ -66,7 +66,7 @@ class Trace:
     gradients in the order of the arguments, or of the updates by them. ``stock_order`` are the ops
     in the order in which MXNet's own executor would run them. ``form`` is that of the realisation
     traced for, ``device_type`` where it will run. With ``numpy_shapes`` it was traced with NumPy's
-    shapes, where () is that of a scalar.
+    shapes, where () is that of a scalar; with ``by_onednn`` MXNet used oneDNN on a CPU.
     """
 
     symbol: mx.sym.Symbol
@@ -81,6 +81,7 @@ class Trace:
     form: Form = STOCK
     device_type: str = "cpu"
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
+    by_onednn: bool = field(default_factory=onednn_is_enabled)
 
     @property
     def head_grads(self) -> dict[int, Node]:

@@ -321,8 +321,10 @@ def _other_node(ours: str, theirs: str) -> str:
     if node["name"] == other["name"]:
         parts, other_parts = _parts(node, here), _parts(other, there)
         where = f"{node['name']!r} ({kind})"
-        if parts == other_parts:
+        if parts == other_parts and "subgraphs" in node:
             return f"the loop or branch {where} runs another one here than there"
+        if parts == other_parts:
+            return f"{where} reads other ops here than there, which have the same names"
         return f"of {where} {_difference(parts, other_parts)}"
     return (
         f"{node['name']!r} here is {other['name']!r} there. If MXNet has counted these names, "
