@@ -154,6 +154,19 @@ def test_the_last_reader_is_the_last_in_the_order_in_which_mxnet_trains() -> Non
     assert not differing(expected, inferred(planned, network, 4))
 
 
+def test_inference_keeps_what_has_more_dimensions_than_mxnet_slices() -> None:
+    """A pixel shuffle."""
+    body = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=16, kernel=(1, 1), name="first")
+    body = mx.sym.reshape(mx.sym.sin(body), (-1, 4, 2, 2, 8, 8))
+    body = mx.sym.transpose(mx.sym.tanh(mx.sym.cos(body)), axes=(0, 1, 4, 2, 5, 3))
+    body = mx.sym.BatchNorm(mx.sym.reshape(body, (-1, 4, 16, 16)), fix_gamma=False)
+    scores = mx.sym.FullyConnected(body, num_hidden=10)
+    loss = mx.sym.SoftmaxOutput(scores, name="softmax")
+    network = mx.sym.Group([loss, mx.sym.BlockGrad(body)]), {"data": (4, 3, 8, 8)}
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4))
+
+
 def test_a_monitor_sees_what_it_sees_in_mxnet() -> None:
     net, shapes = gated_net()
     seen = []

@@ -30,6 +30,8 @@ PLACED = {"__ctx_group__": "memplan"}
 
 # The names of ops that inference has beside those of the network begin so.
 READER = "memplan_reads_"
+# MXNET_SPECIAL_MAX_NDIM of its kernels.
+_MOST_DIMENSIONS_OF_SLICES = 5
 
 
 def bind_as_it_stands(
@@ -102,7 +104,7 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
     There the backward pass reads it. Here an op reads it that runs right after them: before the
     next op, of those that MXNet merges with no earlier one. That is a slice: oneDNN reads any of
     its layouts, where another op would have a copy of the array, as one has that reads what is in
-    the layout of another shape.
+    the layout of another shape, or has too many dimensions for MXNet's slices.
     """
     nodes, graph = data["nodes"], traced.graph
     first = [next(iter(sources), None) for sources in traced.sources]
@@ -118,9 +120,12 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
         behind = ranked[bisect_right(ranked, (place, len(first))) :]
         later = (p for p, k in behind if not counts_as_backward(traced.nodes[k]))
         if (following := next(later, None)) is not None:
-            entry = [source, read - graph.ops[producer].outputs[0], 0]
-            part = {} if sliced is None else {"begin": "(0,)", "end": "(1,)"}
-            kind = "shape_array" if sliced is None else "slice"
+            entry = [source, graph.position[read], 0]
+            info = traced.nodes[producer].infos.outputs[graph.position[read]]
+            may_be_sliced = info is not None and len(info.shape) <= _MOST_DIMENSIONS_OF_SLICES
+            is_sliced = sliced is not None and may_be_sliced
+            part = {"begin": "(0,)", "end": "(1,)"} if is_sliced else {}
+            kind = "slice" if is_sliced else "shape_array"
             reader = {"op": kind, "name": f"{READER}{tensor}", "inputs": [entry]}
             attrs = part | {"__reader__": str(tensor)}
             nodes.append(reader | {"attrs": attrs, "control_deps": [place]})
