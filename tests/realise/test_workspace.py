@@ -105,3 +105,20 @@ def test_the_first_steps_leave_no_holes(realisation: str, monkeypatch: pytest.Mo
     for _ in range(4):
         executor.forward(is_train=True)
     assert kept == [False, False, True, True]
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_what_was_freed_before_is_given_back_once(
+    realisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step: what initialises a Module's parameters may be as large as these."""
+    calls: list[None] = []
+    symbol, shapes = residual_net(batch=2)
+    traced = trace(symbol, shapes=shapes, realisation=realisation)
+    executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    monkeypatch.setattr(train_executor, "give_back_what_is_free", lambda: calls.append(None))
+    ncalls = []
+    for _ in range(3):
+        executor.forward(is_train=True)
+        ncalls.append(len(calls))
+    assert ncalls == [1, 1, 1]

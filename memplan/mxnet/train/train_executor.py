@@ -33,7 +33,7 @@ from memplan.mxnet.train.arrays.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.planning.realisation import check_is_context
 from memplan.step.schedule import Schedule
-from memplan.util.heap import keep_large
+from memplan.util.heap import give_back_what_is_free, keep_large
 from memplan.util.numbers import shown
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
@@ -296,6 +296,8 @@ class TrainExecutor(BoundArrays):
     def _begin(self) -> None:
         """Before a step: the engine learns what the step reads and writes unknown to it."""
         if self.ctx.device_type != "gpu":
+            if not self._nsteps:
+                give_back_what_is_free()  # such as what a Module's parameters were initialised by
             keep_large(self._nsteps >= FIRST_STEPS)
             self._nsteps += 1
         to_default_layout(self._matrices)
