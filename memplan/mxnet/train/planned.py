@@ -41,6 +41,7 @@ def planned(block: Block, **options: Any) -> Block:
     """
     check_block(block)
     _check_options(options)
+    options.pop("optimizer", None)  # which a TrainStep has by its trainer
     if PLAN in vars(block):
         before = block._memplan_planned.options
         if before == options:  # a cell of a notebook runs again
