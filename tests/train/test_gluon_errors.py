@@ -171,6 +171,17 @@ def test_what_cannot_take_symbols_is_named_with_its_line(
         TrainStep(net, loss)(*vectors())
 
 
+@pytest.mark.parametrize("loss", [SOFTMAX, None])
+def test_batches_on_one_context_are_inputs(loss: Any) -> None:
+    """A list is one of batches where each is on a context of its own."""
+    net, (x, y) = nn.Dense(10), vectors()
+    net.initialize(ctx=CPU)
+    step = TrainStep(net, loss)
+    call = step.forward if loss is None else step
+    with pytest.raises(TraceError, match=r"the 2 arrays, which are on one context, are its inputs"):
+        call([x, x], *([] if loss is None else [[y, y]]))
+
+
 def test_a_loss_of_mxnets_that_lacks_its_label_is_told_nothing_of_symbols() -> None:
     net, (x, _) = nn.Dense(10), vectors()
     net.initialize(ctx=CPU)

@@ -244,7 +244,9 @@ def _composed(
         if is_scripts_own(error) and not asked:
             warn_of_own_error(block, error)
             raise
-        raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
+        ninputs = len(inputs) if run is block else 1
+        is_loss = culprit is not block
+        raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
 
 
 def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:
