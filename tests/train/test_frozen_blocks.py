@@ -11,6 +11,7 @@ from mxnet import autograd, gluon
 
 from memplan.memory.blocks import best_allocation
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.realise import in_place
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.measure import reported_mib
 
@@ -91,3 +92,21 @@ def test_explicit_blocks_take_what_is_promised_where_less_is_written_over() -> N
     mib = reported_mib(plan.symbol, plan.trace, replayed.match_range)
     assert plan.allocated_nbytes == replayed.nbytes
     assert mib << 20 <= replayed.reported_nbytes < mib + 1 << 20
+
+
+def test_layouts_are_not_looked_for_where_a_step_writes_over_no_more_than_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for = []
+
+    def looking(*args: Any) -> Any:
+        looked_for.append(args)
+        return own_layouts(*args)
+
+    own_layouts = in_place.own_layouts
+    monkeypatch.setattr(in_place, "own_layouts", looking)
+    for what, is_looked_for in (("trained", False), ("frozen", True)):
+        trace = TrainStep(_net(what), LOSS, realisation="explicit", **OPTIONS).plan(*_batch()).trace
+        looked_for.clear()
+        in_place.kept_in_explicit(trace.graph, trace.nodes, trace.stock_order)
+        assert bool(looked_for) == is_looked_for

@@ -94,15 +94,18 @@ def kept_in_explicit(
         return {}
     array_of, kept = arrays(graph), set(block.heads).difference(graph.heads)
     source_of = overwritten(graph, nodes, stock_order)
-    turned = turned_arrays(graph, nodes, source_of)
-    own = set[int]().union(*own_layouts(graph, nodes, stock_order, source_of, turned)[0])
     shapes, result = [info and info.shape for node in nodes for info in node.infos.outputs], {}
     for index, tensors in _beside(graph, nodes, stock_order, source_of).items():
-        found = {t for t in tensors if all(map({*array_of[t]}.intersection, (own, kept)))}
+        found = {t for t in tensors if not kept.isdisjoint(array_of[t])}
         found = {t for t in found if len({shapes[each] for each in array_of[t]}) == 1}
         if found and index < graph.nforward:
             result[index] = found
-    return result
+    if not result:  # as mostly; to find the layouts takes a twentieth of tracing
+        return {}
+    turned = turned_arrays(graph, nodes, source_of)
+    own = set[int]().union(*own_layouts(graph, nodes, stock_order, source_of, turned)[0])
+    own_of = {i: {t for t in result[i] if not own.isdisjoint(array_of[t])} for i in result}
+    return {index: tensors for index, tensors in own_of.items() if tensors}
 
 
 def _beside(
