@@ -41,12 +41,14 @@ def overwritten(
     """For each tensor that the unplanned step writes over one that it reads: which one that is.
 
     That is MXNet's step, which runs the ops in ``stock_order``: the last that reads a tensor may
-    be another one there than in the order of ``graph``.
+    be another one there than in the order of ``graph``, to which its schedules may have to keep.
 
     What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
     argument is written over none: MXNet's executor has an array for it beside the step.
     """
-    schedule = Schedule.sequence(as_unplanned(graph, nodes), stock_order)
+    block = as_unplanned(graph, nodes)
+    ops = tuple(dataclasses.replace(op, after=()) for op in block.ops)
+    schedule = Schedule.sequence(dataclasses.replace(block, ops=ops), stock_order)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
     gradients = _gradients(graph)
