@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -110,3 +111,49 @@ def test_layouts_are_not_looked_for_where_a_step_writes_over_no_more_than_the_bl
         looked_for.clear()
         in_place.kept_in_explicit(trace.graph, trace.nodes, trace.stock_order)
         assert bool(looked_for) == is_looked_for
+
+
+class Rows(gluon.nn.HybridBlock):
+    """A BatchNorm of ``read`` of a frozen convolution, which MXNet keeps nevertheless."""
+
+    def __init__(self, read: Callable[[Any, Any], Any]) -> None:
+        super().__init__(prefix="rows_")
+        self.read = read
+        with self.name_scope():
+            self.conv = gluon.nn.Conv2D(16, 3, padding=1, in_channels=3)
+            self.norm = gluon.nn.BatchNorm(in_channels=16)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.norm(self.read(F, self.conv(x)))
+
+
+def _outputs(read: Callable[[Any, Any], Any], realisation: str | None) -> bytes:
+    mx.random.seed(1)
+    net = Rows(read)
+    net.initialize(mx.init.Normal(0.3))
+    net.hybridize()
+    net.conv.collect_params().setattr("grad_req", "null")
+    block = net if realisation is None else planned(net, realisation=realisation, **OPTIONS)
+    with autograd.record():
+        out = block(_batch()[0])
+    out.backward()
+    return out.asnumpy().tobytes()
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_sum_is_not_written_over_what_the_block_keeps_in_the_usual_layout(
+    realisation: str,
+) -> None:
+    def read(F: Any, x: Any) -> Any:  # noqa: N803
+        return F.L2Normalization(x, mode="instance") + x
+
+    assert _outputs(read, realisation) == _outputs(read, None)
+
+
+def test_explicit_steps_slice_nothing_of_six_dimensions() -> None:
+    def read(F: Any, x: Any) -> Any:  # noqa: N803
+        more = F.broadcast_add(x, F.ones((1, 1, 1, 16, 1, 1)))
+        return F.reshape(F.sin(more), (-1, 16, 8, 8))
+
+    planned_out, out = (np.frombuffer(_outputs(read, r), "f4") for r in ("explicit", None))
+    np.testing.assert_allclose(planned_out, out, atol=1e-5)
