@@ -32,9 +32,10 @@ from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP, copy_state, sequence_state
+from memplan.search.low_order import low_order
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
-from memplan.search.round_kinds import SHORT_HOT, Round
+from memplan.search.round_kinds import MOST_RECREATED, SHORT_HOT, Round
 from memplan.search.slices import sliced_schedules
 from memplan.search.speed import FEWEST_MOVES, Speed
 from memplan.step.graph import TrainingGraph
@@ -119,12 +120,20 @@ class Rounds:
         self.fitting: Schedule | None = None
         unplanned = self._grouped(self.reordered.back(Schedule.unplanned(dropped)))
         self.unplanned = unplanned if self._legal(unplanned) else np.arange(self.nops)
+        self.low = self._unplanned_low()
         self.first = self.unplanned
         self.unit = max(graph.seconds, 1e-300)
         self.weight = 1.0
         self.speeds: dict[int, Speed] = {}
         self._sliced: dict[int, list[Array]] = {}
         self.longest_look = 0.0  # seconds: at whether what was found fits
+
+    def _unplanned_low(self) -> Array:
+        """The unplanned step in the order in which little is alive, where it may have that."""
+        if self.match_ranges or self.nops > MOST_RECREATED:
+            return self.unplanned
+        sequence = self._grouped(Schedule.sequence(self.graph, low_order(self.graph)))
+        return sequence if self._legal(sequence) else self.unplanned
 
     def nothing(self) -> Best:
         """Room for a best sequence."""
